@@ -1,0 +1,1 @@
+"""Groups, deadlines, delivery and the read pipeline, over a durable store."""

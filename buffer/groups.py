@@ -1,0 +1,341 @@
+"""Which group a sample belongs to, and which groups are open, ready and closed. Pure: time is an argument."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from forebay.buffer.store.rows import GroupRow, Location, Outcome
+from forebay.core.group import LIVE, GroupState, check_transition
+from forebay.core.ids import InstanceId, group_id
+from forebay.core.run import RunSettings
+
+
+class Sample(msgspec.Struct, gc=False):
+    """A sample in memory: its index columns, and its body until the disk has it."""
+
+    uid: str
+    slot: int
+    reward: float | None
+    num_bytes: int
+    location: Location | None = None
+    body: bytes | None = None
+
+
+class Group:
+    """A group and, while it lives, its samples."""
+
+    __slots__ = ("row", "samples", "slots", "staged")
+
+    def __init__(self, row: GroupRow) -> None:
+        self.row = row
+        self.samples: list[Sample] = []
+        self.slots: set[int] = set()
+        self.staged: object | None = None
+        """What the last hooks made of it, kept until it is delivered or changes."""
+
+    @property
+    def group_id(self) -> str:
+        return self.row.group_id
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.row.instance_id
+
+    @property
+    def state(self) -> GroupState:
+        return self.row.state
+
+    @property
+    def completed(self) -> list[Sample]:
+        """The samples that did not fail, in the order in which they came."""
+        return [sample for sample in self.samples if sample.reward is not None]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(sample.num_bytes for sample in self.samples)
+
+    def free_slot(self) -> int:
+        """The lowest slot without a sample."""
+        slot = len(self.slots)
+        if slot not in self.slots:
+            return slot
+        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a sample belongs."""
+
+    group: Group
+    slot: int
+    outcome: Outcome
+    is_group_changed: bool = False
+    """Whether the group's row changed and must be stored with the sample."""
+
+
+@dataclass
+class Groups:
+    """The groups of one run."""
+
+    run_id: str
+    settings: RunSettings
+    by_id: dict[str, Group] = field(default_factory=dict)
+    by_instance: dict[InstanceId, list[Group]] = field(default_factory=dict)
+    changed: dict[str, Group] = field(default_factory=dict)
+    """Open groups that got a sample since ``is_valid_group`` was last asked."""
+    short_valid: dict[str, Group] = field(default_factory=dict)
+    """Open groups that are valid although slots are empty."""
+    unreported: dict[str, Group] = field(default_factory=dict)
+    """Discarded groups that no successful reply has listed as finished."""
+    closed: list[Group] = field(default_factory=list)
+    """Every group that left the open state, in the order of ``closed_seq``."""
+    states: Counter[GroupState] = field(default_factory=Counter)
+    discard_reasons: Counter[str] = field(default_factory=Counter)
+    num_live_samples: int = 0
+    num_live_bytes: int = 0
+    next_order: int = 1
+    first_epochs: Counter[InstanceId] = field(default_factory=Counter)
+    """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
+    _ready: list[tuple[int, str]] = field(default_factory=list)
+    _due: list[tuple[float, str]] = field(default_factory=list)
+
+    def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
+        """Go on under the settings of another start of the run."""
+        self.settings = settings
+        self.first_epochs = Counter(base_skip)
+        self.schedule_all()
+
+    # --- opening and filling
+
+    def open(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> Group:
+        """Open the group of ``instance_id`` in ``epoch``; the one that is there if it was opened before."""
+        key = group_id(instance_id, epoch)
+        group = self.by_id.get(key)
+        if group is None:
+            row = GroupRow(
+                run_id=self.run_id,
+                group_id=key,
+                instance_id=instance_id,
+                epoch=epoch,
+                state=GroupState.OPEN,
+                opened_s=now_s,
+                is_announced=is_announced,
+            )
+            group = self._insert(row)
+            self.schedule(group)
+        return group
+
+    def place(self, instance_id: InstanceId, epoch: int | None, slot: int | None, now_s: float) -> Placement:
+        """Decide where a sample belongs, opening a group where that is needed."""
+        if epoch is not None:
+            return self._place_at(instance_id, epoch, slot, now_s)
+        return self._place_next(instance_id, now_s)
+
+    def would_open(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> bool:
+        """Whether a sample would need a new group."""
+        if epoch is not None:
+            return group_id(instance_id, epoch) not in self.by_id
+        groups = self.by_instance.get(instance_id)
+        return not groups or self._next_home(groups, now_s) is None
+
+    def add(self, placement: Placement, sample: Sample, now_s: float) -> None:
+        """Put a member sample into its group."""
+        group = placement.group
+        group.samples.append(sample)
+        group.slots.add(sample.slot)
+        group.staged = None
+        group.row.last_sample_s = now_s
+        group.row.num_samples += 1
+        group.row.num_failed += sample.reward is None
+        self.num_live_samples += 1
+        self.num_live_bytes += sample.num_bytes
+        self.changed[group.group_id] = group
+        if len(group.samples) == 1:
+            self.schedule(group)
+
+    def is_full(self, group: Group) -> bool:
+        """Whether every slot has its sample, failed ones included."""
+        return group.row.num_samples >= self.settings.group_size
+
+    def _place_at(self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float) -> Placement:
+        group = self.open(instance_id, epoch, now_s)
+        if group.state is not GroupState.OPEN:
+            return Placement(group, -1 if slot is None else slot, "late")
+        if slot is None:
+            slot = group.free_slot()
+        if self.is_full(group) or slot in group.slots or slot >= self.settings.group_size:
+            return Placement(group, slot, "surplus")
+        return Placement(group, slot, "member")
+
+    def _place_next(self, instance_id: InstanceId, now_s: float) -> Placement:
+        groups = self.by_instance.get(instance_id, [])
+        home = self._next_home(groups, now_s)
+        if home is None:
+            epoch = groups[-1].row.epoch + 1 if groups else self.first_epochs[instance_id]
+            home = self.open(instance_id, epoch, now_s)
+        if home.state is GroupState.OPEN and not self.is_full(home):
+            return Placement(home, home.free_slot(), "member")
+        if home.row.surplus_due > 0:
+            home.row.surplus_due -= 1
+            return Placement(home, -1, "surplus", is_group_changed=True)
+        return Placement(home, -1, "late")
+
+    def _next_home(self, groups: list[Group], now_s: float) -> Group | None:
+        """The group that takes the next sample of a writer which sends no epoch; None when a new one must open."""
+        for group in groups:
+            if group.state is GroupState.OPEN and not self.is_full(group):
+                return group
+        for group in groups:
+            if group.row.surplus_due > 0:
+                return group
+        if groups and self._is_late(groups[-1].row, now_s):
+            return groups[-1]
+        return None
+
+    def _is_late(self, row: GroupRow, now_s: float) -> bool:
+        is_short = row.num_samples < self.settings.group_size
+        return is_short and row.closed_s is not None and now_s - row.closed_s <= self.settings.group_timeout_seconds
+
+    # --- moving
+
+    def move(self, group: Group, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
+        """Bring a group into another state and keep every list in step. Raises ``ValueError`` for a forbidden one."""
+        row, source = group.row, group.state
+        check_transition(source, target)
+        self.states[source] -= 1
+        self.states[target] += 1
+        row.state = target
+        if source is GroupState.OPEN:
+            self._close(group, now_s)
+        if target is GroupState.READY:
+            row.order = row.order or self._take_order()
+            heapq.heappush(self._ready, (row.order, group.group_id))
+        elif target is GroupState.DISCARDED:
+            row.reason, row.detail = reason, detail
+            self.discard_reasons[reason] += 1
+            self.unreported[group.group_id] = group
+        if (source in LIVE) and (target not in LIVE):
+            self._forget_samples(group)
+
+    def _close(self, group: Group, now_s: float) -> None:
+        self.changed.pop(group.group_id, None)
+        self.short_valid.pop(group.group_id, None)
+        group.row.closed_s = now_s
+        self.closed.append(group)
+        group.row.closed_seq = len(self.closed)
+
+    def _take_order(self) -> int:
+        self.next_order += 1
+        return self.next_order - 1
+
+    def _forget_samples(self, group: Group) -> None:
+        self.num_live_samples -= len(group.samples)
+        self.num_live_bytes -= group.num_bytes
+        group.samples, group.slots, group.staged = [], set(), None
+
+    def revive(self, group: Group, samples: Iterable[Sample]) -> None:
+        """Give a delivered group its samples back, before it becomes ready again."""
+        group.samples = list(samples)
+        group.slots = {sample.slot for sample in group.samples}
+        self.num_live_samples += len(group.samples)
+        self.num_live_bytes += group.num_bytes
+
+    # --- in order
+
+    def take_ready(self) -> Iterator[Group]:
+        """Ready groups, oldest first. The caller gives back with ``put_back`` those that it leaves ready."""
+        while self._ready:
+            order, key = heapq.heappop(self._ready)
+            group = self.by_id[key]
+            if group.state is GroupState.READY and group.row.order == order:
+                yield group
+
+    def put_back(self, groups: Iterable[Group]) -> None:
+        """Queue ready groups again after ``take_ready``."""
+        for group in groups:
+            heapq.heappush(self._ready, (group.row.order, group.group_id))
+
+    # --- deadlines
+
+    def due_s(self, group: Group, process_ended_s: float | None = None) -> float:
+        """When the group is closed at the latest, in active seconds.
+
+        Without a process that could still write, a group without samples waits no longer than one with some.
+        """
+        due = group.row.opened_s + self.settings.group_deadline_seconds
+        last = group.row.last_sample_s
+        if last is None:
+            last = process_ended_s
+        return due if last is None else min(due, last + self.settings.group_timeout_seconds)
+
+    def schedule(self, group: Group) -> None:
+        """See to it that ``overdue`` finds the group when its time has come."""
+        heapq.heappush(self._due, (self.due_s(group), group.group_id))
+
+    def overdue(self, now_s: float, process_ended_s: float | None = None) -> list[Group]:
+        """The open groups whose deadline has passed."""
+        found: dict[str, Group] = {}
+        while self._due and self._due[0][0] <= now_s:
+            key = heapq.heappop(self._due)[1]
+            group = self.by_id[key]
+            if group.state is not GroupState.OPEN or key in found:
+                continue
+            due = self.due_s(group, process_ended_s)
+            if due <= now_s:
+                found[key] = group
+            else:
+                heapq.heappush(self._due, (due, key))
+        return list(found.values())
+
+    def schedule_all(self, process_ended_s: float | None = None) -> None:
+        """Compute every open group's deadline anew."""
+        self._due = [(self.due_s(group, process_ended_s), group.group_id) for group in self.in_state(GroupState.OPEN)]
+        heapq.heapify(self._due)
+
+    # --- all of them
+
+    def in_state(self, *states: GroupState) -> list[Group]:
+        """The groups in any of ``states``, in the order in which they opened."""
+        return [group for group in self.by_id.values() if group.state in states]
+
+    def is_any(self, *states: GroupState) -> bool:
+        """Whether any group is in one of ``states``."""
+        return any(self.states[state] for state in states)
+
+    def _insert(self, row: GroupRow) -> Group:
+        group = Group(row)
+        self.by_id[row.group_id] = group
+        self.by_instance.setdefault(row.instance_id, []).append(group)
+        self.states[row.state] += 1
+        return group
+
+    def restore(self, rows: Iterable[GroupRow]) -> None:
+        """Take over stored groups, before ``restore_sample`` gives the live ones their samples."""
+        for row in rows:
+            group = self._insert(row)
+            self.next_order = max(self.next_order, row.order + 1)
+            if row.state is GroupState.OPEN:
+                row.num_samples, row.num_failed, row.last_sample_s = 0, 0, None
+            elif row.state is GroupState.READY:
+                heapq.heappush(self._ready, (row.order, row.group_id))
+            elif row.state is GroupState.DISCARDED:
+                self.discard_reasons[row.reason] += 1
+                if not row.is_reported:
+                    self.unreported[row.group_id] = group
+        self.closed = sorted((g for g in self.by_id.values() if g.row.closed_seq), key=lambda g: g.row.closed_seq)
+
+    def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
+        """Give a live group a stored sample, in the order in which they came."""
+        group = self.by_id[key]
+        group.samples.append(sample)
+        group.slots.add(sample.slot)
+        self.num_live_samples += 1
+        self.num_live_bytes += sample.num_bytes
+        if group.state is GroupState.OPEN:
+            group.row.num_samples += 1
+            group.row.num_failed += sample.reward is None
+            group.row.last_sample_s = at_s
+            self.changed[key] = group

@@ -1,0 +1,189 @@
+"""What hooks decide: which groups are ready, and what goes out of them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.buffer.groups import Group, Sample
+from forebay.buffer.meta import MetaWindow
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.errors import HookFailed, StorageFailed
+from forebay.core.group import DiscardReason, GroupState
+from forebay.core.ids import InstanceId
+from forebay.core.run import RunSettings
+from forebay.core.sample import set_reward
+from forebay.hooks.runner import HookRunner
+from forebay.hooks.types import HookInput, Row, Sizes
+
+logger = logging.getLogger(__name__)
+
+GROUPS_PER_TURN = 128
+"""Groups that are judged before other work of the server gets its turn."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A group after its hooks, ready to go out: its rows, and the samples that they refer to."""
+
+    rows: list[Row]
+    samples: list[Sample]
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the rows take in a reply."""
+        return sum(self._row_bytes(row) for row in self.rows)
+
+    def _row_bytes(self, row: Row) -> int:
+        if row.body is not None:
+            return len(row.body)
+        return self.samples[row.source].num_bytes if row.source is not None else 0
+
+
+class Pipeline:
+    """Asks the hooks about one run's groups. Its methods are called with the run's lock held."""
+
+    def __init__(self, buffer: RunBuffer) -> None:
+        self._buffer = buffer
+        self._groups = buffer.groups
+
+    @property
+    def _hooks(self) -> HookRunner:
+        return self._buffer.hooks
+
+    @property
+    def _settings(self) -> RunSettings:
+        return self._buffer.run.settings
+
+    # --- which groups are ready
+
+    async def evaluate(self) -> None:
+        """Ask ``is_valid_group`` about every open group that changed since it was last asked."""
+        changed = self._groups.changed
+        num_asked = 0
+        while changed:
+            group = changed.pop(next(iter(changed)))
+            await self._judge(group)
+            num_asked += 1
+            if num_asked % GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _judge(self, group: Group) -> None:
+        if group.state is not GroupState.OPEN:
+            return
+        completed, is_full = group.completed, self._groups.is_full(group)
+        if not completed:
+            if is_full:
+                told = f"all {len(group.samples)} samples failed"
+                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, told)
+            return
+        num_samples = len(group.samples)
+        try:
+            verdict = await self._hooks.judge(self._input(group.instance_id, completed), self._reachable(group))
+        except HookFailed as error:
+            self._discard_failed(group, error)
+            return
+        if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
+            return  # it changed meanwhile, and stands in `changed` again
+        self._groups.short_valid.pop(group.group_id, None)
+        if verdict.is_valid and is_full:
+            self._buffer.move(group, GroupState.READY)
+        elif verdict.is_valid:
+            self._groups.short_valid[group.group_id] = group
+        elif verdict.is_finished or is_full:
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
+
+    def _discard_failed(self, group: Group, error: HookFailed) -> None:
+        logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
+        if group.state in (GroupState.OPEN, GroupState.READY):
+            detail = f"{error}\n{error.traceback}".strip()
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
+
+    def _reachable(self, group: Group) -> Sizes:
+        """The sizes by which validity is judged: failed samples cannot be asked for."""
+        settings = self._settings
+        reachable = max(1, settings.group_size - group.row.num_failed)
+        return Sizes(reachable, min(settings.min_valid_group_size, reachable), settings.min_valid_item_size)
+
+    @property
+    def _sizes(self) -> Sizes:
+        settings = self._settings
+        return Sizes(settings.group_size, settings.min_valid_group_size, settings.min_valid_item_size)
+
+    def _input(self, instance_id: InstanceId, completed: Sequence[Sample]) -> HookInput:
+        rewards = [sample.reward for sample in completed if sample.reward is not None]
+        return HookInput(instance_id, rewards, lambda: self._buffer.bodies(completed))
+
+    # --- what goes out
+
+    async def stage(self, group: Group) -> Staged | None:
+        """The group's rows after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
+
+        A short group of which too little is left stays open, since more samples may come.
+        """
+        if isinstance(group.staged, Staged):
+            return group.staged
+        completed, num_samples = group.completed, len(group.samples)
+        try:
+            processed = await self._hooks.process(self._input(group.instance_id, completed), self._sizes)
+        except HookFailed as error:
+            self._discard_failed(group, error)
+            return None
+        if len(group.samples) != num_samples or group.state not in (GroupState.OPEN, GroupState.READY):
+            return None
+        if processed.is_filtered:
+            if group.state is GroupState.READY:
+                detail = f"{processed.num_kept} of {len(completed)} items were kept"
+                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
+            return None
+        group.staged = Staged(processed.rows, completed)
+        return group.staged
+
+    async def meta_info(self, window: MetaWindow) -> dict[str, Any]:
+        """The meta info of a successful read; the built-in one where the user's own fails."""
+        if self._hooks.in_host("meta_info"):
+            try:
+                return await self._hooks.meta_info(await self._meta_input(window))
+            except (HookFailed, StorageFailed) as error:
+                logger.warning("get_group_data_meta_info failed, the built-in answer is used: %s", error)
+        return window.meta_info()
+
+    async def _meta_input(self, window: MetaWindow) -> list[HookInput]:
+        by_group: dict[InstanceId, list[Sample]] = {}
+        for group, sample in window.newest:
+            by_group.setdefault(group.instance_id, []).append(sample)
+        return [self._input(instance_id, samples) for instance_id, samples in by_group.items()]
+
+    # --- deadlines
+
+    async def expire(self, groups: Sequence[Group]) -> None:
+        """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
+        for group in groups:
+            await self._expire(group)
+
+    async def _expire(self, group: Group) -> None:
+        is_full = self._groups.is_full(group)
+        num_completed = len(group.completed)
+        is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
+        if self._groups.changed.pop(group.group_id, None) and (is_full or not is_enough):
+            await self._judge(group)
+        if group.state is not GroupState.OPEN:
+            return
+        if group.group_id in self._groups.changed:  # a sample came while the hook was asked
+            self._groups.schedule(group)
+            return
+        if num_completed and (is_enough or group.group_id in self._groups.short_valid):
+            group.row.is_salvaged = group.group_id not in self._groups.short_valid
+            self._buffer.move(group, GroupState.READY)
+        else:
+            detail = f"{num_completed} of {self._settings.group_size} samples had come"
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)
+
+
+def splice(rows: Sequence[Row], bodies: Sequence[bytes]) -> list[bytes]:
+    """The encoded rows of a reply: stored bodies with the changed rewards set in, or what a user's hook made."""
+    return [
+        row.body if row.body is not None else set_reward(bodies[row.source or 0], row.reward, row.raw_reward)
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""Where samples and state live: one interface, a memory store, and the journal."""

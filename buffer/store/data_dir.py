@@ -1,0 +1,68 @@
+"""A data directory: its layout, its format, and the lock that keeps a second server out."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from forebay.buffer.store.files import sync_directory, write_durably
+from forebay.core.errors import StorageFailed
+
+FORMAT_VERSION = 1
+_FORMAT_PREFIX = "forebay data "
+
+
+class DataDir:
+    """``format``, ``lock``, ``index.sqlite``, ``segments/`` and ``quarantine/`` under ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.segments = path / "segments"
+        self.quarantine = path / "quarantine"
+        self.index = path / "index.sqlite"
+        self._lock_fd: int | None = None
+
+    def open(self) -> None:
+        """Make what is missing and lock it. Raises ``StorageFailed`` when it is in use or of another format."""
+        self.segments.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        try:
+            self._check_format()
+            sync_directory(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _lock(self) -> None:
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise self._refusal(
+                "another process is using it", "stop the other server, or give this one another --data-dir"
+            ) from error
+        self._lock_fd = fd
+
+    def _check_format(self) -> None:
+        path = self.path / "format"
+        if not path.exists():
+            write_durably(path, f"{_FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
+            return
+        found = path.read_text(errors="replace").strip()
+        version = found.removeprefix(_FORMAT_PREFIX)
+        if not found.startswith(_FORMAT_PREFIX) or not version.isdecimal():
+            raise self._refusal(f"its file 'format' says {found[:40]!r}", "is it a data directory of forebay?")
+        if int(version) != FORMAT_VERSION:
+            raise self._refusal(
+                f"it has format {version}, and this forebay reads format {FORMAT_VERSION}",
+                "use the version of forebay that wrote it",
+            )
+
+    def _refusal(self, reason: str, hint: str) -> StorageFailed:
+        return StorageFailed(reason, what=f"the data directory {self.path} cannot be used", hint=hint)

@@ -1,0 +1,185 @@
+"""The few things that the log does with files, so that a test can put a faulty disk in their place."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+BytesLike = bytes | memoryview
+
+MAX_BUFFERS = 1024
+"""How many buffers Linux takes in one ``writev`` (IOV_MAX)."""
+
+
+class AppendFile(Protocol):
+    """A file that grows at its end."""
+
+    def size(self) -> int:
+        """Its length in bytes."""
+        ...
+
+    def write(self, buffers: Sequence[BytesLike]) -> None:
+        """Add all of ``buffers``. After an ``OSError`` any part of them may be in the file."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written is on the disk."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Cut off what lies behind ``length`` bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        ...
+
+
+class ReadFile(Protocol):
+    """A file that is read at any place."""
+
+    def size(self) -> int:
+        """Its length in bytes."""
+        ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes at ``offset``, fewer only where the file ends."""
+        ...
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """The same without waiting for the disk: None when that is not possible."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        ...
+
+
+class Files(Protocol):
+    """A disk. Everything raises ``OSError``."""
+
+    def list(self, directory: Path) -> list[str]:
+        """The names in ``directory``."""
+        ...
+
+    def open_append(self, path: Path) -> AppendFile:
+        """Open ``path`` for growing; make it if it is not there. Its name lasts only after ``sync_directory``."""
+        ...
+
+    def open_read(self, path: Path) -> ReadFile:
+        """Open ``path`` for reading."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Delete ``path``; lasting only after ``sync_directory``."""
+        ...
+
+    def sync_directory(self, directory: Path) -> None:
+        """Return when the names in ``directory`` are on the disk."""
+        ...
+
+
+class DiskAppendFile:
+    """An ``AppendFile`` of the operating system."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def write(self, buffers: Sequence[BytesLike]) -> None:
+        for start in range(0, len(buffers), MAX_BUFFERS):
+            self._write_all(buffers[start : start + MAX_BUFFERS])
+
+    def _write_all(self, buffers: Sequence[BytesLike]) -> None:
+        # One call takes everything, unless the disk is filling up or the buffers exceed 2 GiB.
+        remaining = list(buffers)
+        while remaining:
+            remaining = behind(remaining, os.writev(self._fd, remaining))
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def behind(buffers: list[BytesLike], num_bytes: int) -> list[BytesLike]:
+    """What is left of ``buffers`` after their first ``num_bytes`` bytes."""
+    for index, buffer in enumerate(buffers):
+        if num_bytes < len(buffer):
+            return [memoryview(buffer)[num_bytes:], *buffers[index + 1 :]]
+        num_bytes -= len(buffer)
+    return []
+
+
+class DiskReadFile:
+    """A ``ReadFile`` of the operating system."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        found = os.pread(self._fd, length, offset)
+        while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
+            found += more
+        return found
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        found = bytearray(length)
+        try:
+            if os.preadv(self._fd, [found], offset, os.RWF_NOWAIT) < length:
+                return None
+        except OSError:
+            # Not in the page cache, or a file system that cannot tell: the caller reads in a thread.
+            return None
+        return bytes(found)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class DiskFiles:
+    """``Files`` of the operating system."""
+
+    def list(self, directory: Path) -> list[str]:
+        return os.listdir(directory)
+
+    def open_append(self, path: Path) -> AppendFile:
+        return DiskAppendFile(path)
+
+    def open_read(self, path: Path) -> ReadFile:
+        return DiskReadFile(path)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_directory(self, directory: Path) -> None:
+        sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Return when the names in ``directory`` are on the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(path: Path, data: BytesLike) -> None:
+    """Make ``path`` hold ``data``, wholly or not at all, and wait for the disk."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)

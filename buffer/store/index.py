@@ -1,0 +1,155 @@
+"""The SQLite index: what the log says, ready for queries. It can be deleted at any time."""
+
+import itertools
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forebay.buffer.store.columns import Table
+from forebay.buffer.store.fold import Fold
+from forebay.buffer.store.records import Position
+from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow, SampleRow
+
+RUNS = Table("runs", RunRow, key=("run_id",))
+GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"))
+SAMPLES = Table("samples", SampleRow, key=("run_id", "uid"), extra=("segment", "offset", "length"))
+
+SCHEMA = (
+    RUNS.schema,
+    GROUPS.schema,
+    SAMPLES.schema,
+    "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
+    # Apart from the runs, because a tick may come before the row of its run.
+    "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE complete_up_to (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER)",
+)
+SCHEMA_VERSION = zlib.crc32("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
+"""Follows from the schema: an index of any other schema is built anew."""
+
+START = Position(0, 0)
+ROWS_PER_STATEMENT = 64
+CORRUPT_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "cache_size = -32768",
+    # 32 MB of WAL: a checkpoint waits for the disk, and commits of the log wait for it.
+    "wal_autocheckpoint = 8192",
+)
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """Whether ``error`` says that the index file itself is damaged."""
+    return isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in CORRUPT_CODES
+
+
+class Index:
+    """The writing side of the index. Used from one thread; raises ``sqlite3.Error``.
+
+    ``position`` is the place in the log up to which it is complete.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.position = START
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Open the file; begin an empty one if it is missing, damaged or of another schema."""
+        try:
+            self._connect()
+            if self._version() == SCHEMA_VERSION:
+                self.position = self._load_position()
+            else:
+                self.clear()
+        except sqlite3.DatabaseError as error:
+            if not is_corrupt(error):
+                raise
+            self.clear()
+
+    def clear(self) -> None:
+        """Delete the file and begin an empty one."""
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        connection = self._connect()
+        connection.execute("BEGIN")
+        for statement in SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO complete_up_to VALUES (0, ?, ?)", START)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+        self.position = START
+
+    def close(self) -> None:
+        """Close the file; fails silently, since nothing depends on it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def apply(self, records: Iterable[tuple[Sequence[Row], Location | None]], end: Position) -> None:
+        """Take in ``records``, which reach up to ``end``, in one transaction."""
+        fold = Fold()
+        for rows, location in records:
+            fold.add(rows, location)
+        connection = self._require()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._write(connection, fold)
+            connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?", end)
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to tell
+                connection.execute("ROLLBACK")
+            raise
+        self.position = end
+
+    def _write(self, connection: sqlite3.Connection, fold: Fold) -> None:
+        connection.executemany(RUNS.upsert(), map(RUNS.to_values, fold.runs.values()))
+        connection.executemany(GROUPS.insert("IGNORE"), map(GROUPS.to_values, fold.opened.values()))
+        connection.executemany(GROUPS.upsert(), map(GROUPS.to_values, fold.groups.values()))
+        connection.executemany(
+            "INSERT INTO active_times VALUES (?, ?) ON CONFLICT (run_id) DO UPDATE"
+            " SET active_s = iif(?, excluded.active_s, max(active_s, excluded.active_s))",
+            [(run_id, change.seconds, change.is_set) for run_id, change in fold.active.items()],
+        )
+        self._write_samples(connection, fold.samples)
+
+    def _write_samples(self, connection: sqlite3.Connection, samples: list[tuple[SampleRow, Location]]) -> None:
+        """Many rows to a statement: each statement gives up the interpreter's lock once, and has to win it back."""
+        for start in range(0, len(samples), ROWS_PER_STATEMENT):
+            part = samples[start : start + ROWS_PER_STATEMENT]
+            values: list[Any] = []
+            for row, location in part:
+                values += SAMPLES.to_values(row)
+                values += (location.segment, location.offset, location.length)
+            connection.execute(SAMPLES.insert("REPLACE", len(part)), values)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=256)
+        self._connection = connection
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+    def _version(self) -> int:
+        return int(self._require().execute("PRAGMA user_version").fetchone()[0])
+
+    def _load_position(self) -> Position:
+        return Position(*self._require().execute("SELECT segment, offset FROM complete_up_to").fetchone())
+
+    def _require(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise sqlite3.OperationalError("the index is not open")
+        return self._connection
+
+
+def batches(items: Iterable[Any], size: int) -> Iterable[list[Any]]:
+    """``items`` in lists of ``size``."""
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch

@@ -1,0 +1,79 @@
+"""Reading one segment from a place to its end, across whatever is damaged in it."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forebay.buffer.store.files import ReadFile
+from forebay.buffer.store.records import HEADER_BYTES, MAGIC, Position, Record, decode_header, decode_payload
+
+WINDOW_BYTES = 4 * 1024 * 1024
+
+
+class Damage(NamedTuple):
+    """Bytes from ``start`` to ``end`` of a segment that are no record."""
+
+    start: int
+    end: int
+
+
+class SegmentScan:
+    """The records of one open segment, whose first ``size`` bytes count."""
+
+    def __init__(self, file: ReadFile, segment: int, size: int) -> None:
+        self._file = file
+        self._segment = segment
+        self._size = size
+        self._window = b""
+        self._window_start = 0
+
+    def parts(self, start: int) -> Iterator[Record | Damage]:
+        """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
+        while start < self._size:
+            record = self._record(start)
+            if record is None:
+                end = self._next_record(start + 1)
+                yield Damage(start, end)
+                start = end
+            else:
+                yield record
+                start = record.end.offset
+
+    def _record(self, offset: int) -> Record | None:
+        position = Position(self._segment, offset)
+        data = self._bytes(offset, HEADER_BYTES)
+        header = decode_header(data, position)
+        if header is None:
+            return None
+        length = header.packed_length + header.body_length
+        payload = self._bytes(offset + HEADER_BYTES, length)
+        return decode_payload(header, data, payload, position) if len(payload) == length else None
+
+    def _next_record(self, offset: int) -> int:
+        """Where the next whole record begins, at or behind ``offset``; the end of the segment if there is none."""
+        while (offset := self._find_magic(offset)) < self._size and self._record(offset) is None:
+            offset += 1
+        return offset
+
+    def _find_magic(self, offset: int) -> int:
+        while offset < self._size:
+            self._load(offset, HEADER_BYTES)
+            found = self._window.find(MAGIC, offset - self._window_start)
+            if found >= 0:
+                return self._window_start + found
+            # The last bytes of the window may be the beginning of one.
+            offset = max(offset + 1, self._window_start + len(self._window) - len(MAGIC) + 1)
+        return self._size
+
+    def _bytes(self, offset: int, length: int) -> memoryview:
+        """Up to ``length`` bytes at ``offset``: fewer where the segment ends."""
+        self._load(offset, length)
+        start = offset - self._window_start
+        return memoryview(self._window)[start : start + length]
+
+    def _load(self, offset: int, length: int) -> None:
+        end = min(offset + length, self._size)
+        if self._window_start <= offset and end <= self._window_start + len(self._window):
+            return
+        wanted = min(max(length, WINDOW_BYTES), self._size - offset)
+        self._window = self._file.read(offset, wanted)
+        self._window_start = offset

@@ -1,0 +1,207 @@
+"""The append-only log: numbered segment files, one record after the other."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from forebay.buffer.store.files import AppendFile, BytesLike, Files, write_durably
+from forebay.buffer.store.records import HEADER_BYTES, Entry, Position, Record, encode_header
+from forebay.buffer.store.rows import Location
+from forebay.buffer.store.scan import Damage, SegmentScan
+
+SEGMENT_BYTES = 256 * 1024 * 1024
+PROBE_NAME = "probe.tmp"
+
+logger = logging.getLogger(__name__)
+
+
+def segment_path(directory: Path, segment: int) -> Path:
+    """The file of a segment."""
+    return directory / f"{segment:08d}.log"
+
+
+class SegmentLog:
+    """Records in ``directory``; what is damaged goes to ``quarantine``. Everything raises ``OSError``.
+
+    Used from one thread. ``end`` is the place behind the last record that the disk has confirmed.
+    """
+
+    def __init__(self, directory: Path, quarantine: Path, files: Files, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.end = Position(1, 0)
+        self.num_torn_bytes = 0
+        self._directory = directory
+        self._quarantine = quarantine
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._active: AppendFile | None = None
+        self._sizes: dict[int, int] = {}
+        self._quarantined: set[tuple[int, int]] = set()
+        self._tail_is_confirmed = False
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of all segments together."""
+        return sum(self._sizes.values())
+
+    @property
+    def num_quarantined(self) -> int:
+        """How many damaged places were found since the log was opened."""
+        return len(self._quarantined)
+
+    @property
+    def num_segments(self) -> int:
+        """How many segment files there are."""
+        return len(self._sizes)
+
+    def open(self) -> None:
+        """Find the segments and open the last one, or the first of a new log; a ``scan`` must follow."""
+        self._sizes = {number: self._size_on_disk(number) for number in self._numbers()}
+        last = max(self._sizes, default=1)
+        self._active = self._files.open_append(segment_path(self._directory, last))
+        # A killed process may have left data and a name that the disk does not have yet; what is read must last.
+        self._active.sync()
+        self._files.sync_directory(self._directory)
+        self._sizes.setdefault(last, 0)
+        self.end = Position(last, self._sizes[last])
+        self.num_torn_bytes = 0
+        self._quarantined.clear()
+        self._tail_is_confirmed = False
+
+    def holds(self, position: Position) -> bool:
+        """Whether ``position`` lies within the log."""
+        return position.segment in self._sizes and position.offset <= self._sizes[position.segment]
+
+    @property
+    def start(self) -> Position:
+        """The beginning of the log."""
+        return Position(min(self._sizes), 0)
+
+    def scan(self, start: Position) -> Iterator[Record]:
+        """Every record from ``start`` to the end; what is damaged is set aside.
+
+        The first scan after ``open`` cuts a torn tail. Later everything up to ``end`` was once confirmed.
+        """
+        for segment in sorted(number for number in self._sizes if number >= start.segment):
+            offset = start.offset if segment == start.segment else 0
+            if offset < self._sizes[segment]:
+                yield from self._scan_segment(segment, offset)
+        self._tail_is_confirmed = True
+
+    def _scan_segment(self, segment: int, offset: int) -> Iterator[Record]:
+        size = self._sizes[segment]
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            for part in SegmentScan(file, segment, size).parts(offset):
+                if isinstance(part, Record):
+                    yield part
+                elif part.end == size and segment == self.end.segment and not self._tail_is_confirmed:
+                    self._cut_tail(part)
+                else:
+                    self._set_aside(segment, part, file.read(part.start, part.end - part.start))
+        finally:
+            file.close()
+
+    def _cut_tail(self, damage: Damage) -> None:
+        self.num_torn_bytes += damage.end - damage.start
+        logger.warning("cut an unfinished write of %d bytes off the log", damage.end - damage.start)
+        self.end = Position(self.end.segment, damage.start)
+        self.cut()
+
+    def _set_aside(self, segment: int, damage: Damage, data: bytes) -> None:
+        self._quarantined.add((segment, damage.start))
+        path = self._quarantine / f"{segment:08d}-{damage.start:012d}.bin"
+        logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage, segment, path)
+        self._quarantine.mkdir(exist_ok=True)
+        write_durably(path, data)
+
+    def write(self, entries: Sequence[Entry]) -> list[Location | None]:
+        """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
+        if self.end.offset >= self._segment_bytes:
+            self._roll()
+        buffers, locations, end = self._lay_out(entries)
+        active = self._require_active()
+        active.write(buffers)
+        active.sync()
+        self.end = end
+        self._sizes[end.segment] = end.offset
+        return locations
+
+    def _lay_out(self, entries: Sequence[Entry]) -> tuple[list[BytesLike], list[Location | None], Position]:
+        segment, offset = self.end
+        buffers: list[BytesLike] = []
+        locations: list[Location | None] = []
+        for entry in entries:
+            buffers.append(encode_header(entry, Position(segment, offset)) + entry.packed)
+            offset += HEADER_BYTES + len(entry.packed)
+            location = None
+            if entry.body is not None:
+                location = Location(segment, offset, len(entry.body))
+                offset += location.length
+                if location.length:
+                    buffers.append(entry.body)
+            locations.append(location)
+        return buffers, locations, Position(segment, offset)
+
+    def _roll(self) -> None:
+        """Begin the next segment; its name is on the disk before anything is written to it."""
+        segment = self.end.segment + 1
+        active = self._files.open_append(segment_path(self._directory, segment))
+        try:
+            active.sync()
+            self._files.sync_directory(self._directory)
+        except OSError:
+            active.close()
+            raise
+        self._require_active().close()
+        self._active = active
+        self.end = Position(segment, 0)
+        self._sizes[segment] = 0
+
+    def cut(self) -> None:
+        """Take everything behind ``end`` off the log, and wait for the disk."""
+        for segment in self._numbers():
+            if segment > self.end.segment:
+                self._files.remove(segment_path(self._directory, segment))
+        self._files.sync_directory(self._directory)
+        # A descriptor that has reported an error is not to be trusted with the next one.
+        self.close()
+        self._active = self._files.open_append(segment_path(self._directory, self.end.segment))
+        self._active.truncate(self.end.offset)
+        self._active.sync()
+        self._sizes[self.end.segment] = self.end.offset
+
+    def probe(self, num_bytes: int) -> None:
+        """Raise ``OSError`` unless the disk takes ``num_bytes`` more."""
+        path = self._directory / PROBE_NAME
+        file = self._files.open_append(path)
+        try:
+            file.truncate(0)
+            file.write([b"\x55" * num_bytes])
+            file.sync()
+        finally:
+            file.close()
+            self._files.remove(path)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        active, self._active = self._active, None
+        if active is not None:
+            with suppress(OSError):  # everything that counts is synced already
+                active.close()
+
+    def _require_active(self) -> AppendFile:
+        if self._active is None:
+            raise OSError("the log has no open segment")
+        return self._active
+
+    def _numbers(self) -> list[int]:
+        names = (Path(name) for name in self._files.list(self._directory))
+        return sorted(int(name.stem) for name in names if name.suffix == ".log" and name.stem.isdigit())
+
+    def _size_on_disk(self, segment: int) -> int:
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            return file.size()
+        finally:
+            file.close()

@@ -1,0 +1,227 @@
+"""Every error that Forebay raises.
+
+ForebayError
+├── InvalidInput (ValueError)            422  a body, a parameter or a setting is wrong
+├── Unauthorized (PermissionError)       401  missing or wrong token or run key
+├── NotFound (LookupError)               404
+│   ├── RunNotFound
+│   └── GroupNotFound
+├── StartRefused (ValueError)            400  a run cannot start
+│   ├── UnknownTaskType
+│   ├── GeneratorBroken
+│   └── InputRefused
+├── RunEnded                             410  nothing will ever come from this run again
+├── NoRun                                410  no run was started under this name
+├── BodyTooLarge (ValueError)            413
+├── BufferFull                           429  wait and try again
+├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
+├── EngineError                          502  an engine answered with an error
+│   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
+├── HookFailed                           500  a user's hook raised, hung, died or answered nonsense
+└── MissingExtra (ImportError)           501  an optional dependency is not installed
+"""
+
+from typing import ClassVar
+
+
+class ForebayError(Exception):
+    """Base of all. ``code`` is stable, ``status`` is the HTTP status, ``hint`` says what to do."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str = "", field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.field = field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(kind: type[ForebayError], args: tuple[object, ...], state: dict[str, object]) -> ForebayError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidInput(ForebayError, ValueError):
+    """A body, a parameter or a setting is wrong; ``field`` names it."""
+
+    code = "invalid_input"
+    status = 422
+
+
+class Unauthorized(ForebayError, PermissionError):
+    """The token or the run key is missing or wrong."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class NotFound(ForebayError, LookupError):
+    """Nothing has this id."""
+
+    code = "not_found"
+    status = 404
+
+
+class RunNotFound(NotFound):
+    """No run has this id, key or name."""
+
+    code = "run_not_found"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {run_id!r}", hint="GET /v1/runs lists the runs")
+
+
+class GroupNotFound(NotFound):
+    """The run has no group with this id."""
+
+    code = "group_not_found"
+
+    def __init__(self, run_id: str, group_id: str) -> None:
+        super().__init__(
+            f"run {run_id!r} has no group {group_id!r}", hint=f"GET /v1/runs/{run_id}/groups lists its groups"
+        )
+
+
+class StartRefused(ForebayError, ValueError):
+    """A run cannot start as asked."""
+
+    code = "start_refused"
+    status = 400
+
+
+class UnknownTaskType(StartRefused):
+    """No generator serves this task type. ``problems`` names each file that failed or was skipped."""
+
+    code = "unknown_task_type"
+
+    def __init__(self, task_type: str, known: list[str], problems: list[str]) -> None:
+        told = "".join(f"\n- {problem}" for problem in problems)
+        super().__init__(
+            f"no generator has TASK_TYPE {task_type!r}; known task types: {', '.join(known) or 'none'}"
+            + (f"; files that could not be used:{told}" if told else ""),
+            hint="put a *_generator.py with this TASK_TYPE into a generators folder (--generators DIR)",
+            field="task_type",
+        )
+        self.known = known
+        self.problems = problems
+
+
+class GeneratorBroken(StartRefused):
+    """The generator file for this task type exists and cannot be used."""
+
+    code = "generator_broken"
+
+
+class InputRefused(StartRefused):
+    """The input file cannot be read, or a row of it cannot be used."""
+
+    code = "input_refused"
+
+
+class RunEnded(ForebayError):
+    """The run is over and everything it had was delivered."""
+
+    code = "run_ended"
+    status = 410
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(
+            f"run {run_id!r} has ended ({reason}) and has nothing left to deliver", hint="start another run"
+        )
+        self.reason = reason
+
+
+class NoRun(ForebayError):
+    """Nothing was started under this name."""
+
+    code = "no_run"
+    status = 410
+
+    def __init__(self, name: str) -> None:
+        told = f"under the name {name!r}" if name else "yet"
+        super().__init__(f"no run was started {told}", hint="POST /start_rollout starts one")
+
+
+class BodyTooLarge(ForebayError, ValueError):
+    """The body is over the limit; the rest of it was not read."""
+
+    code = "body_too_large"
+    status = 413
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"the body is larger than {limit_bytes} bytes", hint="send fewer samples at once, or raise max_body_bytes"
+        )
+
+
+class BufferFull(ForebayError):
+    """No room for new groups until the trainer has read some."""
+
+    code = "buffer_full"
+    status = 429
+
+    def __init__(self, what: str, retry_after_s: int = 5) -> None:
+        super().__init__(f"the buffer is full ({what})", hint="read batches, or raise max_buffer_size/max_buffer_bytes")
+        self.retry_after_s = retry_after_s
+
+
+class StorageFailed(ForebayError, OSError):
+    """The disk refused a write; nothing of the request was acknowledged."""
+
+    code = "storage_failed"
+    status = 507
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        what: str = "the journal cannot be written",
+        hint: str = "free space in the data directory; writing resumes by itself",
+    ) -> None:
+        super().__init__(f"{what}: {reason}", hint=hint)
+
+
+class EngineError(ForebayError):
+    """An engine answered with an error; ``status_code`` is what it sent."""
+
+    code = "engine_error"
+    status = 502
+
+    def __init__(self, message: str, *, status_code: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status_code = status_code
+
+
+class EngineUnavailable(EngineError, ConnectionError):
+    """Nobody answers at the engine's address, or it says 502/503. The rollout waits; it has not failed."""
+
+    code = "engine_unavailable"
+    status = 503
+
+
+class HookFailed(ForebayError):
+    """A user's hook raised, hung, died or answered nonsense. ``traceback`` is what is kept with the group."""
+
+    code = "hook_failed"
+    status = 500
+
+    def __init__(self, hook: str, message: str, traceback: str = "") -> None:
+        super().__init__(f"hook {hook} failed: {message}", hint="see the group's traceback")
+        self.hook = hook
+        self.traceback = traceback
+
+
+class MissingExtra(ForebayError, ImportError):
+    """An optional dependency is not installed."""
+
+    code = "missing_extra"
+    status = 501
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed", hint=f"pip install 'forebay[{extra}]'")

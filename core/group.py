@@ -1,0 +1,49 @@
+"""The states of a group, the transitions between them, and the reasons for which a group is discarded."""
+
+from enum import StrEnum
+
+
+class GroupState(StrEnum):
+    """Where a group is in its life (docs/http_api.md draws it)."""
+
+    OPEN = "open"
+    READY = "ready"
+    LEASED = "leased"
+    ACKED = "acked"
+    DISCARDED = "discarded"
+
+
+class DiscardReason(StrEnum):
+    """Why a group ended without being delivered."""
+
+    TIMED_OUT = "timed_out"
+    """A deadline passed and too few of its samples were there."""
+    INVALID = "invalid"
+    """``is_valid_group`` found it finished and not valid."""
+    FILTERED = "filtered"
+    """Fewer items than the minimum were left after ``filter_item``."""
+    INCOMPLETE = "incomplete"
+    """Fewer rows than ``group_size`` were left after the last hook, on a slime route."""
+    HOOK_FAILED = "hook_failed"
+    """A user's hook raised, hung, died or answered nonsense; the traceback is kept."""
+    FAILED = "failed"
+    """Every sample of it failed."""
+
+
+TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.OPEN: frozenset({GroupState.READY, GroupState.DISCARDED}),
+    GroupState.READY: frozenset({GroupState.LEASED, GroupState.DISCARDED, GroupState.ACKED}),
+    GroupState.LEASED: frozenset({GroupState.READY, GroupState.ACKED}),
+    GroupState.ACKED: frozenset({GroupState.READY}),
+    GroupState.DISCARDED: frozenset(),
+}
+"""From each state, where a group may go. A resumed run acks groups that its trainer lists and takes back the others."""
+
+LIVE = frozenset({GroupState.OPEN, GroupState.READY, GroupState.LEASED})
+"""The states in which a group's samples count against the buffer's limits."""
+
+
+def check_transition(source: GroupState, target: GroupState) -> None:
+    """Raise ``ValueError`` unless a group may go from ``source`` to ``target``."""
+    if target not in TRANSITIONS[source]:
+        raise ValueError(f"a group cannot go from {source} to {target}")

@@ -1,0 +1,39 @@
+"""Identifiers: instances, runs, groups, and the request ids by which an engine is told to stop."""
+
+import json
+import secrets
+from hashlib import blake2b
+
+InstanceId = str | int
+"""An instance keeps the JSON type of its id: ``1`` is not ``"1"``."""
+
+
+def new_run_id() -> str:
+    """``run-`` and 12 hex digits."""
+    return f"run-{secrets.token_hex(6)}"
+
+
+def new_run_key() -> str:
+    """A secret that authorises writes to one run."""
+    return secrets.token_urlsafe(18)
+
+
+def group_id(instance_id: InstanceId, epoch: int) -> str:
+    """16 hex digits that name the group of ``instance_id`` in ``epoch``; server and generator compute the same."""
+    key = json.dumps([instance_id, epoch], ensure_ascii=True, separators=(",", ":"))
+    return blake2b(key.encode(), digest_size=8).hexdigest()
+
+
+def run_rid_prefix(run_id: str) -> str:
+    """What every engine request id of a run begins with."""
+    return f"fb-{run_id.removeprefix('run-'):>012}-"
+
+
+def group_rid_prefix(run_id: str, group: str) -> str:
+    """What every engine request id of one group begins with. Fixed length: an engine aborts by prefix."""
+    return f"{run_rid_prefix(run_id)}{group}-"
+
+
+def request_id(run_id: str, group: str, slot: int, attempt: int, call: int = 0) -> str:
+    """The engine request id of one call: run, group, slot, attempt and call number, all of fixed length."""
+    return f"{group_rid_prefix(run_id, group)}{slot:04x}-{attempt:02x}-{call:03x}"

@@ -1,0 +1,184 @@
+"""A run: what was asked for, and where it is."""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forebay.core.errors import InvalidInput
+from forebay.core.ids import InstanceId
+
+Contract = Literal["A", "B"]
+Origin = Literal["slime", "native"]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+
+class RunState(StrEnum):
+    """Where a run is. Independently of it, a run *has ended* once nothing will come from it any more."""
+
+    VALIDATING = "validating"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+WORKING = frozenset({RunState.VALIDATING, RunState.RUNNING})
+"""The states in which a run process exists, or is about to."""
+
+
+class RunSettings(BaseModel):
+    """How a run's groups are formed, ended and read. Numbers may arrive as strings, as slime's client sends them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    group_size: int = Field(alias="num_repeat_per_sample", ge=1, le=65_536)
+    """Slots of a group."""
+    min_valid_group_size_ratio: Ratio = 1.0
+    """Share of the group size from which a group may be valid."""
+    min_valid_item_size_ratio: Ratio = 0.7
+    """Share of the group size that must be left after ``filter_item``."""
+    group_timeout_seconds: Seconds = 300.0
+    """Seconds after its last sample at which a group is closed."""
+    group_deadline_seconds: Seconds = 3_600.0
+    """Seconds after its opening at which a group is closed."""
+    min_timeout_group_size_ratio: Ratio = 0.7
+    """Share of the group size with which a timed-out group is still used."""
+    max_buffer_size: int = Field(default=1_000_000_000, ge=1)
+    """Samples of open, ready and leased groups from which new groups are refused."""
+    max_buffer_bytes: int = Field(default=1 << 40, ge=1)
+    """Bytes of the same samples from which new groups are refused."""
+    legacy_read_max_bytes: int = Field(default=256 << 20, ge=1)
+    """Bytes of one slime reply to a read without ``batch_size``; one group always goes."""
+    legacy_read_max_groups: int | None = Field(default=None, ge=1)
+    """Groups of one such reply."""
+    hook_time_limit_s: Seconds = 60.0
+    """Seconds that one call of a user's hook may take."""
+    meta_max_samples: int = Field(default=100_000, ge=1)
+    """Newest samples that a user's ``get_group_data_meta_info`` is given."""
+    contract: Contract | None = None
+    """Which of slime's contracts the generator file follows; found out when absent."""
+
+    @classmethod
+    def parse(cls, payload: dict[str, Any]) -> Self:
+        """Read the settings out of a start payload. Raises ``InvalidInput`` with the first wrong field."""
+        try:
+            return cls.model_validate({key: value for key, value in payload.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0]) if first["loc"] else "payload"
+            raise InvalidInput(f"{name}: {first['msg']}, got {first.get('input')!r}"[:500], field=name) from None
+
+    @property
+    def min_valid_group_size(self) -> int:
+        """Rounded down, as in slime, but at least 1."""
+        return max(1, int(self.group_size * self.min_valid_group_size_ratio))
+
+    @property
+    def min_valid_item_size(self) -> int:
+        """Rounded down, as in slime, but at least 1."""
+        return max(1, int(self.group_size * self.min_valid_item_size_ratio))
+
+
+@dataclass(slots=True)
+class Run:
+    """One started rollout job, as the buffer and the server share it. Everything here is journalled."""
+
+    run_id: str
+    run_key: str
+    name: str
+    origin: Origin
+    task_type: str
+    settings: RunSettings
+    payload: dict[str, Any]
+    """What the caller sent; the generator gets it with its own ``remote_buffer_url``."""
+    created_at_s: float
+    started_at_s: float = 0.0
+    """When it was last started or attached to, in seconds since the Unix epoch."""
+    state: RunState = RunState.VALIDATING
+    reason: str = ""
+    """Why it stopped or failed; with a traceback where there is one."""
+    has_ended: bool = False
+    generator_path: str = ""
+    generator_sha256: str = ""
+    generator_hooks: list[str] = field(default_factory=list)
+    """The hooks that the generator file implements."""
+    generator_contract: Contract | None = None
+    """What the file itself declares."""
+    num_starts: int = 0
+    """Start and attachments; each has its own copy of the generator's code."""
+    is_native_generator: bool = False
+    """Whether the generator uses our base, which asks for its missing slots."""
+    input_fingerprint: str = ""
+    base_skip: list[InstanceId] = field(default_factory=list)
+    """Ids (with multiplicity) that the current process skips besides the groups that this run holds."""
+    start_skip: list[InstanceId] = field(default_factory=list)
+    """Ids that the first start of this run listed."""
+    has_delivered: bool = False
+    """Whether a batch went out since the last start or attachment."""
+    is_last_slot_reported: bool = False
+    is_waiting_for_engine: bool = False
+    num_groups_total: int | None = None
+    """What the base generator says it will open; None when unknown."""
+    process_ended_s: float | None = None
+    """Active seconds at which the run process ended."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Not failed, stopped or ended."""
+        return not self.has_ended and self.state not in (RunState.FAILED, RunState.STOPPED)
+
+    def document(self) -> dict[str, Any]:
+        """Everything but what a ``RunRow`` has columns for, as JSON values."""
+        return {
+            "run_key": self.run_key,
+            "origin": self.origin,
+            "settings": self.settings.model_dump(by_alias=True),
+            "payload": self.payload,
+            "started_at_s": self.started_at_s,
+            "reason": self.reason,
+            "has_ended": self.has_ended,
+            "generator_path": self.generator_path,
+            "generator_sha256": self.generator_sha256,
+            "generator_hooks": self.generator_hooks,
+            "generator_contract": self.generator_contract,
+            "num_starts": self.num_starts,
+            "is_native_generator": self.is_native_generator,
+            "input_fingerprint": self.input_fingerprint,
+            "base_skip": self.base_skip,
+            "start_skip": self.start_skip,
+            "has_delivered": self.has_delivered,
+            "is_last_slot_reported": self.is_last_slot_reported,
+            "is_waiting_for_engine": self.is_waiting_for_engine,
+            "num_groups_total": self.num_groups_total,
+            "process_ended_s": self.process_ended_s,
+        }
+
+    @classmethod
+    def restore(
+        cls, run_id: str, name: str, task_type: str, state: str, created_at_s: float, document: dict[str, Any]
+    ) -> Self:
+        """A run out of what ``document`` gave."""
+        rest = dict(document)
+        settings = RunSettings.parse(rest.pop("settings"))
+        return cls(
+            run_id=run_id,
+            name=name,
+            task_type=task_type,
+            state=RunState(state),
+            created_at_s=created_at_s,
+            settings=settings,
+            **rest,
+        )
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can be a run's name (up to 64 of ``A-Z a-z 0-9 . _ -``); else raise ``InvalidInput``."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidInput(f"a name has up to 64 of the characters A-Z a-z 0-9 . _ -, got {name!r}", field="name")
+    return name

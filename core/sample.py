@@ -1,0 +1,174 @@
+"""Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from forebay.core.errors import InvalidInput
+from forebay.core.ids import InstanceId
+
+MAX_ID_LENGTH = 1_024
+MAX_SLOT = 65_535
+MAX_EPOCH = 1 << 40
+
+
+class SampleHead(msgspec.Struct):
+    """The fields of a body that are read on arrival. Everything else travels untouched."""
+
+    uid: Any = msgspec.UNSET
+    instance_id: Any = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    epoch: Any = None
+    slot: Any = None
+    status: Any = None
+    error: Any = None
+
+
+class Incoming(msgspec.Struct):
+    """A checked sample. ``reward`` None means that it failed, and ``error`` says why."""
+
+    uid: str
+    instance_id: InstanceId
+    reward: float | None
+    epoch: int | None
+    slot: int | None
+    error: str
+    body: bytes
+
+
+_decode_head = msgspec.json.Decoder(SampleHead).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
+    """Check a body and return its indexed fields.
+
+    ``is_lenient`` is slime's way: a sample without a usable reward counts as failed. Otherwise it is refused.
+    Raises ``InvalidInput`` that names the field.
+    """
+    head = _parse(body)
+    uid = _text_id(head.uid, "uid")
+    instance_id = _instance_id(head.instance_id)
+    if not isinstance(head.messages, msgspec.Raw):
+        raise InvalidInput("messages is missing: a list of chat messages", field="messages")
+    if not bytes(memoryview(head.messages)[:16]).lstrip().startswith(b"["):
+        raise InvalidInput("messages must be a list", field="messages")
+    reward, error = _outcome(head, is_lenient=is_lenient)
+    return Incoming(
+        uid,
+        instance_id,
+        reward,
+        _count(head.epoch, "epoch", MAX_EPOCH),
+        _count(head.slot, "slot", MAX_SLOT),
+        error,
+        body,
+    )
+
+
+def _parse(body: bytes) -> SampleHead:
+    try:
+        if not body.isascii():
+            body.decode()  # the decoder skips over strings that it need not read
+        return _decode_head(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`") or "body"
+        raise InvalidInput(
+            f"{name}: {message}" if path else f"the body must be a JSON object: {message}", field=name
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+
+
+def _text_id(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value or len(value) > MAX_ID_LENGTH:
+        told = "is missing" if value is msgspec.UNSET else f"is {value!r:.100}"
+        raise InvalidInput(f"{name} {told}: it must be a string of 1 to {MAX_ID_LENGTH} characters", field=name)
+    return value
+
+
+def _instance_id(value: object) -> InstanceId:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH:
+        return value
+    told = "is missing" if value is msgspec.UNSET else f"is {value!r:.100}"
+    raise InvalidInput(f"instance_id {told}: it must be a string or an integer", field="instance_id")
+
+
+def _count(value: object, name: str, maximum: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+        raise InvalidInput(f"{name} is {value!r:.100}: it must be an integer from 0 to {maximum}", field=name)
+    return value
+
+
+def _outcome(head: SampleHead, *, is_lenient: bool) -> tuple[float | None, str]:
+    if head.status == "failed":
+        return None, _error_text(head.error)
+    reward = _finite_number(head.reward)
+    if reward is not None:
+        return reward, ""
+    if not is_lenient:
+        raise InvalidInput(
+            "reward must be a finite number",
+            field="reward",
+            hint='a rollout that failed is sent with "status": "failed" and an "error", and without a reward',
+        )
+    return None, "invalid_reward"
+
+
+def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
+    if not isinstance(raw, msgspec.Raw):
+        return None
+    try:
+        value = msgspec.json.decode(raw)
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except (msgspec.ValidationError, OverflowError):  # beyond float64
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _error_text(error: object) -> str:
+    if isinstance(error, dict):
+        return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))[:2_000] or "failed"
+    return str(error)[:2_000] if error else "failed"
+
+
+def set_reward(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:
+    """``body`` with its reward replaced, and ``raw_reward`` set unless None. Everything else stays byte for byte.
+
+    A body whose text has the key ``"reward"`` exactly once is cut and joined; any other is decoded one level deep.
+    """
+    at = body.find(b'"reward"')
+    if at < 0 or body.find(b'"reward"', at + 8) >= 0 or b'"raw_reward"' in body or (at and body[at - 1] == 0x5C):
+        return _set_reward_slowly(body, reward, raw_reward)
+    start = body.find(b":", at + 8) + 1
+    end = _number_end(body, start)
+    if body[at + 8 : start - 1].strip() or end is None:
+        return _set_reward_slowly(body, reward, raw_reward)
+    raw = b"" if raw_reward is None else b',"raw_reward":' + _encode(raw_reward)
+    return b"".join((body[:start], _encode(reward), raw, body[end:]))
+
+
+def _number_end(body: bytes, start: int) -> int | None:
+    """Where the number that begins behind ``start`` ends; None if no plain number stands there."""
+    end, size = start, len(body)
+    while end < size and body[end] in b" \t\r\n":
+        end += 1
+    first = end
+    while end < size and body[end] in b"0123456789+-.eE":
+        end += 1
+    return end if end > first else None
+
+
+def _set_reward_slowly(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:
+    fields = _decode_fields(body)
+    fields["reward"] = msgspec.Raw(_encode(reward))
+    if raw_reward is not None:
+        fields["raw_reward"] = msgspec.Raw(_encode(raw_reward))
+    return _encode(fields)

@@ -1,0 +1,50 @@
+"""Waking those who wait for news, within one event loop."""
+
+import asyncio
+
+
+class Signal:
+    """``notify`` wakes everybody who waits now; whoever waits later waits for the next time."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)
+
+    def notify(self) -> None:
+        """Wake all waiters."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the next ``notify``, at most ``timeout_s`` seconds; whether it came."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._waiters.discard(waiter)
+
+
+class Patience:
+    """Waits for signals until its seconds are used up."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._until_s = self._time() + wait_s
+
+    @property
+    def left_s(self) -> float:
+        return self._until_s - self._time()
+
+    async def wait(self, signal: Signal) -> bool:
+        """Wait for ``signal``; False once the time is used up."""
+        return self.left_s > 0 and await signal.wait(self.left_s)

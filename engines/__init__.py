@@ -1,0 +1,1 @@
+"""Clients for inference servers (OpenAI-compatible, SGLang), pools of them, and an engine with scripted answers."""

@@ -1,0 +1,116 @@
+"""Stop calls by the beginning of their ``rid`` and go on until they are gone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from forebay.core.errors import EngineError, InvalidInput
+from forebay.engines.abc import ABORT_TIMEOUT_S, sum_told
+from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.wire import root_url
+
+ROUND_FIRST_S = 0.05
+ROUND_MAX_S = 0.5
+MARK_PAUSE_S = 0.005
+
+
+async def abort_prefix(
+    base_url: str, rid_prefix: str, *, timeout_s: float = ABORT_TIMEOUT_S, api_key: str | None = None
+) -> int | None:
+    """Stop every call whose ``rid`` begins with ``rid_prefix`` at ``base_url``, an engine or a router.
+
+    Repeated until the engine is idle, for at most ``timeout_s`` seconds. Returns how many servers were told, or
+    ``None`` where nobody answers or nobody knows aborts: it never raises for what an engine does.
+    """
+    check_prefix(rid_prefix)
+    root = root_url(base_url)
+    async with admin_client(api_key, timeout_s) as http:
+        try:
+            async with asyncio.timeout(timeout_s):
+                listed = await WorkerAdmin(http, root).workers()
+        except (EngineError, TimeoutError):
+            return None
+        urls = [root] if listed is None else {worker.url for worker in listed if worker.speaks_http}
+        return await stop_everywhere([WorkerAdmin(http, url) for url in urls], rid_prefix, timeout_s)
+
+
+def check_prefix(rid_prefix: str) -> None:
+    """Raise ``InvalidInput`` for an empty prefix, which would mean everybody's calls."""
+    if not rid_prefix:
+        raise InvalidInput(
+            "an empty rid prefix would stop every call", hint="use abort_all for that", field="rid_prefix"
+        )
+
+
+async def stop_everywhere(workers: Sequence[WorkerAdmin], rid_prefix: str, timeout_s: float) -> int | None:
+    """Stop the calls of ``rid_prefix`` at all workers at once; returns as ``abort_prefix`` does."""
+    return await _at_all(workers, lambda worker: _Stop(worker, rid_prefix).until_gone(timeout_s))
+
+
+async def stop_all_everywhere(workers: Sequence[WorkerAdmin], timeout_s: float) -> int | None:
+    """Stop every call at all workers at once; returns as ``abort_prefix`` does."""
+    return await _at_all(workers, lambda worker: _Stop(worker, None).until_gone(timeout_s))
+
+
+async def _at_all(workers: Sequence[WorkerAdmin], stop: Callable[[WorkerAdmin], Awaitable[bool]]) -> int | None:
+    return sum_told([1 if told else None for told in await asyncio.gather(*map(stop, workers))])
+
+
+class _Stop:
+    """The repeated abort at one worker; ``rid_prefix`` ``None`` means everything."""
+
+    def __init__(self, worker: WorkerAdmin, rid_prefix: str | None) -> None:
+        self._worker = worker
+        self._rid_prefix = rid_prefix
+        self._told = False
+        self._marks = rid_prefix is not None
+
+    async def until_gone(self, timeout_s: float) -> bool:
+        """Repeat until the worker is idle or time is up. Returns whether the worker took the aborts."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rounds()
+        except (EngineError, TimeoutError):
+            # It died, or other calls keep it busy: what could be told was told.
+            pass
+        return self._told
+
+    async def _rounds(self) -> None:
+        pause_s = ROUND_FIRST_S
+        idle_before = False
+        while await self._ask():
+            load = await self._worker.load()
+            if load is None:
+                return
+            # Idle once may be a request that is still on its way to the scheduler.
+            if load.idle and idle_before:
+                return
+            idle_before = load.idle
+            if not load.idle:
+                await self._mark()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, ROUND_MAX_S)
+
+    async def _ask(self) -> bool:
+        if self._rid_prefix is None:
+            told = await self._worker.abort_all()
+        else:
+            told = await self._worker.abort(self._rid_prefix)
+        self._told = self._told or told
+        return told
+
+    async def _mark(self) -> None:
+        """Make the prefix itself a known ``rid`` for a moment and abort that.
+
+        SGLang's scheduler matches by prefix, but its HTTP front (seen in 0.5.23, one tokenizer worker) passes an abort
+        on only if exactly that ``rid`` is in flight. So a request of 16 tokens is sent under the prefix and aborted.
+        """
+        if not self._marks or self._rid_prefix is None:
+            return
+        mark = asyncio.create_task(self._worker.mark(self._rid_prefix))
+        try:
+            while not (await asyncio.wait({mark}, timeout=MARK_PAUSE_S))[0]:
+                await self._worker.abort(self._rid_prefix)
+            self._marks = mark.result()
+        finally:
+            mark.cancel()
+            await asyncio.gather(mark, return_exceptions=True)

@@ -1,0 +1,130 @@
+"""The administrative calls of one SGLang server, and the workers that a router lists.
+
+Checked against SGLang 0.5.23 and sglang-router 0.3.2.
+"""
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import msgspec
+
+from forebay.core.errors import EngineError
+from forebay.engines.abc import EngineLoad, ModelInfo
+from forebay.engines.wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
+
+NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+ADMIN_TIMEOUT_S = 10.0
+
+
+def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
+    """The connections that administrative calls go over."""
+    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWorker:
+    """A worker as its router lists it: whether it can be told anything over HTTP, and whether to send it chats."""
+
+    url: str
+    speaks_http: bool
+    takes_chats: bool
+
+
+class WorkerAdmin:
+    """Administrative calls to the SGLang server at ``url``. Each raises ``EngineUnavailable`` when nobody answers."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self.url = url
+        self._http = http
+
+    async def answers(self, path: str) -> bool:
+        """Whether ``GET path`` is a 200."""
+        reply = await self._call("GET", path)
+        if reply.status_code in UNAVAILABLE_STATUSES:
+            raise status_error(self.url, reply.status_code, reply.content)
+        return reply.status_code == HTTPStatus.OK
+
+    async def abort(self, rid: str) -> bool:
+        """Ask once to stop ``rid``; false where the server knows no aborts. Says nothing about whether it stopped."""
+        return await self._told("/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> bool:
+        """Ask once to stop everything; false where the server knows no aborts."""
+        return await self._told("/abort_request", {"abort_all": True})
+
+    async def load(self) -> EngineLoad | None:
+        """The requests of all its data-parallel ranks, or ``None`` where it does not tell."""
+        body = await self._json("/v1/loads?include=core")
+        if body is None:
+            return None
+        ranks = [EngineLoad(rank["num_running_reqs"], rank["num_waiting_reqs"]) for rank in body.get("loads", [])]
+        return sum(ranks, EngineLoad())
+
+    async def model_info(self) -> ModelInfo | None:
+        """The model that it serves, or ``None`` where it does not tell."""
+        # Servers before 0.5 know the second path only.
+        raw = await self._json("/model_info") or await self._json("/get_model_info")
+        if raw is None:
+            return None
+        path = raw.get("model_path")
+        return ModelInfo(
+            model=raw.get("served_model_name") or path or "default",
+            model_path=path,
+            weight_version=raw.get("weight_version"),
+            raw=raw,
+        )
+
+    async def mark(self, rid: str) -> bool:
+        """Generate a few tokens under ``rid``; false where the server has no ``/generate``."""
+        body = {"input_ids": [0], "rid": rid, "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
+        return (await self._call("POST", "/generate", body)).status_code not in NOT_SUPPORTED
+
+    async def workers(self) -> list[ListedWorker] | None:
+        """The workers if this is a router, else ``None``."""
+        body = await self._json("/workers")
+        if body is None or not isinstance(body.get("workers"), list):
+            return None
+        return [_listed(worker) for worker in body["workers"]]
+
+    async def _told(self, path: str, body: dict[str, Any]) -> bool:
+        reply = await self._call("POST", path, body)
+        if reply.is_error and reply.status_code not in NOT_SUPPORTED:
+            raise status_error(self.url, reply.status_code, reply.content)
+        return not reply.is_error
+
+    async def _json(self, path: str) -> dict[str, Any] | None:
+        reply = await self._call("GET", path)
+        if reply.status_code in NOT_SUPPORTED:
+            return None
+        if reply.is_error:
+            raise status_error(self.url, reply.status_code, reply.content)
+        try:
+            return msgspec.json.decode(reply.content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise EngineError(
+                f"{self.url}{path} is no JSON object: {reply.content[:200]!r}", status_code=200
+            ) from error
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            return await self._http.request(method, self.url + path, json=body)
+        except httpx.ConnectTimeout as error:
+            raise unreachable(self.url, error) from error
+        except httpx.TimeoutException as error:
+            raise TimeoutError(f"{self.url}{path} did not answer in time") from error
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from error
+
+
+def _listed(worker: dict[str, Any]) -> ListedWorker:
+    """A prefill or decode worker cannot answer a chat alone, and a gRPC worker speaks no HTTP."""
+    speaks_http = str(worker.get("connection_mode", "http")).lower() == "http"
+    whole = worker.get("worker_type", "regular") == "regular"
+    return ListedWorker(
+        # A data-parallel rank is listed as URL@RANK.
+        url=root_url(worker["url"].split("@")[0]),
+        speaks_http=speaks_http,
+        takes_chats=speaks_http and whole and bool(worker.get("is_healthy", True)),
+    )

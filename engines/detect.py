@@ -1,0 +1,99 @@
+"""Find out which kind of engine answers at an address, at the first call that reaches it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from forebay.core.errors import EngineError
+from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
+from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
+from forebay.engines.sglang import SGLangEngine
+from forebay.engines.wire import root_url
+
+SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
+
+
+async def is_sglang(url: str, *, api_key: str | None = None) -> bool:
+    """Whether an SGLang server or router answers at ``url``. Raises ``EngineUnavailable`` when nobody answers."""
+    async with admin_client(api_key, PROBE_TIMEOUT_S) as http:
+        admin = WorkerAdmin(http, root_url(url))
+        for path in SGLANG_PATHS:
+            if await admin.answers(path):
+                return True
+    return False
+
+
+class DetectedEngine(Engine):
+    """An ``SGLangEngine`` or an ``OpenAIEngine``: decided when the address first answers, not before."""
+
+    def __init__(self, base_url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+        self.url = root_url(base_url)
+        self._api_key = api_key
+        self._model = model
+        self._stack = AsyncExitStack()
+        self._found: SGLangEngine | OpenAIEngine | None = None
+        self._finding: asyncio.Task[SGLangEngine | OpenAIEngine] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._finding is not None:
+            self._finding.cancel()
+        await self._stack.aclose()
+        self._found = None
+
+    async def found(self) -> SGLangEngine | OpenAIEngine:
+        """The engine itself. Raises ``EngineUnavailable`` while nobody answers."""
+        if self._found is not None:
+            return self._found
+        if self._finding is None:
+            self._finding = asyncio.create_task(self._find())
+            self._finding.add_done_callback(self._finding_ended)
+        # Shielded: callers share the attempt, and one that gives up must not end it for the others.
+        return await asyncio.shield(self._finding)
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        async with asyncio.timeout(request.timeout_s):
+            engine = await self.found()
+            return await engine.chat(request)
+
+    async def model_info(self) -> ModelInfo:
+        return await (await self.found()).model_info()
+
+    async def load(self) -> EngineLoad | None:
+        return await (await self.found()).load()
+
+    async def abort(self, rid_prefix: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:
+        engine = await self._found_or_none()
+        return None if engine is None else await engine.abort(rid_prefix, timeout_s=timeout_s)
+
+    async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:
+        engine = await self._found_or_none()
+        return None if engine is None else await engine.abort_all(timeout_s=timeout_s)
+
+    async def is_available(self) -> bool:
+        engine = await self._found_or_none()
+        return engine is not None and await engine.is_available()
+
+    async def _found_or_none(self) -> SGLangEngine | OpenAIEngine | None:
+        try:
+            return await self.found()
+        except (EngineError, TimeoutError):
+            return None
+
+    async def _find(self) -> SGLangEngine | OpenAIEngine:
+        kind = SGLangEngine if await is_sglang(self.url, api_key=self._api_key) else OpenAIEngine
+        engine = kind(self.url, api_key=self._api_key, model=self._model)
+        self._found = await self._stack.enter_async_context(engine)
+        return engine
+
+    def _finding_ended(self, task: asyncio.Task[SGLangEngine | OpenAIEngine]) -> None:
+        self._finding = None
+        if not task.cancelled():
+            # Looked at, so that asyncio does not report it when every caller has given up.
+            task.exception()

@@ -1,0 +1,101 @@
+"""Rows that are decoded together: one key-value cache, padded on the left, joined and left between two steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from forebay.engines.tiny.extra import require
+from forebay.engines.tiny.model import LoadedModel
+
+RowT = TypeVar("RowT")
+
+Pairs = list[tuple[Any, Any]]
+"""Per layer the keys and the values, each ``[rows, heads, length, head size]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt that was read: its cache (one row), and the logits of the token after it, ``[vocabulary]``."""
+
+    pairs: Pairs
+    num_tokens: int
+    logits: Any
+
+
+class Batch(Generic[RowT]):
+    """The rows in flight. A row's numbers depend on its own tokens only, up to float32 rounding."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._torch = require("torch")
+        self._cache_type = require("transformers").DynamicCache
+        self._network = model.network
+        self._pairs: Pairs = []
+        self._lengths: list[int] = []
+        self.rows: list[RowT] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the cache, padding excluded."""
+        return sum(self._lengths)
+
+    def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
+        """Read one prompt, alone: its numbers are then the same whatever is in flight."""
+        cache = self._cache_type()
+        ids = self._torch.tensor([list(prompt_ids)])
+        logits = self._network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return Prefill(_pairs_of(cache), len(prompt_ids), logits[0, -1])
+
+    def join(self, added: Sequence[tuple[RowT, Prefill]]) -> None:
+        """Add rows that go on after their prompts, at the price of one copy of the cache. Rows may share a prefill."""
+        if not added:
+            return
+        parts = [self._pairs] if self.rows else []
+        parts += [prefill.pairs for _, prefill in added]
+        self.rows.extend(row for row, _ in added)
+        self._lengths.extend(prefill.num_tokens for _, prefill in added)
+        length = max(self._lengths)
+        self._pairs = [self._stack(layer, length) for layer in zip(*parts, strict=True)]
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Drop every row but these, and the padding that only the dropped ones needed."""
+        self.rows = [self.rows[row] for row in kept]
+        self._lengths = [self._lengths[row] for row in kept]
+        if not kept:
+            self._pairs = []
+            return
+        index, length = self._torch.tensor(list(kept)), max(self._lengths)
+        self._pairs = [(keys[index, :, -length:], values[index, :, -length:]) for keys, values in self._pairs]
+
+    def step(self, token_ids: Sequence[int]) -> Any:
+        """Feed each row its newest token; gives the logits of the next ones, ``[rows, vocabulary]``."""
+        torch = self._torch
+        lengths = torch.tensor(self._lengths)
+        cache = self._cache_type(self._pairs)
+        logits = self._network(
+            input_ids=torch.tensor(list(token_ids))[:, None],
+            attention_mask=self._mask(lengths),
+            position_ids=lengths[:, None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        self._pairs = _pairs_of(cache)
+        self._lengths = [length + 1 for length in self._lengths]
+        return logits[:, -1]
+
+    def _mask(self, lengths: Any) -> Any:
+        """1 where a row has a token, the one being fed included: ``[rows, longest + 1]``."""
+        width = int(lengths.max()) + 1
+        return (self._torch.arange(width)[None, :] >= width - 1 - lengths[:, None]).long()
+
+    def _stack(self, layer: Sequence[tuple[Any, Any]], length: int) -> tuple[Any, Any]:
+        keys, values = zip(*layer, strict=True)
+        return self._padded(keys, length), self._padded(values, length)
+
+    def _padded(self, parts: Sequence[Any], length: int) -> Any:
+        pad = self._torch.nn.functional.pad
+        return self._torch.cat([pad(part, (0, 0, length - part.shape[2], 0)) for part in parts])
+
+
+def _pairs_of(cache: Any) -> Pairs:
+    return [(layer[0], layer[1]) for layer in cache]

@@ -1,0 +1,30 @@
+"""The optional dependencies of the embedded engine."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from forebay.core.errors import MissingExtra
+
+
+def require(package: str) -> Any:
+    """The imported package; ``MissingExtra`` with the install line where it is absent."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise MissingExtra(package, "local") from error
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Within the block, an operation of the calling thread uses at most this many cores."""
+    torch = require("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,188 @@
+"""The generation thread: admits calls at step boundaries, decodes all rows together, and hands pieces to the loop."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.engines.tiny.batch import Batch, Prefill
+from forebay.engines.tiny.calls import Call, Piece, Row
+from forebay.engines.tiny.extra import require, torch_threads
+from forebay.engines.tiny.load import Load, LoadMeter
+from forebay.engines.tiny.model import LoadedModel
+from forebay.engines.tiny.sampling import pick_tokens
+
+logger = logging.getLogger(__name__)
+
+MAX_PREFILL_TOKENS = 2048
+"""Prompt tokens read between two steps (one longer prompt is read whole), so that newcomers do not stall the rows."""
+
+STOP_TIMEOUT_S = 10.0
+
+Outbox = list[tuple[Call, "Piece | Exception"]]
+
+
+class GenerationThread:
+    """Generates for all calls on one thread of its own. Its methods belong to the event loop that started it."""
+
+    def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
+        self.max_rows = max_rows
+        self._model = model
+        self._threads = threads
+        self._meter = LoadMeter(max_rows, max_rows * model.context_length)
+        self._batch: Batch[Row] = Batch(model)
+        self._waiting: deque[Call] = deque()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="tiny-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are being answered."""
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def load(self) -> Load:
+        """The load as of the last step."""
+        return self._meter.load
+
+    def start(self) -> None:
+        """Start generating for the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End every call with what it has (finish reason ``abort``) and leave the thread."""
+        self._inbox.put(self._stop)
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+
+    def submit(self, call: Call) -> None:
+        """Queue a call; its pieces follow. ``EngineUnavailable`` once stopped."""
+        if not self.is_alive:
+            raise EngineUnavailable("the engine is stopping", status_code=503)
+        self._inbox.put(partial(self._waiting.append, call))
+
+    def abort(self, rid_prefix: str) -> None:
+        """End the calls whose ``rid`` begins so, queued ones included, within a step; they keep their partial text."""
+        self._inbox.put(partial(self._abort, lambda call: call.rid.startswith(rid_prefix)))
+
+    def abort_all(self) -> None:
+        """End every call within a step."""
+        self._inbox.put(partial(self._abort, lambda _: True))
+
+    def cancel(self, call: Call) -> None:
+        """End this call within a step: nobody reads it any more."""
+        self._inbox.put(partial(self._abort, lambda other: other is call))
+
+    # What follows runs on the thread.
+
+    def _run(self) -> None:
+        torch = require("torch")
+        with torch_threads(self._threads), torch.inference_mode():
+            while not self._stopping:
+                self._take_messages()
+                self._turn()
+
+    def _take_messages(self) -> None:
+        if not self._batch.rows and not self._waiting:
+            self._meter.idle()
+            self._inbox.get()()
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            message()
+
+    def _turn(self) -> None:
+        try:
+            if self._batch.rows or self._waiting:
+                self._advance()
+        except Exception as error:
+            # Whatever a step died of (out of memory, a model that does not fit), its calls must be answered.
+            logger.exception("a generation step failed")
+            self._fail_all(error)
+        self._meter.note(len(self._batch.rows), sum(call.n for call in self._waiting), self._batch.num_tokens)
+
+    def _advance(self) -> None:
+        torch = require("torch")
+        decoded = [self._batch.step([row.last_token for row in self._batch.rows])] if self._batch.rows else []
+        added = self._admit()
+        rows = self._batch.rows
+        picked = pick_tokens(
+            torch.cat(decoded + [prefill.logits[None] for _, prefill in added]),
+            [row.call.params for row in rows],
+            [row.dice for row in rows],
+            [row.call.num_top_logprobs for row in rows],
+        )
+        for row, token in zip(rows, picked, strict=True):
+            row.accept(token, self._model.eos_token_ids)
+        self._meter.generated(len(rows))
+        self._tell()
+
+    def _admit(self) -> list[tuple[Row, Prefill]]:
+        """Join the calls that fit now, first come first served; the choices of a call enter together."""
+        added: list[tuple[Row, Prefill]] = []
+        calls = self._fitting()
+        for call in calls:
+            with self._meter.prefilling(len(call.prompt_ids)):
+                prefill = self._batch.prefill(call.prompt_ids)
+            added += [(Row(call, index, self._model.tokenizer), prefill) for index in range(call.n)]
+        self._batch.join(added)
+        # Only now, so that a step that fails finds every call either waiting or in the batch.
+        for _ in calls:
+            self._waiting.popleft()
+        return added
+
+    def _fitting(self) -> list[Call]:
+        num_free, num_read = self.max_rows - len(self._batch.rows), 0
+        calls: list[Call] = []
+        for call in self._waiting:
+            num_free -= call.n
+            if num_free < 0 or num_read >= MAX_PREFILL_TOKENS:
+                break
+            num_read += len(call.prompt_ids)
+            calls.append(call)
+        return calls
+
+    def _tell(self) -> None:
+        rows = self._batch.rows
+        self._send([(row.call, piece) for row in rows if (piece := row.take_piece()) is not None])
+        kept = [at for at, row in enumerate(rows) if row.finish_reason is None]
+        if len(kept) < len(rows):
+            self._batch.keep(kept)
+
+    def _abort(self, matches: Callable[[Call], bool]) -> None:
+        queued = [call for call in self._waiting if matches(call)]
+        for call in queued:
+            self._waiting.remove(call)
+        self._send([(call, Piece(index, "", (), 0, "abort")) for call in queued for index in range(call.n)])
+        for row in self._batch.rows:
+            if matches(row.call):
+                row.finish("abort")
+        self._tell()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._abort(lambda _: True)
+
+    def _fail_all(self, error: Exception) -> None:
+        calls = {row.call for row in self._batch.rows} | set(self._waiting)
+        self._batch.keep([])
+        self._waiting.clear()
+        told = EngineError(f"generation failed: {error}", status_code=500)
+        self._send([(call, told) for call in calls])
+
+    def _send(self, outbox: Outbox) -> None:
+        if outbox and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_deliver, outbox)
+
+
+def _deliver(outbox: Outbox) -> None:
+    for call, piece in outbox:
+        call.pieces.put_nowait(piece)

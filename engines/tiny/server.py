@@ -1,0 +1,105 @@
+"""Serving the embedded engine over HTTP until a signal says stop."""
+
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+
+from forebay.engines.tiny.app import create_app
+from forebay.engines.tiny.extra import require
+from forebay.engines.tiny.generate import GenerationThread
+from forebay.engines.tiny.model import ensure_model, load_model
+from forebay.engines.tiny.service import DEFAULT_NAME, Service
+
+SHUTDOWN_TIMEOUT_S = 5
+"""What is left to clients to take their last bytes once their calls have ended."""
+
+OnReady = Callable[[str], None]
+
+
+def announce(url: str) -> None:
+    """Write the one line that tells a parent process where the engine is: ``{"event": "ready", "url": …}``."""
+    sys.stdout.write(json.dumps({"event": "ready", "url": url}) + "\n")
+    sys.stdout.flush()
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    model_path: Path | None = None,
+    threads: int = 1,
+    max_rows: int = 64,
+    name: str = DEFAULT_NAME,
+    on_ready: OnReady = announce,
+) -> None:
+    """Serve a model folder, or the built-in model, until SIGTERM (exits with 0) or SIGINT (returns).
+
+    ``port`` 0 takes a free one; ``on_ready`` gets the URL once it answers. ``threads`` are the cores that torch may
+    use, ``max_rows`` the choices generated at once. Raises ``MissingExtra`` without the extra ``local``,
+    ``InvalidInput`` for a folder that holds no model, ``OSError`` for an address that is taken.
+    """
+    with _bound(host, port) as listener, _exit_on_sigterm(), suppress(KeyboardInterrupt):
+        require("transformers").utils.logging.disable_progress_bar()
+        model = load_model(model_path or ensure_model(threads=threads))
+        service = Service(model, name=name, threads=threads, max_rows=max_rows)
+        config = uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        _Server(config, service.thread, lambda: on_ready(_url(listener))).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and ends the calls before it waits for their connections."""
+
+    def __init__(self, config: uvicorn.Config, thread: GenerationThread, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._generation = thread
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._generation.abort_all()
+        await super().shutdown(sockets=sockets)
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A bound socket that does not listen yet: until the model is there, connections are refused, not left waiting."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        yield listener
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the stack, so that a half-made model folder goes. uvicorn hands it on after its own shutdown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- translated away, not bound
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

@@ -1,0 +1,196 @@
+"""The base generator: from a file of task rows to samples in the buffer, group by group."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from forebay.core.active_clock import ActiveClock
+from forebay.core.clock import SystemClock
+from forebay.core.errors import InvalidInput
+from forebay.core.ids import InstanceId, new_run_id
+from forebay.generators.chat import query_single_turn, single_turn
+from forebay.generators.connect import connect_link
+from forebay.generators.engine_ring import EngineRing
+from forebay.generators.job import JobParts, RolloutJob
+from forebay.generators.link import RunGone
+from forebay.generators.reporter import Reporter, Totals
+from forebay.generators.rewards import Rewarder, RewardFunc
+from forebay.generators.rollout import Rollout
+from forebay.generators.rows import RowFile
+from forebay.generators.runner import RolloutFunc, RolloutRunner, RolloutSettings
+from forebay.generators.samples import plain
+from forebay.generators.schedule import Plan, Schedule
+from forebay.generators.writer import Writer
+
+__all__ = ["BaseGenerator", "Rollout", "Totals", "query_single_turn", "single_turn"]
+
+logger = logging.getLogger(__name__)
+
+PAYLOAD_NAMES = {
+    "group_timeout_seconds": "group_timeout_s",
+    "group_deadline_seconds": "group_deadline_s",
+    **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
+    **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
+    **{name: name for name in ("max_attempts", "reward_timeout_s", "num_reward_workers")},
+}
+"""What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
+
+
+class BaseGenerator:
+    """Runs a rollout function on every row of a file and sends what it brings, group by group, to the buffer.
+
+    The first nine arguments are those of slime's class. ``remote_engine_url`` may name several engines (commas, or a
+    list). ``queue_size`` finished samples may wait to be written before rollouts wait too; ``num_process`` rollouts run
+    at once. ``sampling_params`` go to every rollout, with ``max_tokens`` unless they have their own. ``max_attempts``
+    counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s`` hold where the buffer does not tell its own.
+    ``shuffle_seed`` shuffles the rows, each epoch differently. Numbers may be strings. Raises ``InvalidInput``.
+    """
+
+    def __init__(
+        self,
+        remote_engine_url: str | Sequence[str],
+        remote_buffer_url: str,
+        num_repeat_per_sample: int | str = 1,
+        queue_size: int | str = 1_000,
+        num_process: int | str = 10,
+        task_type: str = "math",
+        max_tokens: int | str = 4_096,
+        num_repeats: int | str = 1,
+        skip_instance_ids: Sequence[InstanceId] | None = None,
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        model: str | None = None,
+        api_key: str | None = None,
+        shuffle_seed: int | str | None = None,
+        max_attempts: int | str = 3,
+        reward_timeout_s: float | str = 30.0,
+        num_reward_workers: int | str | None = None,
+        group_timeout_s: float | str = 300.0,
+        group_deadline_s: float | str = 3_600.0,
+    ) -> None:
+        self.remote_engine_url = remote_engine_url
+        self.remote_buffer_url = remote_buffer_url
+        self.num_repeat_per_sample = _count("num_repeat_per_sample", num_repeat_per_sample)
+        self.queue_size = _count("queue_size", queue_size)
+        self.num_process = _count("num_process", num_process)
+        self.task_type = task_type
+        self.max_tokens = _count("max_tokens", max_tokens)
+        self.num_repeats = _count("num_repeats", num_repeats)
+        self.skip_instance_ids = list(skip_instance_ids or ())
+        self.sampling_params = _sampling_params(sampling_params or {}, self.max_tokens)
+        self.run_id = run_id
+        self.model = model
+        self.api_key = api_key
+        self.shuffle_seed = None if shuffle_seed is None else _count("shuffle_seed", shuffle_seed, minimum=0)
+        self.max_attempts = _count("max_attempts", max_attempts)
+        self.reward_timeout_s = _seconds("reward_timeout_s", reward_timeout_s)
+        self.num_reward_workers = _count("num_reward_workers", num_reward_workers or self.num_process)
+        self.group_timeout_s = _seconds("group_timeout_s", group_timeout_s)
+        self.group_deadline_s = _seconds("group_deadline_s", group_deadline_s)
+
+    @classmethod
+    def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:
+        """The generator that a start payload, as ``run_rollout`` is given it, asks for. ``overrides`` win."""
+        told = {ours: data[name] for name, ours in PAYLOAD_NAMES.items() if data.get(name) is not None}
+        return cls(data["remote_engine_url"], data["remote_buffer_url"], **{**told, **overrides})
+
+    def entry(
+        self, input_file: str | Path, rollout_func: RolloutFunc, reward_func: RewardFunc, num_epoch: int | str = 1
+    ) -> Totals:
+        """Pass ``num_epoch`` times over the file; return when the buffer has every sample, or the run was stopped.
+
+        ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, ``reward_func(item)``
+        a number. Either may be ``async``: a rollout function then gets an ``AsyncOpenAI`` client, else an ``OpenAI``
+        one in a thread, and a reward function that is not ``async`` runs in another process. Raises ``InputRefused`` for
+        a row that cannot be used, after everything before it was written.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run_async(input_file, rollout_func, reward_func, num_epoch))
+        raise RuntimeError("entry() starts an event loop, and one runs here: use `await generator.run_async(...)`")
+
+    async def run_async(
+        self, input_file: str | Path, rollout_func: RolloutFunc, reward_func: RewardFunc, num_epoch: int | str = 1
+    ) -> Totals:
+        """``entry`` for code that runs in an event loop already."""
+        num_epochs = _count("num_epoch", num_epoch) * self.num_repeats
+        if self.num_repeats > 1:
+            logger.warning("num_repeats=%d multiplies the epochs: %d in all", self.num_repeats, num_epochs)
+        rows = RowFile(input_file, self.shuffle_seed)
+        async with AsyncExitStack() as stack:
+            try:
+                parts = await self._open(stack, rows, num_epochs, rollout_func, reward_func)
+            except RunGone as error:
+                logger.info("nothing to do: %s", error)
+                return Totals(is_stopped=True)
+            logger.info("%s, run %s: %d epochs of %s", self.task_type, parts.plan.run_id, num_epochs, input_file)
+            return await RolloutJob(parts).run()
+
+    async def _open(
+        self, stack: AsyncExitStack, rows: RowFile, num_epochs: int, rollout_func: RolloutFunc, reward_func: RewardFunc
+    ) -> JobParts:
+        clock = ActiveClock(SystemClock())
+        clock.run(True)
+        rewarder = await stack.enter_async_context(self._rewarder(reward_func))
+        link = connect_link(self.remote_buffer_url)
+        stack.push_async_callback(link.close)
+        reporter = Reporter(link)
+        ring = await stack.enter_async_context(self._ring(clock, reporter))
+        plan = await link.plan(self._fallback_plan())
+        schedule = Schedule(rows, num_epochs, plan, self.skip_instance_ids)
+        reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
+        settings = RolloutSettings(self.sampling_params, self.max_attempts)
+        runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
+        stack.push_async_callback(runner.close)
+        writer = Writer(link, self.queue_size)
+        return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, self.num_process)
+
+    def _rewarder(self, reward_func: RewardFunc) -> Rewarder:
+        return Rewarder(reward_func, timeout_s=self.reward_timeout_s, num_workers=self.num_reward_workers)
+
+    def _ring(self, clock: ActiveClock, reporter: Reporter) -> EngineRing:
+        def note_waiting(is_waiting: bool) -> None:
+            # Deadlines stand still while nobody can work on the groups.
+            clock.run(not is_waiting)
+            reporter.note_waiting(is_waiting)
+
+        return EngineRing(self.remote_engine_url, api_key=self.api_key, model=self.model, on_waiting=note_waiting)
+
+    def _fallback_plan(self) -> Plan:
+        return Plan(
+            self.run_id or new_run_id(), self.num_repeat_per_sample, self.group_timeout_s, self.group_deadline_s
+        )
+
+
+def _count(name: str, value: int | str, minimum: int = 1) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} must be a whole number, got {value!r:.100}", field=name) from None
+    if number < minimum:
+        raise InvalidInput(f"{name} must be at least {minimum}, got {number}", field=name)
+    return number
+
+
+def _seconds(name: str, value: float | str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} must be a number of seconds, got {value!r:.100}", field=name) from None
+    if not 0 < seconds < float("inf"):
+        raise InvalidInput(f"{name} must be more than 0 seconds, got {seconds}", field=name)
+    return seconds
+
+
+def _sampling_params(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """A copy with ``max_tokens`` in it; as slime's client sends it, the number may be a string."""
+    params: dict[str, Any] = plain(dict(given))
+    limits = [name for name in ("max_tokens", "max_completion_tokens") if params.get(name) is not None]
+    for name in limits:
+        params[name] = _count(name, params[name])
+    return params if limits else {**params, "max_tokens": max_tokens}

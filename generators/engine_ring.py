@@ -1,0 +1,161 @@
+"""The engines of a run process: which one a rollout talks to, and the circuit breaker before them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from forebay.core.errors import EngineError, InvalidInput
+from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.balance import Member, least_loaded
+from forebay.engines.detect import DetectedEngine
+from forebay.engines.sglang import SGLangEngine
+from forebay.generators.groups import Call
+
+logger = logging.getLogger(__name__)
+
+LISTED_TTL_S = 5.0
+ABORT_S = 5.0
+PROBE_FIRST_S, PROBE_MAX_S = 0.1, 5.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """One server that chats are sent to: ``url`` without ``/v1``, and the name of the model that it serves."""
+
+    url: str
+    model: str
+    is_sglang: bool
+    engine: DetectedEngine
+
+
+class EngineRing:
+    """The engines at ``urls`` (one text with commas, or a list); behind a router each worker counts by itself.
+
+    ``on_waiting`` is called with True when every engine is unavailable and somebody waits, with False when one answers.
+    """
+
+    def __init__(
+        self, urls: str | Sequence[str], *, api_key: str | None, model: str | None, on_waiting: Callable[[bool], None]
+    ) -> None:
+        listed = urls.split(",") if isinstance(urls, str) else urls
+        stripped = dict.fromkeys(url.strip() for url in listed if url.strip())
+        if not stripped:
+            raise InvalidInput("remote_engine_url names no engine", field="remote_engine_url")
+        self.api_key = api_key
+        self._model = model
+        self._engines = [DetectedEngine(url, api_key=api_key, model=model) for url in stripped]
+        self._members: dict[str, Member[Target]] = {}
+        self._current: list[Member[Target]] = []
+        self._listed_s = -LISTED_TTL_S
+        self._on_waiting = on_waiting
+        self._num_waiting = 0
+        self._probing = asyncio.Lock()
+        self._listing = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._http: httpx.AsyncClient
+
+    async def __aenter__(self) -> Self:
+        self._http = await self._stack.enter_async_context(admin_client(self.api_key))
+        for engine in self._engines:
+            await self._stack.enter_async_context(engine)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def take(self) -> Member[Target]:
+        """The server that a rollout should talk to now: the least loaded one. Waits while no engine answers."""
+        while True:
+            await self._list_if_stale()
+            if self._current:
+                chosen = least_loaded(self._current)
+                if not chosen.resting:
+                    return chosen
+            await self._wait_available()
+
+    @contextmanager
+    def occupied(self, member: Member[Target]) -> Iterator[None]:
+        """Count a rollout against the server that it talks to."""
+        member.in_flight += 1
+        member.last_asked_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            member.in_flight -= 1
+
+    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
+        """Stop the ``calls`` in flight, then whatever else has ``rid_prefix``, until it is gone or for 5 s."""
+        await asyncio.gather(*(self.abandon(url, rid) for url, rid in calls))
+        await asyncio.gather(*(engine.abort(rid_prefix, timeout_s=ABORT_S) for engine in self._engines))
+
+    async def abandon(self, url: str, rid: str) -> None:
+        """Tell a server once that nobody waits for ``rid``: it would notice a closed connection only after seconds."""
+        member = self._members.get(url)
+        if member is not None and member.server.is_sglang:
+            with suppress(EngineError, TimeoutError):
+                await WorkerAdmin(self._http, url).abort(rid)
+
+    async def _wait_available(self) -> None:
+        """The circuit breaker: returns as soon as an engine answers, however many wait."""
+        with self._waiting():
+            pause_s = PROBE_FIRST_S
+            while not await self._probe():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PROBE_MAX_S)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._num_waiting += 1
+        if self._num_waiting == 1:
+            logger.warning("no engine answers: waiting")
+            self._on_waiting(True)
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                logger.info("no longer waiting for an engine")
+                self._on_waiting(False)
+
+    async def _probe(self) -> bool:
+        """Ask all engines, one caller at a time; those that come after it find its answer."""
+        async with self._probing:
+            if any(not member.resting for member in self._current):
+                return True
+            answers = await asyncio.gather(*(engine.is_available() for engine in self._engines))
+            if any(answers):
+                await self._list_targets()
+            for member in self._current:
+                if answers[self._engines.index(member.server.engine)]:
+                    member.recovered()
+            return any(not member.resting for member in self._current)
+
+    async def _list_if_stale(self) -> None:
+        async with self._listing:
+            if time.monotonic() - self._listed_s >= LISTED_TTL_S:
+                await self._list_targets()
+
+    async def _list_targets(self) -> None:
+        self._listed_s = time.monotonic()
+        listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
+        targets = [target for targets in listed for target in targets]
+        self._current = [self._members.setdefault(target.url, Member(target)) for target in targets]
+
+    async def _targets_of(self, engine: DetectedEngine) -> list[Target]:
+        try:
+            found = await engine.found()
+            is_sglang = isinstance(found, SGLangEngine)
+            urls = await found.workers() if isinstance(found, SGLangEngine) else [found.url]
+            model = self._model or (await found.model_info()).model
+        except (EngineError, TimeoutError):
+            return [member.server for member in self._members.values() if member.server.engine is engine]
+        return [Target(url, model, is_sglang, engine) for url in urls]

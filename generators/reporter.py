@@ -1,0 +1,87 @@
+"""Telling the buffer how far the run is, and a log line now and then."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from forebay.generators.link import Link, Progress
+from forebay.generators.schedule import GroupKey
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+
+
+@dataclass
+class Totals:
+    """What a run process has done so far."""
+
+    num_groups_opened: int = 0
+    num_groups_closed: int = 0
+    """Groups that were closed before their last rollout ended."""
+    num_completed: int = 0
+    num_failed: int = 0
+    num_groups_total: int | None = None
+    is_stopped: bool = False
+    """Whether it ended because the buffer wanted nothing more."""
+
+
+class Reporter:
+    """Announces groups before their first rollout, and reports what changes."""
+
+    def __init__(self, link: Link) -> None:
+        self.totals = Totals()
+        self._link = link
+        self._is_waiting_for_engine = False
+        self._changed = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._logged_s = time.monotonic()
+
+    async def announce(self, key: GroupKey) -> None:
+        """A group opens: returns when the buffer knows it. A buffer without room lets us wait here."""
+        self.totals.num_groups_opened += 1
+        await self._send(opened=[key])
+
+    def note_waiting(self, is_waiting: bool) -> None:
+        """The circuit breaker opened or closed; told as soon as possible."""
+        self._is_waiting_for_engine = is_waiting
+        self._changed.set()
+
+    def note_sample(self, is_failed: bool) -> None:
+        """A rollout ended with a sample. Logs a line when the last one is 10 s old."""
+        self.totals.num_failed += is_failed
+        self.totals.num_completed += not is_failed
+        if time.monotonic() - self._logged_s >= LOG_EVERY_S:
+            self.log()
+
+    def log(self) -> None:
+        """Write the line."""
+        self._logged_s = time.monotonic()
+        totals = self.totals
+        logger.info(
+            "%d of %s groups opened, %d samples completed, %d failed, %d groups closed early",
+            totals.num_groups_opened,
+            "?" if totals.num_groups_total is None else totals.num_groups_total,
+            totals.num_completed,
+            totals.num_failed,
+            totals.num_groups_closed,
+        )
+
+    async def run(self) -> None:
+        """Report changes for as long as the run lasts."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._send()
+
+    async def finish(self) -> None:
+        """Everything was written: tell that no sample comes any more."""
+        await self._send(is_last_slot_reported=True)
+        self.log()
+
+    async def _send(self, *, opened: list[GroupKey] | None = None, is_last_slot_reported: bool = False) -> None:
+        async with self._sending:
+            await self._link.report(
+                Progress(opened or (), self._is_waiting_for_engine, self.totals.num_groups_total, is_last_slot_reported)
+            )

@@ -1,0 +1,72 @@
+"""Which rollouts are to be run: every slot of every group, less what is skipped and what is there already."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from forebay.core.ids import InstanceId
+from forebay.generators.rows import Row, RowFile
+
+GroupKey = tuple[InstanceId, int]
+"""Instance and epoch."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run process is to do, as the server tells it. Durations in seconds."""
+
+    run_id: str
+    group_size: int
+    group_timeout_s: float = 300.0
+    group_deadline_s: float = 3_600.0
+    closed: frozenset[GroupKey] = frozenset()
+    """Groups for which nothing is to be generated."""
+    taken: Mapping[GroupKey, frozenset[int]] = field(default_factory=dict)
+    """Incomplete groups, with the slots that are there."""
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One group to open, and the slots of it that are missing."""
+
+    row: Row
+    epoch: int
+    slots: tuple[int, ...]
+
+
+class Schedule:
+    """All groups of a run, epoch by epoch in the order of the file.
+
+    ``skip_instance_ids`` is a multiset: an id listed k times skips the instance's first k epochs.
+    """
+
+    def __init__(self, rows: RowFile, num_epochs: int, plan: Plan, skip_instance_ids: Sequence[InstanceId]) -> None:
+        self._rows = rows
+        self._num_epochs = num_epochs
+        self._plan = plan
+        self._skips = Counter(skip_instance_ids)
+        self.num_skipped = 0
+
+    def groups(self) -> Iterator[GroupPlan]:
+        """Every group that has a slot to fill. Reads the file as it goes; raises ``InputRefused``."""
+        for epoch in range(self._num_epochs):
+            for row in self._rows.rows(epoch):
+                slots = self._missing_slots(row.instance_id, epoch)
+                if slots:
+                    yield GroupPlan(row, epoch, slots)
+                else:
+                    self.num_skipped += 1
+
+    def num_groups_total(self) -> int:
+        """Groups that the run opens in all, those of earlier processes included. Reads the file once."""
+        num_rows = self._rows.num_rows
+        skipped = sum(min(count, self._num_epochs) for count in self._skips.values())
+        return max(0, num_rows * self._num_epochs - skipped)
+
+    def _missing_slots(self, instance_id: InstanceId, epoch: int) -> tuple[int, ...]:
+        key = (instance_id, epoch)
+        there = self._plan.taken.get(key)
+        if there is None and (key in self._plan.closed or epoch < self._skips[instance_id]):
+            return ()
+        return tuple(slot for slot in range(self._plan.group_size) if slot not in (there or ()))

@@ -1,0 +1,49 @@
+"""The link to slime's own rollout buffer, or to any address without a run key: samples one by one, nothing else."""
+
+from forebay.generators.link import (
+    ACKNOWLEDGED,
+    BUSY,
+    REPEAT,
+    BufferBusy,
+    ClosedGroups,
+    Link,
+    Progress,
+    Verdict,
+    retry_after_s,
+)
+from forebay.generators.schedule import Plan
+
+
+class SlimeLink(Link):
+    """Writes to ``{url}/buffer/write``; knows no plan, no progress and no feed."""
+
+    has_feed = False
+    takes_failed = False
+
+    async def plan(self, fallback: Plan) -> Plan:
+        return fallback
+
+    async def write(self, samples: list[bytes]) -> list[Verdict]:
+        verdicts = []
+        for sample in samples:
+            try:
+                verdicts.append(await self._write_one(sample))
+            except BufferBusy:
+                # What was acknowledged before must not be offered again: the buffer may not know duplicates.
+                if not verdicts:
+                    raise
+                verdicts += [REPEAT] * (len(samples) - len(verdicts))
+                break
+        return verdicts
+
+    async def _write_one(self, sample: bytes) -> Verdict:
+        response = await self._try("POST", "buffer/write", content=sample, headers={"Content-Type": "application/json"})
+        if response is None or response.status_code in BUSY:
+            raise BufferBusy(retry_after_s(response))
+        return Verdict(problem=f"{response.status_code}: {response.text[:500]}") if response.is_error else ACKNOWLEDGED
+
+    async def report(self, progress: Progress) -> None:
+        """There is nobody to tell."""
+
+    async def closed_groups(self, after: int) -> ClosedGroups:
+        raise NotImplementedError("this buffer has no such feed: has_feed says so")

@@ -1,0 +1,214 @@
+"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+import msgspec
+
+from forebay.core.errors import HookFailed
+from forebay.hooks import answers, wire
+
+_CLOSE_GRACE_S = 2.0
+_STANDARD_ERROR = 2
+
+T = TypeVar("T")
+
+
+class HostClient:
+    """One hook host at a time, one request at a time.
+
+    A request that has begun goes on when its caller is cancelled: its answer is dropped, the host stays usable.
+    """
+
+    def __init__(self, setup: wire.Setup, *, time_limit_s: float, start_limit_s: float, log_path: Path | None) -> None:
+        self._setup = setup
+        self._time_limit_s = time_limit_s
+        self._start_limit_s = start_limit_s
+        self._log_path = log_path
+        self._lock = asyncio.Lock()
+        self._child: _Child | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.hello: wire.Hello | None = None
+        """What the host last said of itself; None until it has been started once."""
+
+    async def ready(self) -> wire.Hello:
+        """Start the host unless one runs. Raises ``HookFailed`` when it cannot be set up."""
+        return await self._shielded(self._start_locked())
+
+    async def ask(self, request: wire.Request, hook: str) -> wire.Reply:
+        """Send a request to a running host. Raises ``HookFailed``; ``hook`` is named if none was asked until then."""
+        return await self._shielded(self._ask_locked(request, hook))
+
+    def decide(self, contract: str | None) -> None:
+        """Keep the contract that an answer has shown, so that a host started later knows it."""
+        if contract is not None:
+            self._setup = msgspec.structs.replace(self._setup, contract=contract)
+            if self.hello is not None:
+                self.hello = msgspec.structs.replace(self.hello, contract=contract)
+
+    async def close(self) -> None:
+        """End the host: it may finish for two seconds, then it is killed with all that it started."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._child is not None:
+            await self._child.close()
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody waits any more
+
+    async def _start_locked(self) -> wire.Hello:
+        async with self._lock:
+            return (await self._running())[1]
+
+    async def _ask_locked(self, request: wire.Request, hook: str) -> wire.Reply:
+        async with self._lock:
+            child = (await self._running())[0]
+            return await self._within(child, child.ask(request), self._time_limit_s, hook)
+
+    async def _running(self) -> "tuple[_Child, wire.Hello]":
+        if self._child is None or not self._child.is_alive or self.hello is None:
+            child = await _Child.start(self._log_path)
+            culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
+            try:
+                self.hello = await self._within(child, child.greet(self._setup), self._start_limit_s, culprit)
+            except HookFailed:
+                await child.kill()
+                raise
+            self._child = child
+        return self._child, self.hello
+
+    async def _within(self, child: "_Child", work: Coroutine[Any, Any, T], limit_s: float, hook: str) -> T:
+        """``work``, unless it takes longer than ``limit_s`` or the child dies: then the child is killed and blamed."""
+        child.asked = hook
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            await child.kill()
+            raise answers.failure(child.asked, f"it took longer than {limit_s:g} s") from None
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+            code = await child.ended()
+            raise answers.failure(child.asked, f"its process died ({_told(code)})") from None
+        except asyncio.CancelledError:
+            await child.kill()
+            raise
+
+
+class _Child:
+    """A started host process."""
+
+    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._exited = asyncio.create_task(self._watch())
+        self.asked = ""
+        """The hook that the host has said it is calling."""
+
+    @classmethod
+    async def start(cls, log_path: Path | None) -> Self:
+        """Start a host in a process group of its own, with one end of a socket pair."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, _log_file(log_path) as log:
+                command = [sys.executable, "-P", "-m", "forebay.hooks.host", str(theirs.fileno())]
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise answers.failure("host", f"it could not be started: {error}") from error
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return not self._exited.done() and self._process.returncode is None
+
+    async def greet(self, setup: wire.Setup) -> wire.Hello:
+        """Hand over the setup; the host's hello comes once users' code is loaded."""
+        self._writer.write(wire.frame(setup))
+        reply = await self._reply()
+        if not isinstance(reply, wire.Hello):
+            raise OSError("the hook host spoke out of turn")
+        return reply
+
+    async def ask(self, request: wire.Request) -> wire.Reply:
+        """One request, one reply."""
+        self._writer.write(wire.frame(request))
+        await self._writer.drain()
+        reply = await self._reply()
+        if isinstance(reply, wire.Hello):
+            raise OSError("the hook host spoke out of turn")
+        return reply
+
+    async def kill(self) -> None:
+        """Kill the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._exited
+
+    async def close(self) -> None:
+        """Close the socket, which ends the host, and kill it if it does not end."""
+        self._writer.close()
+        await self.ended()
+
+    async def ended(self) -> int:
+        """The exit code of a process that should end at any moment, or minus the signal; killed if it does not."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._exited), _CLOSE_GRACE_S)
+        await self.kill()
+        return self._process.returncode or 0
+
+    async def _reply(self) -> wire.Hello | wire.Reply:
+        while True:
+            header = await self._reader.readexactly(wire.HEADER_BYTES)
+            body = await self._reader.readexactly(wire.body_length(header))
+            message: wire.FromHost = wire.decode_from_host(body)
+            if isinstance(message, wire.Failed):
+                raise HookFailed(message.hook, message.message, message.traceback)
+            if not isinstance(message, wire.Asking):
+                return message
+            self.asked = message.hook
+
+    async def _watch(self) -> None:
+        """Close the socket when the process ends: a program that it started may hold the other end open."""
+        await self._process.wait()
+        self._writer.transport.abort()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _log_file(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | int]:
+    if path is None:
+        return contextlib.nullcontext(_STANDARD_ERROR)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("ab")
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,0 +1,100 @@
+"""The hooks as a typed object: one method per hook, answers checked, failures attributed."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pluggy
+
+from forebay.core.errors import HookFailed
+from forebay.core.ids import InstanceId
+from forebay.hooks import answers, specs
+from forebay.hooks.types import Group, Item, Sizes, Verdict
+
+BUILT_IN = "built-in"
+"""The name under which the default behaviour is registered."""
+
+
+def as_it_is(answer: Any) -> Any:
+    """The ``complete`` of hooks among which there are no coroutines."""
+    return answer
+
+
+def unheard(_hook: str) -> None:
+    """The ``on_ask`` of nobody."""
+
+
+class HookManager:
+    """A facade over one pluggy manager, for one task type. A hook that does wrong raises ``HookFailed`` here.
+
+    ``complete`` waits for coroutines that plugins return; ``on_ask`` hears the name of each hook before it is asked.
+    """
+
+    def __init__(
+        self, task_type: str, *, complete: Callable[[Any], Any] = as_it_is, on_ask: Callable[[str], None] = unheard
+    ) -> None:
+        self._task_type = task_type
+        self._complete = complete
+        self._on_ask = on_ask
+        self._plugins = pluggy.PluginManager(specs.PROJECT)
+        self._plugins.add_hookspecs(specs)
+
+    def register(self, plugin: object, name: str) -> None:
+        """Add a plugin; the one added last is asked first. Raises ``ValueError`` if it implements what is no hook."""
+        self._plugins.register(plugin, name)
+        self._plugins.check_pending()
+
+    def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
+        """Describe what arrived."""
+        hook = "get_group_data_meta_info"
+        return answers.check_object(hook, self._ask(hook, temp_data=temp_data))
+
+    def is_valid_group(self, group: Group, sizes: Sizes) -> Verdict:
+        """Decide whether the group may go to the trainer."""
+        hook, least = "is_valid_group", sizes.min_valid_group_size
+        answer = self._ask(hook, group=group, group_size=sizes.group_size, min_valid_group_size=least)
+        return answers.check_verdict(hook, answer, len(group[1]), sizes)
+
+    def filter_item(self, item: Item) -> bool:
+        """Decide whether the sample is kept."""
+        return answers.check_truth("filter_item", self._ask("filter_item", item=item))
+
+    def normalize_group_data(self, group: Group) -> Group:
+        """Turn rewards into what is trained on."""
+        hook = "normalize_group_data"
+        return answers.check_group(hook, self._ask(hook, group=group), group[0])
+
+    def pad_group_data(self, group: Group, group_size: int) -> Group:
+        """Bring the group to ``group_size`` rows."""
+        hook = "pad_group_data"
+        return answers.check_group(hook, self._ask(hook, group=group, group_size=group_size), group[0])
+
+    def transform_group(self, group: Group) -> Group:
+        """Turn the group into the rows to deliver."""
+        hook = "transform_group"
+        return answers.check_group(hook, self._ask(hook, group=group), group[0])
+
+    def notify(self, event: str, payload: Mapping[str, Any]) -> None:
+        """Tell every implementation of a notification. What the hook names and ``payload`` lacks is None."""
+        wanted = inspect.signature(getattr(specs, event)).parameters
+        self._ask(event, **{name: payload.get(name) for name in wanted if name != "task_type"})
+
+    def implementations(self) -> dict[str, list[str]]:
+        """Hook → the names of the plugins that implement it, the one asked first in front."""
+        return {hook: self._implementers(hook) for hook in specs.READ_HOOKS + specs.NOTIFICATIONS}
+
+    def _implementers(self, hook: str) -> list[str]:
+        found = getattr(self._plugins.hook, hook).get_hookimpls()
+        return [implementation.plugin_name for implementation in reversed(found)]
+
+    def _ask(self, hook: str, **arguments: object) -> Any:
+        self._on_ask(hook)
+        try:
+            answer = getattr(self._plugins.hook, hook)(task_type=self._task_type, **arguments)
+            if hook in specs.NOTIFICATIONS:
+                return [self._complete(part) for part in answer]
+            return self._complete(answer)
+        except HookFailed:
+            raise
+        except BaseException as error:  # noqa: BLE001  a user's SystemExit, too, costs one group and not the host
+            raise answers.raised(hook, error) from None

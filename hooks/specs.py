@@ -1,0 +1,92 @@
+"""Every hook. A plugin implements any of them with ``@forebay.hooks.hookimpl``, naming the arguments that it wants."""
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from forebay.core.ids import InstanceId
+    from forebay.hooks.types import Group, Item
+
+PROJECT = "forebay"
+"""The name of the markers, and of the entry-point group in which installed plugins register."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+READ_HOOKS = (
+    "get_group_data_meta_info",
+    "is_valid_group",
+    "filter_item",
+    "normalize_group_data",
+    "pad_group_data",
+    "transform_group",
+)
+"""Asked by a read; the first answer that is not None counts."""
+
+NOTIFICATIONS = ("run_started", "run_ended", "group_closed", "batch_delivered")
+"""Told to every implementation until one raises; nobody waits for them, and what they return is dropped."""
+
+CONTRACT_HOOKS = {
+    "A": ("filter_item", "normalize_group_data", "pad_group_data"),
+    "B": ("transform_group",),
+}
+"""What each contract asks for a valid group, in this order."""
+
+
+@hookspec(firstresult=True)
+def get_group_data_meta_info(temp_data: "dict[InstanceId, list[Item]]", task_type: str) -> dict[str, Any] | None:
+    """Describe what arrived: the ``meta_info`` of a reply. Called once per successful read, before the other hooks."""
+
+
+@hookspec(firstresult=True)
+def is_valid_group(
+    group: "Group", group_size: int, min_valid_group_size: int, task_type: str
+) -> tuple[bool, bool] | bool | None:
+    """Decide whether a group may go to the trainer: ``(is_valid, is_finished)``, or a plain bool.
+
+    Called at a read, for each open group that changed since it was last asked, and when the group is full. The answer
+    must depend only on the arguments.
+    """
+
+
+@hookspec(firstresult=True)
+def filter_item(item: "Item", task_type: str) -> bool | None:
+    """Decide whether a sample of a valid group is kept. Called under contract A, for each sample, first."""
+
+
+@hookspec(firstresult=True)
+def normalize_group_data(group: "Group", task_type: str) -> "Group | None":
+    """Turn the rewards of the kept samples into what is trained on. Called under contract A, after the filter."""
+
+
+@hookspec(firstresult=True)
+def pad_group_data(group: "Group", group_size: int, task_type: str) -> "Group | None":
+    """Bring a normalised group to ``group_size`` rows. Called under contract A, last."""
+
+
+@hookspec(firstresult=True)
+def transform_group(group: "Group", task_type: str) -> "Group | None":
+    """Turn a valid group into the rows to deliver. Called under contract B, in place of filter, normalise and pad."""
+
+
+@hookspec
+def run_started(run_id: str, task_type: str, name: str) -> None:
+    """Hear that a run was taken in, under this name ("" for the default one). Called before its process starts."""
+
+
+@hookspec
+def run_ended(run_id: str, task_type: str, state: str, reason: str) -> None:
+    """Hear that a run has ended, how and why. Called once no further sample can join a group."""
+
+
+@hookspec
+def group_closed(
+    run_id: str, task_type: str, group_id: str, instance_id: "InstanceId", epoch: int, state: str, reason: str
+) -> None:
+    """Hear that a group takes no more samples. Called when it becomes ready or is discarded for ``reason``."""
+
+
+@hookspec
+def batch_delivered(run_id: str, task_type: str, batch_id: str, num_groups: int, num_rows: int) -> None:
+    """Hear that a batch has reached the trainer. Called when it is acknowledged, or its last byte was sent."""

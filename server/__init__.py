@@ -1,0 +1,1 @@
+"""The server process: HTTP routes, run supervision, and the command line."""

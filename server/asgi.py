@@ -1,0 +1,166 @@
+"""Bodies and replies without a framework: the few lines of ASGI that the hot routes need."""
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from forebay.core.errors import BodyTooLarge, BufferFull, ForebayError
+from forebay.core.signal import Patience, Signal
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON_HEADER = (b"content-type", b"application/json")
+CHUNK_BYTES = 256 << 10
+BODY_WAIT_S = 60.0
+
+encode = msgspec.json.Encoder().encode
+
+
+class ClientGone(Exception):
+    """The client went away before its body had come."""
+
+
+class BodyBudget:
+    """Limits on request bodies: each for itself, and all that are held at once."""
+
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._free_bytes = max_bodies_bytes
+        self._max_bytes = max_bodies_bytes
+        self._freed = Signal()
+
+    async def read(self, scope: Scope, receive: Receive) -> "HeldBody":
+        """Read a body, waiting for room first. Raises ``BodyTooLarge`` without reading the rest, ``ClientGone``."""
+        announced = _content_length(scope)
+        limit = min(self.max_body_bytes, self._max_bytes)
+        if announced is not None and announced > limit:
+            raise BodyTooLarge(limit)
+        held = HeldBody(self)
+        if announced:
+            await held.reserve(announced)
+        try:
+            held.data = await _receive_all(receive, held, limit)
+        except BaseException:  # whatever ended the reading, the room must come back
+            held.free()
+            raise
+        return held
+
+    async def take(self, num_bytes: int) -> None:
+        """Wait for room. Raises ``BufferFull`` after a minute: bodies without a length may wait for each other."""
+        patience = Patience(BODY_WAIT_S) if num_bytes > self._free_bytes else None
+        while patience is not None and num_bytes > self._free_bytes:
+            if not await patience.wait(self._freed):
+                raise BufferFull(f"request bodies already hold {self._max_bytes - self._free_bytes} bytes")
+        self._free_bytes -= num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Give room back."""
+        self._free_bytes += num_bytes
+        self._freed.notify()
+
+
+class HeldBody:
+    """A body and the room that it takes; ``free`` it when it is done with."""
+
+    __slots__ = ("_budget", "_num_bytes", "data")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        self.data = b""
+
+    async def reserve(self, num_bytes: int) -> None:
+        """See to it that room for ``num_bytes`` in all is held."""
+        more = num_bytes - self._num_bytes
+        if more > 0:
+            await self._budget.take(more)
+            self._num_bytes += more
+
+    def free(self) -> None:
+        """Give the room back."""
+        self._budget.give(self._num_bytes)
+        self._num_bytes = 0
+
+
+async def _receive_all(receive: Receive, held: HeldBody, limit: int) -> bytes:
+    message = await receive()
+    _check_there(message)
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        _check_size(len(body), limit)
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body"):
+        _check_size(size, limit)
+        await held.reserve(size)
+        message = await receive()
+        _check_there(message)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+    _check_size(size, limit)
+    return b"".join(parts)
+
+
+def _check_there(message: Message) -> None:
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLarge(limit)
+
+
+def _content_length(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Answer with encoded JSON."""
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [JSON_HEADER, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_parts(send: Send, parts: list[bytes], is_gone: Callable[[], bool]) -> bool:
+    """Answer 200 with JSON in parts, joined to chunks of some size; whether the client was there to the end."""
+    length = (b"content-length", b"%d" % sum(map(len, parts)))
+    await send({"type": "http.response.start", "status": 200, "headers": [JSON_HEADER, length]})
+    for chunk in _chunks(parts):
+        if is_gone():
+            return False
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+    return not is_gone()
+
+
+def _chunks(parts: list[bytes]) -> Iterable[bytes]:
+    gathered: list[bytes] = []
+    size = 0
+    for part in parts:
+        gathered.append(part)
+        size += len(part)
+        if size >= CHUNK_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)
+
+
+def error_body(error: ForebayError) -> dict[str, Any]:
+    """The one error body of every native route."""
+    told = {"code": error.code, "message": error.message, "hint": error.hint}
+    return {"error": told | ({"field": error.field} if error.field else {})}
+
+
+def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
+    """``Retry-After`` where the client is to try again."""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return [] if retry_after_s is None else [(b"retry-after", b"%d" % retry_after_s)]

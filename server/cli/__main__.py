@@ -1,0 +1,6 @@
+"""``python -m forebay.server.cli``: the command line without its script."""
+
+from forebay.server.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The command ``forebay`` and its subcommands."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from forebay.core.errors import ForebayError, InvalidInput
+from forebay.server.cli import demo, engine, generators, runs, serve, start
+from forebay.server.cli.output import tell_error
+
+USAGE_EXIT_CODE = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="The rollout buffer for agent RL.",
+)
+app.command("serve")(serve.command)
+app.command("start")(start.command)
+app.command("status")(runs.status)
+app.command("stop")(runs.stop)
+app.add_typer(generators.app, name="generators")
+app.add_typer(engine.app, name="engine")
+app.command("demo")(demo.command)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"forebay {version('forebay')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    is_version_asked: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """The rollout buffer for agent RL: drop in a generator, read finished groups over HTTP."""
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run one command. Ends with SystemExit: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
+    try:
+        app(arguments)
+    except InvalidInput as error:
+        tell_error(error)
+        raise SystemExit(USAGE_EXIT_CODE) from None
+    except (ForebayError, OSError) as error:
+        tell_error(error)
+        raise SystemExit(1) from None

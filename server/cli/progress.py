@@ -1,0 +1,172 @@
+"""The numbers of a run as it goes on, and two ways to show them: a live display, or lines where there is no terminal."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from forebay.server.cli.output import counts_text, facts_table
+from forebay.server.cli.runs import samples_of, state_text
+
+RATE_WINDOW_S = 5.0
+LINE_INTERVAL_S = 5.0
+BAR_WIDTH = 40
+
+
+@dataclass
+class RateMeter:
+    """Samples per second over the last ``RATE_WINDOW_S`` seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def update(self, count: int) -> float:
+        """Note the total so far; the rate."""
+        now_s = self.clock()
+        self._seen.append((now_s, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - RATE_WINDOW_S:
+            self._seen.popleft()
+        first_s, first = self._seen[0]
+        return (count - first) / (now_s - first_s) if now_s > first_s else 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at a run: its view as the server gives it, the samples per second, and the mean reward if it is known."""
+
+    view: dict[str, Any]
+    samples_per_s: float
+    mean_reward: float | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Everything that arrived but repetitions."""
+        return sum(number for name, number in samples_of(self.view).items() if name != "duplicate")
+
+    @property
+    def num_closed(self) -> int:
+        """Groups that are through: delivered or discarded."""
+        return int(self.groups["delivered"] + self.groups["discarded"])
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Groups by state, as a reader of the display thinks of them."""
+        states = self.view["groups"]
+        return {
+            "open": states["open"],
+            "ready": states["ready"] + states["leased"],
+            "delivered": states["acked"],
+            "discarded": states["discarded"],
+        }
+
+    def groups_text(self) -> str:
+        """Groups by state; the discarded ones by reason as well."""
+        why = f" ({counts_text(self.view['discarded'])})" if self.groups["discarded"] else ""
+        return " · ".join(f"{name} {number}" for name, number in self.groups.items()) + why
+
+    def samples_text(self) -> str:
+        """How many came in, and how fast."""
+        failed = self.view["samples"].get("failed", 0)
+        return f"{self.num_samples} in · {failed} failed · {self.samples_per_s:.0f}/s"
+
+    def reward_text(self) -> str:
+        """The mean reward, where it is known."""
+        return "" if self.mean_reward is None else f"mean {self.mean_reward:.3f}"
+
+    def as_line(self, elapsed_s: float) -> str:
+        """Everything on one line."""
+        total = self.view["num_groups_total"]
+        of = f" of {total}" if total is not None else ""
+        parts = [f"groups {self.groups_text()}{of}", f"samples {self.samples_text()}"]
+        if self.mean_reward is not None:
+            parts.append(f"reward {self.reward_text()}")
+        return f"[{elapsed_s:5.1f} s] {state_text(self.view)}: " + " | ".join(parts)
+
+    def as_panel(self, elapsed_s: float) -> RenderableType:
+        """Everything in a frame with a bar."""
+        facts: dict[str, Any] = {"groups": self.groups_text(), "samples": self.samples_text()}
+        facts["reward"] = self.reward_text()
+        total = self.view["num_groups_total"]
+        if total:
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(ProgressBar(total, self.num_closed, width=BAR_WIDTH), f"{self.num_closed} of {total} groups")
+            facts = {"done": bar, **facts}
+        title = f"{self.view['task_type']} · {self.view['run_id']} · {state_text(self.view)} · {elapsed_s:.0f} s"
+        return Panel(facts_table(facts), title=title, title_align="left", expand=False, padding=(0, 1))
+
+
+class Display(Protocol):
+    """Shows the newest progress."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, progress: Progress) -> None:
+        """Replace what is shown."""
+
+
+class LiveDisplay:
+    """A panel that is drawn again and again, and gone at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._began_s = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, progress: Progress) -> None:
+        self._live.update(progress.as_panel(time.monotonic() - self._began_s))
+
+
+class LineDisplay:
+    """A line every ``interval_s`` seconds, and the last one at the end."""
+
+    def __init__(self, console: Console, interval_s: float = LINE_INTERVAL_S) -> None:
+        self._console = console
+        self._interval_s = interval_s
+        self._began_s = time.monotonic()
+        self._next_s = self._began_s
+        self._unshown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unshown:
+            self._write(self._unshown)
+
+    def show(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        self._unshown = progress.as_line(now_s - self._began_s)
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._interval_s
+            self._write(self._unshown)
+            self._unshown = ""
+
+    def _write(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+def make_display(console: Console) -> Display:
+    """The display that fits where ``console`` writes."""
+    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)

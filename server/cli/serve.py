@@ -1,0 +1,61 @@
+"""``forebay serve``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from forebay.core.errors import InvalidInput
+from forebay.core.settings import Settings, load_settings
+from forebay.server.cli.options import ConfigPath, GeneratorPaths
+from forebay.telemetry.log import set_up_logging
+
+
+def command(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 8889]")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the journal and the runs' files.  [default: forebay-data]")
+    ] = None,
+    generators: GeneratorPaths = None,
+    config: ConfigPath = None,
+    is_insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow other than loopback addresses without a token.")
+    ] = False,
+) -> None:
+    """Run the rollout buffer server.
+
+    Every setting can also come from --config or from a FOREBAY_* environment variable; docs/settings.md lists them.
+    """
+    from forebay.server import serve
+
+    settings = read_settings(
+        config,
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        generators=generators or None,
+        insecure=is_insecure or None,
+    )
+    set_up_logging(settings.log_level)
+    bound = serve.listen(settings)
+    serve.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
+
+
+def read_settings(config: Path | None, **flags: object) -> Settings:
+    """The settings, or ``InvalidInput`` that names the first wrong one."""
+    try:
+        return load_settings(config, **flags)
+    except FileNotFoundError as error:
+        raise InvalidInput(str(error), field="config") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InvalidInput(
+            f"setting {name}: {first['msg']}, got {first.get('input')!r}",
+            hint="settings come from flags, FOREBAY_* variables and the file of --config",
+            field=name,
+        ) from None
+    except ValueError as error:
+        raise InvalidInput(f"the settings cannot be read: {error}", field="config") from None

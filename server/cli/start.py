@@ -1,0 +1,124 @@
+"""``forebay start``."""
+
+import json
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forebay.core.errors import ForebayError, InvalidInput
+from forebay.server.cli.client import ServerClient
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
+from forebay.server.cli.output import make_console, print_json
+from forebay.server.cli.progress import Progress, RateMeter, make_display
+
+FOLLOW_INTERVAL_S = 0.5
+INTERRUPTED_EXIT_CODE = 130
+
+
+def command(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="JSON or TOML file with the run; flags come first.")
+    ] = None,
+    task_type: Annotated[str | None, typer.Option(help="TASK_TYPE of the generator.")] = None,
+    input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="Samples of a group.")] = None,
+    engine_url: Annotated[str | None, typer.Option(help="Engine, or several with commas between.")] = None,
+    name: Annotated[str | None, typer.Option(help="A label, to find the run by.")] = None,
+    num_epoch: Annotated[int | None, typer.Option(help="Passes over the input.")] = None,
+    num_process: Annotated[int | None, typer.Option(help="Rollouts at once.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=JSON", help="Any other field of the run; repeatable.")
+    ] = None,
+    is_followed: Annotated[bool, typer.Option("--follow", help="Show progress until the run has ended.")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start a run and print its id."""
+    flags = {
+        "task_type": task_type,
+        "input_file": input_file and _found_here(input_file),
+        "num_repeat_per_sample": group_size,
+        "remote_engine_url": engine_url,
+        "name": name,
+        "num_epoch": num_epoch,
+        "num_process": num_process,
+    }
+    payload = (read_payload(file) if file else {}) | {key: value for key, value in flags.items() if value is not None}
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    set_sampling(payload, {key: value for key, value in sampling.items() if value is not None})
+    payload |= dict(map(parse_assignment, assignments or ()))
+    with ServerClient(url, token) as server:
+        view = server.post("/v1/runs", payload)
+        if not as_json:
+            typer.echo(view["run_id"])
+        if is_followed:
+            view = follow(server, view["run_id"])
+    if as_json:
+        print_json(view)
+    if view["state"] == "failed":
+        raise ForebayError(f"{view['run_id']} failed: {view['reason']}")
+
+
+def read_payload(file: Path) -> dict[str, Any]:
+    """A run out of a file; TOML if its name says so, else JSON. Raises ``InvalidInput``."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        value = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidInput(f"{file} cannot be read: {error}", hint="a JSON object, or TOML in a *.toml file") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{file} holds no JSON object", hint='it looks like {"task_type": "math", …}')
+    return value
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``name=value``, the value as JSON, or as it stands where it is none. Raises ``InvalidInput``."""
+    name, is_there, value = text.partition("=")
+    if not (name and is_there):
+        raise InvalidInput(f"--set {text!r} is not NAME=JSON", hint="for example --set group_timeout_seconds=60")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
+    """Put ``given`` into the sampling parameters of a payload."""
+    if given:
+        payload["sampling_params"] = {**(payload.get("sampling_params") or {}), **given}
+
+
+def _found_here(input_file: str) -> str:
+    """The absolute path of a file that is here: the server may run in another folder."""
+    path = Path(input_file)
+    return str(path.resolve()) if path.is_file() else input_file
+
+
+def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
+    """Show progress on standard error until the run has ended or failed; its last view."""
+    rate, console = RateMeter(), make_console(stderr=True)
+    try:
+        with make_display(console) as display:
+            while True:
+                view = server.get(f"/v1/runs/{run_id}")
+                progress = Progress(view, 0.0)
+                display.show(Progress(view, rate.update(progress.num_samples)))
+                if is_over(view):
+                    return view
+                time.sleep(FOLLOW_INTERVAL_S)
+    except KeyboardInterrupt:
+        console.print(f"{run_id} goes on; `forebay stop {run_id}` ends it", markup=False)
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+
+
+def is_over(view: dict[str, Any]) -> bool:
+    """Whether nothing will come from a run any more."""
+    return bool(view["has_ended"]) or view["state"] == "failed"

@@ -1,0 +1,62 @@
+"""Every error as a reply: one body for native routes, slime's envelope around it on slime's."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from forebay.core.errors import ForebayError
+from forebay.server.asgi import error_body, error_headers
+
+logger = logging.getLogger(__name__)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let ``app`` answer every error in the one form."""
+    app.add_exception_handler(ForebayError, _forebay_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+
+
+def is_slime(path: str) -> bool:
+    """Whether slime's client calls this path."""
+    return not path.startswith("/v1/")
+
+
+def reply(request: Request, error: ForebayError) -> JSONResponse:
+    """The reply to ``error``."""
+    body = error_body(error)
+    if is_slime(request.url.path):
+        told = f"{error.message} ({error.hint})" if error.hint else error.message
+        body = {"success": False, "message": told, "data": None, **body}
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return JSONResponse(body, status_code=error.status, headers=headers)
+
+
+async def _forebay_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ForebayError)
+    return reply(request, error)
+
+
+async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"][1:]) or "body"
+    told = {"code": "invalid_input", "message": f"{name}: {first['msg']}", "hint": "", "field": name}
+    return JSONResponse({"error": told}, status_code=422)
+
+
+async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "no_such_route", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    told = {"code": code, "message": str(error.detail), "hint": "GET /docs lists the routes"}
+    return JSONResponse({"error": told}, status_code=error.status_code, headers=error.headers)
+
+
+async def _internal_error(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    told = {"code": "internal_error", "message": f"{type(error).__name__}: {error}", "hint": "see the server's log"}
+    return JSONResponse({"error": told}, status_code=500)

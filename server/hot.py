@@ -1,0 +1,64 @@
+"""The routes that carry samples, as plain ASGI: they answer before the framework is asked."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay.buffer.buffer import Entry
+from forebay.server.asgi import ClientGone
+from forebay.server.hot_read import NativeRead, SlimeRead
+from forebay.server.hot_route import Find, HotRoute
+from forebay.server.hot_write import NativeWrite, SlimeWrite
+from forebay.server.services import Services
+
+Match = tuple[HotRoute, Find, str]
+"""A route, how it finds its run, and by what."""
+
+
+class HotRoutes:
+    """Takes the hot paths (``openapi.HOT_PATHS`` lists them), passes everything else on to ``app``."""
+
+    def __init__(self, app: ASGIApp, services: Callable[[], Services]) -> None:
+        self._app = app
+        self._services = services
+        slime_read, slime_write, native_write = SlimeRead(), SlimeWrite(), NativeWrite()
+        self._named: dict[str, tuple[HotRoute, Find]] = {
+            "buffer/write": (slime_write, Services.writable),
+            "get_rollout_data": (slime_read, Services.named),
+            "buffer/read": (slime_read, Services.named),
+        }
+        self._by_kind: dict[str, dict[str, tuple[HotRoute, Find]]] = {
+            "s": self._named,
+            "w": {"buffer/write": (slime_write, _by_key), "samples": (native_write, _by_key)},
+            "v1/runs": {"samples": (native_write, _by_id), "batches": (NativeRead(), _by_id)},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._match(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        route, find, name = found
+        with suppress(ClientGone):
+            await route(self._services(), find, name, scope, receive, send)
+
+    def _match(self, path: str) -> Match | None:
+        found = self._named.get(path[1:])
+        if found is not None:
+            return (*found, "")
+        kind, _, rest = path[1:].partition("/")
+        if kind == "v1":
+            resource, _, rest = rest.partition("/")
+            kind = f"v1/{resource}"
+        name, _, action = rest.partition("/")
+        found = self._by_kind.get(kind, {}).get(action)
+        return None if found is None else (*found, name)
+
+
+def _by_key(services: Services, run_key: str) -> Entry:
+    return services.buffer.by_key(run_key)
+
+
+def _by_id(services: Services, run_id: str) -> Entry:
+    return services.buffer.get(run_id)

@@ -1,0 +1,68 @@
+"""The hot routes in the OpenAPI document, which the framework does not know of."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+_SAMPLE = {
+    "type": "object",
+    "required": ["uid", "instance_id", "messages"],
+    "properties": {
+        "uid": {"type": "string"},
+        "instance_id": {"type": ["string", "integer"]},
+        "messages": {"type": "array"},
+        "reward": {"type": "number"},
+        "epoch": {"type": "integer"},
+        "slot": {"type": "integer"},
+        "status": {"enum": ["completed", "failed"]},
+    },
+    "additionalProperties": True,
+}
+_BATCH_SIZE = {"batch_size": {"type": "integer", "minimum": 1}}
+_SLIME_READ = {"type": "object", "properties": _BATCH_SIZE}
+_WAITING_READ = {
+    "type": "object",
+    "properties": {**_BATCH_SIZE, "timeout": {"type": "number"}, "wait": {"type": "boolean"}},
+}
+_BATCH = {
+    "type": "object",
+    "properties": {**_BATCH_SIZE, "num_groups": {"type": "integer", "minimum": 1}, "wait_s": {"type": "number"}},
+}
+_SAMPLES = {"oneOf": [_SAMPLE, {"type": "array", "items": _SAMPLE}]}
+
+HOT_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "/buffer/write": ("slime", "Store one sample of the default stream's run.", _SAMPLE),
+    "/s/{name}/buffer/write": ("slime", "Store one sample of a named stream's run.", _SAMPLE),
+    "/w/{run_key}/buffer/write": ("run process", "Store one sample of the run that the key opens.", _SAMPLE),
+    "/w/{run_key}/samples": ("run process", "Store samples of the run that the key opens.", _SAMPLES),
+    "/get_rollout_data": ("slime", "Read finished groups of the default stream.", _SLIME_READ),
+    "/s/{name}/get_rollout_data": ("slime", "Read finished groups of a named stream.", _SLIME_READ),
+    "/buffer/read": ("slime", "Read finished groups, waiting for them if asked to.", _WAITING_READ),
+    "/s/{name}/buffer/read": ("slime", "The same for a named stream.", _WAITING_READ),
+    "/v1/runs/{run_id}/samples": ("samples", "Store one sample or an array; each gets its verdict.", _SAMPLES),
+    "/v1/runs/{run_id}/batches": ("batches", "Read whole groups, waiting up to wait_s for them.", _BATCH),
+}
+
+
+def add_hot_routes(app: FastAPI) -> None:
+    """Let ``app.openapi()`` tell of the hot routes too."""
+    framework = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = framework()
+            document["paths"].update({path: {"post": _operation(path, *told)} for path, told in HOT_PATHS.items()})
+        return framework()
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _operation(path: str, tag: str, summary: str, body: dict[str, Any]) -> dict[str, Any]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": "OK"}},
+    }

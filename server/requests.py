@@ -1,0 +1,78 @@
+"""Request bodies of the reads. Numbers may arrive as strings."""
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from forebay.core.errors import InvalidInput
+
+Model = TypeVar("Model", bound=BaseModel)
+Count = Annotated[int, Field(ge=1)]
+
+
+class SlimeRead(BaseModel):
+    """``/get_rollout_data`` and ``/buffer/read``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    batch_size: Count | None = None
+    timeout: float = Field(default=0.0, ge=0)
+    wait: bool = False
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait; none unless asked to."""
+        return self.timeout if self.wait else 0.0
+
+
+class BatchRequest(BaseModel):
+    """``/v1/runs/{run_id}/batches``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_groups: Count | None = None
+    batch_size: Count | None = None
+    wait_s: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> "BatchRequest":
+        if (self.num_groups is None) == (self.batch_size is None):
+            raise ValueError("give either num_groups or batch_size")
+        return self
+
+
+def parse_slime_read(body: bytes) -> SlimeRead:
+    """Read the body of a slime read; an empty one asks for everything. Raises ``InvalidInput``."""
+    return parse(SlimeRead, body or b"{}")
+
+
+def parse_batch_request(body: bytes) -> BatchRequest:
+    """Read the body of a native read. Raises ``InvalidInput``."""
+    return parse(BatchRequest, body or b"{}")
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """Read a JSON object into ``model``. Raises ``InvalidInput`` with the first wrong field."""
+    try:
+        return model.model_validate(parse_object(body))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object. Raises ``InvalidInput``."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("the body must be a JSON object", field="body")
+    return value
+
+
+def invalid(error: ValidationError) -> InvalidInput:
+    """The first complaint of a pydantic error, as ours."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"]) or "body"
+    return InvalidInput(f"{name}: {first['msg']}"[:500], field=name)

@@ -1,0 +1,75 @@
+"""Groups: look at them, and follow those that are closed."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+
+from forebay.buffer.buffer import Entry
+from forebay.core.errors import GroupNotFound
+from forebay.core.group import GroupState
+from forebay.core.run import WORKING
+from forebay.core.signal import Patience
+from forebay.server.services import Services, services_of
+from forebay.server.views import closed_view, group_view, sample_view
+
+Server = Annotated[Services, Depends(services_of)]
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["groups"])
+
+
+@router.get("/groups")
+async def list_groups(
+    run_id: str,
+    services: Server,
+    state: GroupState | None = None,
+    after: str = "",
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> dict[str, Any]:
+    """A page of groups in the order in which they opened; ``after`` is the last ``group_id`` of the page before."""
+    entry = services.buffer.get(run_id)
+    if after and after not in entry.buffer.groups.by_id:
+        raise GroupNotFound(run_id, after)
+    rows = await services.buffer.store.groups(run_id, state=state.value if state else None, after=after, limit=limit)
+    known = entry.buffer.groups.by_id
+    return {"groups": [group_view(known[row.group_id].row if row.group_id in known else row) for row in rows]}
+
+
+@router.get("/groups/{group_id}")
+async def show_group(run_id: str, group_id: str, services: Server, bodies: bool = False) -> dict[str, Any]:
+    """One group and its samples, late and surplus ones included; with ``bodies`` also what was written."""
+    group = services.buffer.get(run_id).buffer.groups.by_id.get(group_id)
+    if group is None:
+        raise GroupNotFound(run_id, group_id)
+    stored = await services.buffer.store.samples(run_id, group_id)
+    samples = [sample_view(sample) for sample in stored]
+    if bodies:
+        raw = await services.buffer.store.read([sample.location for sample in stored])
+        for sample, body in zip(samples, raw, strict=True):
+            sample["body"] = json.loads(body)
+    return {**group_view(group.row), "samples": samples}
+
+
+@router.get("/closed_groups")
+async def closed_groups(
+    run_id: str, services: Server, after: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
+) -> dict[str, Any]:
+    """Groups that take no more samples, from number ``after`` on; waits up to ``wait_s`` for the next one."""
+    wait_s = min(wait_s, services.settings.max_wait_s)
+    return await follow_closed(services.buffer.get(run_id), after, wait_s)
+
+
+async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, Any]:
+    """The feed of closed groups, for its native route and for run processes."""
+    patience = Patience(wait_s)
+    closed = entry.buffer.groups.closed
+    while len(closed) <= after and entry.run.state in WORKING and await patience.wait(entry.buffer.news):
+        pass
+    groups = [closed_view(group.row) for group in closed[after:]]
+    return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}
+
+
+@router.get("/skip_instance_ids")
+async def skip_instance_ids(run_id: str, services: Server) -> dict[str, Any]:
+    """The ids, with multiplicity, that need not be generated for this run any more."""
+    return {"skip_instance_ids": services.buffer.skip_instance_ids(run_id)}

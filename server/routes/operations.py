@@ -1,0 +1,65 @@
+"""Health and metrics."""
+
+from collections import Counter
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from forebay.buffer.buffer import Buffer
+from forebay.core.group import GroupState
+from forebay.core.run import WORKING
+from forebay.server.services import Services, services_of
+from forebay.telemetry.metrics import Snapshot
+
+Server = Annotated[Services, Depends(services_of)]
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(services: Server, response: Response) -> dict[str, Any]:
+    """Whether writes are taken; 503 while the journal cannot be written. Stalled runs are named, and no fault of it."""
+    is_ready = services.buffer.is_healthy
+    response.status_code = 200 if is_ready else 503
+    stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]
+    return {
+        "ready": is_ready,
+        "storage": "ok" if is_ready else "the journal cannot be written",
+        "stalled_runs": stalled,
+    }
+
+
+@router.get("/metrics")
+async def metrics(services: Server) -> Response:
+    """Everything in Prometheus' text format."""
+    return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def snapshot(buffer: Buffer) -> Snapshot:
+    """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
+    entries = buffer.entries
+    groups = [entry.buffer.groups for entry in entries]
+    counts = sum((entry.buffer.counts for entry in entries), Counter())
+    reasons = sum((each.discard_reasons for each in groups), Counter())
+    stats = buffer.store.stats()
+    return {
+        "forebay_samples": {(o,): counts[o] for o in ("member", "failed", "late", "surplus", "duplicate")},
+        "forebay_sample_bytes": {(): counts["bytes"]},
+        "forebay_rows_cut": {(): counts["rows_cut"]},
+        "forebay_groups_discarded": {(reason,): number for reason, number in reasons.items()},
+        "forebay_groups": {(state.value,): sum(each.states[state] for each in groups) for state in GroupState},
+        "forebay_buffered_samples": {(): sum(each.num_live_samples for each in groups)},
+        "forebay_buffered_bytes": {(): sum(each.num_live_bytes for each in groups)},
+        "forebay_runs": {(s,): n for s, n in Counter(entry.run.state.value for entry in entries).items()},
+        "forebay_runs_stalled": {(): sum(entry.buffer.is_stalled for entry in entries)},
+        "forebay_journal_bytes": {(): stats.num_bytes},
+        "forebay_journal_quarantined": {(): stats.num_quarantined},
+        "forebay_storage_healthy": {(): float(buffer.is_healthy)},
+    }

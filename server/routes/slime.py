@@ -1,0 +1,88 @@
+"""slime's routes, apart from those that carry samples; once at the root, and once for every named stream."""
+
+import asyncio
+import time
+from hashlib import blake2b
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from forebay.core.errors import ForebayError
+from forebay.core.group import GroupState
+from forebay.core.run import check_name
+from forebay.server.requests import parse_object
+from forebay.server.services import Services, services_of
+
+Server = Annotated[Services, Depends(services_of)]
+
+router = APIRouter(tags=["slime"])
+
+REMEMBER_REFUSALS_S = 30.0
+MAX_REFUSALS = 256
+
+
+class Refusals:
+    """Remembers refused starts, so that a client which repeats one without pause is held."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, float] = {}
+
+    def is_repeated(self, body: bytes) -> bool:
+        """Whether the same body was refused lately; notes this refusal."""
+        key, now_s = blake2b(body, digest_size=16).digest(), time.monotonic()
+        is_repeated = now_s - self._seen.get(key, -REMEMBER_REFUSALS_S) < REMEMBER_REFUSALS_S
+        self._seen.pop(key, None)
+        self._seen[key] = now_s
+        while len(self._seen) > MAX_REFUSALS:
+            del self._seen[next(iter(self._seen))]
+        return is_repeated
+
+
+@router.get("/")
+@router.get("/s/{name}/")
+async def greet(name: str = "") -> dict[str, Any]:
+    """Say that the buffer is alive."""
+    return {"message": "Forebay rollout buffer is running", "name": name}
+
+
+@router.post("/start_rollout")
+@router.post("/s/{name}/start_rollout")
+async def start_rollout(request: Request, services: Server, name: str = "") -> dict[str, Any]:
+    """Start a run under ``name``, or attach to the one that the payload or its ``skip_instance_ids`` belong to."""
+    body = await request.body()
+    try:
+        run = await services.runs.start(parse_object(body), check_name(name), "slime")
+    except ForebayError:
+        refusals: Refusals = request.app.state.refusals
+        if refusals.is_repeated(body):
+            await asyncio.sleep(services.settings.refuse_hold_s)
+        raise
+    return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value}
+
+
+@router.get("/buffer/peek")
+@router.get("/s/{name}/buffer/peek")
+async def peek(services: Server, name: str = "") -> dict[str, Any]:
+    """Preview the newest groups that could be read, without taking them."""
+    entry = services.named(name)
+    groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
+    data = []
+    for group in groups:
+        bodies = await entry.buffer.bodies(group.samples[:2])
+        data += [parse_object(body) for body in bodies]
+    return {"success": True, "message": f"{len(data)} samples", "data": {"data": data, "meta_info": {}}}
+
+
+@router.get("/buffer/stats")
+@router.get("/s/{name}/buffer/stats")
+async def stats(services: Server, name: str = "") -> dict[str, Any]:
+    """Count what is buffered, and what came and went since the server started."""
+    entry = services.named(name)
+    buffer = entry.buffer
+    data = {
+        "current_size": buffer.groups.num_live_samples,
+        "max_size": entry.run.settings.max_buffer_size,
+        "total_written": sum(buffer.counts[outcome] for outcome in ("member", "failed", "late", "surplus")),
+        "total_read": buffer.counts["rows_delivered"],
+    }
+    return {"success": True, "message": "", "data": data}

@@ -1,0 +1,76 @@
+"""Running the server: a socket first, so that its address is known before anything starts."""
+
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from forebay.core.errors import InvalidInput
+from forebay.core.settings import Settings
+from forebay.server.app import create_app
+
+logger = logging.getLogger(__name__)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind the address of ``settings``. Raises ``InvalidInput`` if it would be open to others without a token."""
+    if not (settings.is_loopback or settings.token or settings.insecure):
+        raise InvalidInput(
+            f"listening on {settings.host} would let anybody who reaches it write, read and start code",
+            hint="set FOREBAY_TOKEN, or pass --insecure on a network that you trust",
+            field="host",
+        )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((settings.host, settings.port))
+    except OSError as error:
+        bound.close()
+        raise InvalidInput(
+            f"port {settings.port} of {settings.host} cannot be used: {error.strerror}",
+            hint="another server may be running; choose another --port, or 0 for a free one",
+            field="port",
+        ) from None
+    bound.set_inheritable(False)
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """The URL of a bound socket, as processes of this machine reach it."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised here, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM: refuse new connections, end run processes, write everything down, return."""
+    url = url_of(bound)
+    config = uvicorn.Config(
+        create_app(settings, url),
+        log_config=None,
+        access_log=False,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=10,
+    )
+    _Server(config, lambda: when_ready(url)).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """Tells when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._when_ready()

@@ -1,0 +1,47 @@
+"""What the routes work with."""
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from forebay.buffer.buffer import Buffer, Entry
+from forebay.core.errors import NoRun, RunNotFound
+from forebay.core.settings import Settings
+from forebay.generators.discovery import Catalog
+from forebay.server.asgi import BodyBudget
+from forebay.server.runs import RunService
+from forebay.server.supervisor import Supervisor
+from forebay.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a running server, made by the lifespan."""
+
+    settings: Settings
+    buffer: Buffer
+    catalog: Catalog
+    supervisor: Supervisor
+    runs: RunService
+    metrics: Metrics
+    bodies: BodyBudget
+
+    def named(self, name: str) -> Entry:
+        """The run last started through a slime route under ``name``. Raises ``NoRun``."""
+        entry = self.buffer.newest(name)
+        if entry is None:
+            raise NoRun(name)
+        return entry
+
+    def writable(self, name: str) -> Entry:
+        """The same for a writer, who is told 404. Raises ``RunNotFound``."""
+        entry = self.buffer.newest(name)
+        if entry is None:
+            raise RunNotFound(name or "(none was started)")
+        return entry
+
+
+def services_of(connection: HTTPConnection) -> Services:
+    """The services of the app that serves this request; a FastAPI dependency."""
+    services: Services = connection.app.state.services
+    return services

@@ -1,0 +1,121 @@
+"""What is checked before a run may start."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.core.errors import InputRefused, InvalidInput
+from forebay.core.ids import InstanceId
+from forebay.core.run import RunSettings
+from forebay.core.settings import Settings
+from forebay.generators.info import GeneratorInfo
+from forebay.generators.rows import validate_rows
+
+ROWS_BEFORE_REPLY = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A start payload, its own fields checked."""
+
+    payload: dict[str, Any]
+    task_type: str
+    settings: RunSettings
+    listed: list[InstanceId]
+    """``skip_instance_ids``."""
+    input_file: str | None
+
+    @classmethod
+    def parse(cls, payload: dict[str, Any]) -> "StartRequest":
+        """Raises ``InvalidInput`` with the wrong field."""
+        task_type = payload.get("task_type")
+        if not isinstance(task_type, str) or not task_type:
+            raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
+        if "num_repeat_per_sample" not in payload and "group_size" not in payload:
+            raise InvalidInput("num_repeat_per_sample is missing: the size of a group", field="num_repeat_per_sample")
+        input_file = payload.get("input_file")
+        if input_file is not None and not isinstance(input_file, str):
+            raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
+        return cls(payload, task_type, RunSettings.parse(payload), _listed(payload), input_file or None)
+
+
+def _listed(payload: dict[str, Any]) -> list[InstanceId]:
+    listed = payload.get("skip_instance_ids")
+    if listed is None:
+        return []
+    if not isinstance(listed, list) or not all(isinstance(i, str | int) and not isinstance(i, bool) for i in listed):
+        raise InvalidInput("skip_instance_ids must be a list of strings and integers", field="skip_instance_ids")
+    return listed
+
+
+def engine_urls(payload: dict[str, Any]) -> list[str]:
+    """The engines that a payload names: one URL, several with commas between, or a list."""
+    given = payload.get("remote_engine_url") or []
+    urls = given.split(",") if isinstance(given, str) else given
+    return [str(url).strip() for url in urls if str(url).strip()] if isinstance(urls, list) else []
+
+
+class InputCheck:
+    """Looks at a run's input file, as its generator will need it."""
+
+    def __init__(self, settings: Settings, working_dir: Path) -> None:
+        self._roots = [root.resolve() for root in settings.input_roots]
+        self._working_dir = working_dir
+
+    async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
+        """What can be said before the reply. Raises ``InputRefused``."""
+        if request.input_file is None:
+            if generator.imports_base:
+                raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
+            return
+        path = self._allowed(request.input_file)
+        await asyncio.to_thread(_check_readable, path, request.input_file)
+        if generator.imports_base:
+            await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
+
+    async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
+        """The whole file. Raises ``InputRefused``."""
+        if request.input_file is not None and generator.imports_base:
+            await asyncio.to_thread(_check_rows, self._allowed(request.input_file), None)
+
+    def fingerprint(self, request: StartRequest) -> str:
+        """What changes when the input file does."""
+        if request.input_file is None:
+            return ""
+        try:
+            stat = self._resolved(request.input_file).stat()
+        except OSError:
+            return "unreadable"
+        return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+
+    def _resolved(self, input_file: str) -> Path:
+        return (self._working_dir / input_file).resolve()
+
+    def _allowed(self, input_file: str) -> Path:
+        path = self._resolved(input_file)
+        if self._roots and not any(path.is_relative_to(root) for root in self._roots):
+            raise InputRefused(
+                f"input_file {input_file!r} is outside the allowed folders",
+                hint="the server's setting input_roots lists the folders to read from",
+                field="input_file",
+            )
+        return path
+
+
+def _check_readable(path: Path, told: str) -> None:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise InputRefused(
+            f"input_file {told!r} cannot be read: {error.strerror}",
+            hint="relative paths start at the server's working directory",
+            field="input_file",
+        ) from None
+
+
+def _check_rows(path: Path, first: int | None) -> None:
+    problem = validate_rows(path, first)
+    if problem is not None:
+        raise problem.as_error()

@@ -1,0 +1,58 @@
+"""Reading bodies in few large reads gives the same bytes as reading each alone."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.buffer.store.bodies import INLINE_BYTES, BodyReader
+from forebay.buffer.store.files import DiskFiles
+from forebay.buffer.store.rows import Location
+from forebay.buffer.store.segments import segment_path
+from forebay.core.errors import StorageFailed
+
+SIZE = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+    rng = random.Random(1)
+    return {number: rng.randbytes(SIZE) for number in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def reader(segments: dict[int, bytes], tmp_path_factory: pytest.TempPathFactory) -> BodyReader:
+    path: Path = tmp_path_factory.mktemp("segments")
+    for number, data in segments.items():
+        segment_path(path, number).write_bytes(data)
+    return BodyReader(path, DiskFiles())
+
+
+locations = st.builds(
+    lambda segment, offset, length: Location(segment, offset, min(length, SIZE - offset)),
+    st.sampled_from([1, 2]),
+    st.one_of(st.integers(0, SIZE), st.integers(0, 50_000)),
+    st.one_of(st.integers(0, 5_000), st.integers(0, 100_000)),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wanted=st.lists(locations, max_size=60))
+def test_bodies_come_in_the_order_asked_for(
+    reader: BodyReader, segments: dict[int, bytes], wanted: list[Location]
+) -> None:
+    expected = [segments[place.segment][place.offset : place.offset + place.length] for place in wanted]
+    assert reader.read(wanted) == expected
+    assert reader.read_cached(wanted) in (None, expected)
+
+
+def test_large_sets_are_not_read_where_the_loop_stands(reader: BodyReader) -> None:
+    assert reader.read_cached([Location(1, 0, INLINE_BYTES + 1)]) is None
+
+
+@pytest.mark.parametrize("place", [Location(1, SIZE - 1, 2), Location(2, SIZE + 5, 1), Location(3, 0, 1)])
+def test_body_that_is_not_there_is_told_with_its_segment(reader: BodyReader, place: Location) -> None:
+    with pytest.raises(StorageFailed, match=f"segment {place.segment}"):
+        reader.read([Location(1, 0, 10), place])

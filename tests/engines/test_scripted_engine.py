@@ -1,0 +1,169 @@
+"""The scripted engine on its own wire, seen through the official client and plain HTTP."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
+
+ASK = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+
+
+async def post(engine: ScriptedEngine, body: dict[str, Any]) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=10) as http:
+        return await http.post(f"{engine.url}/v1/chat/completions", json=body)
+
+
+def official(engine: ScriptedEngine) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none")
+
+
+async def test_official_client_reads_the_scripts_text() -> None:
+    async with ScriptedEngine(lambda call: f"you said {call.prompt}") as engine, official(engine) as client:
+        reply = await client.chat.completions.create(**ASK)
+    assert reply.choices[0].message.content == "you said What is 2 + 2?"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (5, 7)
+
+
+async def test_official_client_reads_a_stream() -> None:
+    async with ScriptedEngine(lambda _: "one two  three") as engine, official(engine) as client:
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        chunks = [chunk async for chunk in stream]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == "one two  three"
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert len(choices) == 6
+
+
+async def test_script_is_asked_once_for_each_choice() -> None:
+    async with ScriptedEngine(lambda call: f"choice {call.choice}") as engine:
+        reply = (await post(engine, {**ASK, "n": 3})).json()
+        assert [choice["message"]["content"] for choice in reply["choices"]] == ["choice 0", "choice 1", "choice 2"]
+        assert [call.number for call in engine.calls] == [0, 1, 2]
+        assert [call.finished for call in engine.calls] == ["stop"] * 3
+
+
+async def test_coroutine_script_tool_calls_and_finish_reason() -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+
+    async def script(call: ScriptedCall) -> Reply:
+        return Reply(tool_calls=calls) if call.number == 0 else Reply(text="cut", finish_reason="length")
+
+    async with ScriptedEngine(script) as engine:
+        first, second = (await post(engine, ASK)).json(), (await post(engine, ASK)).json()
+    assert first["choices"][0]["message"]["tool_calls"] == calls
+    assert first["choices"][0]["finish_reason"] == "tool_calls"
+    assert second["choices"][0]["finish_reason"] == "length"
+
+
+async def test_error_status_and_a_script_that_raises() -> None:
+    def script(call: ScriptedCall) -> Reply:
+        if call.number:
+            raise KeyError("lost")
+        return Reply(error_status=400, text="too long")
+
+    async with ScriptedEngine(script) as engine:
+        told, raised = await post(engine, ASK), await post(engine, ASK)
+        assert [call.finished for call in engine.calls] == ["error", "error"]
+    assert (told.status_code, told.json()["message"]) == (400, "too long")
+    assert raised.status_code == 500
+    assert "KeyError('lost')" in raised.json()["message"]
+
+
+async def test_abort_by_prefix_answers_200_with_the_partial_text() -> None:
+    async with ScriptedEngine(lambda _: Reply(text="so far", hang=True)) as engine, httpx.AsyncClient() as http:
+        stopped = asyncio.create_task(post(engine, {**ASK, "rid": "a-1"}))
+        other = asyncio.create_task(post(engine, {**ASK, "rid": "b-1"}))
+        await engine.wait_in_flight(2)
+        loads = (await http.get(f"{engine.url}/v1/loads")).json()["loads"]
+        assert loads == [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0}]
+        await http.post(f"{engine.url}/abort_request", json={"rid": "a-"})
+        reply = await stopped
+        assert reply.status_code == 200
+        assert reply.json()["choices"][0]["finish_reason"] == "abort"
+        assert reply.json()["choices"][0]["message"]["content"] == "so far"
+        assert not other.done()
+        await http.post(f"{engine.url}/abort_request", json={"abort_all": True})
+        assert (await other).json()["choices"][0]["finish_reason"] == "abort"
+        assert engine.aborts == ["a-", ""]
+
+
+async def test_delay_passes_and_an_abort_in_it_leaves_some_of_the_words() -> None:
+    words = " ".join(str(number) for number in range(1000))
+    async with ScriptedEngine(lambda call: Reply(text=words, delay_s=0.05 if call.number else 30.0)) as engine:
+        asked = asyncio.create_task(post(engine, {**ASK, "rid": "slow"}))
+        await engine.wait_in_flight(1)
+        assert (await post(engine, ASK)).json()["choices"][0]["message"]["content"] == words
+        async with httpx.AsyncClient() as http:
+            await http.post(f"{engine.url}/abort_request", json={"rid": "slow"})
+        text = (await asked).json()["choices"][0]["message"]["content"]
+    assert words.startswith(text)
+    assert 0 < len(text) < 100
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_disconnect_cancels_the_call(stream: bool) -> None:
+    ended = asyncio.Event()
+
+    async def script(call: ScriptedCall) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return "never"
+
+    async with ScriptedEngine(script) as engine:
+        asked = asyncio.create_task(post(engine, {**ASK, "stream": stream}))
+        await engine.wait_in_flight(1)
+        asked.cancel()
+        await engine.wait_in_flight(0)
+        assert ended.is_set()
+        assert engine.calls[0].finished == "disconnected"
+
+
+async def test_leaving_stops_what_still_runs() -> None:
+    async with ScriptedEngine(lambda _: Reply(hang=True)) as engine:
+        asked = asyncio.create_task(post(engine, ASK))
+        await engine.wait_in_flight(1)
+    assert (await asked).json()["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_entered_again_on_the_same_port() -> None:
+    engine = ScriptedEngine(lambda _: "again")
+    async with engine:
+        first = engine.url
+    async with engine:
+        assert engine.url == first
+        assert (await post(engine, ASK)).status_code == 200
+
+
+def test_url_before_it_serves_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="async with engine"):
+        _ = ScriptedEngine(lambda _: "").url
+
+
+async def test_unavailable_answers_503_and_bad_body_400() -> None:
+    async with ScriptedEngine(lambda _: "") as engine:
+        assert (await post(engine, {"model": "any"})).status_code == 400
+        engine.available = False
+        assert (await post(engine, ASK)).status_code == 503
+
+
+def test_from_a_thread_for_code_without_an_event_loop() -> None:
+    with ScriptedEngine(lambda _: Reply(hang=True)).in_thread() as engine:
+        with httpx.Client(timeout=10) as http:
+            assert http.get(f"{engine.url}/v1/models").json()["data"][0]["id"] == "scripted"
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(f"{engine.url}/v1/chat/completions", json=ASK, timeout=0.2)
+            engine.wait_calls(1)
+            engine.wait_in_flight(0)
+            assert json.loads(http.get(f"{engine.url}/v1/loads").content)["loads"][0]["num_running_reqs"] == 0
+        assert [call.finished for call in engine.calls] == ["disconnected"]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{engine.url}/health")

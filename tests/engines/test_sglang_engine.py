@@ -1,0 +1,101 @@
+"""The SGLang client behind a router, and what it sends to whom."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from forebay.core.errors import EngineUnavailable
+from forebay.engines.abc import ChatRequest, EngineLoad
+from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.engines.sglang import SGLangEngine
+
+
+def ask(**other: Any) -> ChatRequest:
+    return ChatRequest(messages=[{"role": "user", "content": "hi"}], **{"timeout_s": 10.0, **other})
+
+
+@pytest.fixture
+async def workers() -> Any:
+    async with AsyncExitStack() as stack:
+        engines = [ScriptedEngine(lambda _: Reply(hang=True)), ScriptedEngine(lambda _: Reply(hang=True))]
+        yield [await stack.enter_async_context(engine) for engine in engines]
+
+
+def urls(workers: list[ScriptedEngine]) -> list[str]:
+    return [worker.url for worker in workers]
+
+
+async def test_chats_spread_over_the_workers_with_their_rid(workers: list[ScriptedEngine], serve_router: Any) -> None:
+    async with serve_router(urls(workers)) as (router, url), SGLangEngine(url) as engine:
+        chats = [asyncio.create_task(engine.chat(ask(rid=f"fb-{slot}"))) for slot in range(4)]
+        await asyncio.gather(*(worker.wait_in_flight(2) for worker in workers))
+        assert {call.rid for worker in workers for call in worker.calls} == {"fb-0", "fb-1", "fb-2", "fb-3"}
+        assert await engine.load() == EngineLoad(running=4)
+        assert await engine.abort("fb-", timeout_s=5) == 2
+        assert all(reply.aborted for reply in await asyncio.gather(*chats))
+        assert (router.chats, router.listings) == (0, 1)
+
+
+async def test_unhealthy_worker_gets_no_chats(workers: list[ScriptedEngine], serve_router: Any) -> None:
+    async with serve_router(urls(workers)) as (router, url), SGLangEngine(url) as engine:
+        router.workers[0]["is_healthy"] = False
+        assert await engine.workers() == [workers[1].url]
+
+
+async def test_worker_that_dies_is_replaced_by_another(serve_router: Any, free_port: int) -> None:
+    async with ScriptedEngine(lambda _: "alive") as alive:
+        async with serve_router([f"http://127.0.0.1:{free_port}", alive.url]) as (_, url), SGLangEngine(url) as engine:
+            replies = await asyncio.gather(*(engine.chat(ask()) for _ in range(6)))
+        assert [reply.text for reply in replies] == ["alive"] * 6
+
+
+async def test_worker_added_later_is_used(serve_router: Any) -> None:
+    first, second = ScriptedEngine(lambda _: "first"), ScriptedEngine(lambda _: "second")
+    async with first, second, serve_router([first.url]) as (router, url), SGLangEngine(url) as engine:
+        assert (await engine.chat(ask())).text == "first"
+        router.workers = [router.listed(second.url)]
+        assert await engine.is_available()
+        assert (await engine.chat(ask())).text == "second"
+
+
+async def test_list_that_cannot_be_read_again_leaves_the_last_one_in_use(serve_router: Any) -> None:
+    async with ScriptedEngine(lambda _: "still here") as worker:
+        async with serve_router([worker.url]) as (_, url):
+            engine = await SGLangEngine(url).__aenter__()
+            assert await engine.workers() == [worker.url]
+        async with engine:
+            assert await engine.is_available()
+            assert (await engine.chat(ask())).text == "still here"
+
+
+async def test_router_without_workers_for_chats_is_asked_itself(serve_router: Any) -> None:
+    async with ScriptedEngine(lambda _: "through the router") as worker:
+        async with serve_router([worker.url]) as (router, url), SGLangEngine(url, model="scripted") as engine:
+            router.workers[0]["worker_type"] = "prefill"
+            assert (await engine.chat(ask(rid="fb-1"))).text == "through the router"
+            assert router.chats == 1
+            assert await engine.abort("fb-1", timeout_s=1) == 1
+        assert worker.aborts[0] == "fb-1"
+
+
+async def test_router_that_is_gone_is_unavailable(free_port: int) -> None:
+    async with SGLangEngine(f"http://127.0.0.1:{free_port}") as engine:
+        with pytest.raises(EngineUnavailable):
+            await engine.workers()
+        with pytest.raises(EngineUnavailable):
+            await engine.load()
+        assert await engine.abort_all() is None
+
+
+async def test_data_parallel_ranks_of_a_worker_are_one_address(serve_router: Any) -> None:
+    ranks = ["http://127.0.0.1:1@0", "http://127.0.0.1:1@1"]
+    async with serve_router(ranks) as (_, url), SGLangEngine(url) as engine:
+        assert await engine.workers() == ["http://127.0.0.1:1"]
+
+
+async def test_weight_version_is_told() -> None:
+    async with ScriptedEngine(lambda _: "x", model="tiny") as server, SGLangEngine(server.url) as engine:
+        info = await engine.model_info()
+    assert (info.model, info.model_path, info.weight_version) == ("tiny", "tiny", "default")

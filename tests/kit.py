@@ -1,0 +1,265 @@
+"""What tests share: valid samples, a real server process, and runs whose samples the test writes itself."""
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+import httpx
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+TIME_LIMIT_S = 30.0
+"""For what takes well under a second on an idle machine."""
+
+IDLE = """
+import threading
+TASK_TYPE = "idle"
+def run_rollout(data):
+    threading.Event().wait()
+"""
+"""A generator file that leaves writing to the test."""
+
+
+def make_sample(**changes: Any) -> Json:
+    """A valid sample; ``changes`` replace or add fields, and a change to ``...`` removes one."""
+    sample = {
+        "uid": f"uid-{os.urandom(6).hex()}",
+        "instance_id": "task-1",
+        "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+        "reward": 1.0,
+        "extra_info": {"finish_reason": "stop", "timestamp": "1700000000.5"},
+    }
+    return {name: value for name, value in (sample | changes).items() if value is not ...}
+
+
+def make_group(instance_id: str | int, rewards: Sequence[float | None], **changes: Any) -> list[Json]:
+    """A sample per reward, with uids that tell instance and position."""
+    return [
+        make_sample(uid=f"{instance_id}/{n}", instance_id=instance_id, reward=reward, **changes)
+        for n, reward in enumerate(rewards)
+    ]
+
+
+def poll_until(condition: Callable[[], T], timeout_s: float = TIME_LIMIT_S) -> T:
+    """Ask until the answer is true, and return it: for what another process does and cannot announce."""
+    until_s = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        if time.monotonic() > until_s:
+            raise AssertionError(f"not within {timeout_s} s: {getattr(condition, '__qualname__', condition)}")
+        time.sleep(0.01)
+    return answer
+
+
+def write_generator(folder: Path, source: str, name: str = "idle_generator.py") -> Path:
+    """Put a generator file into ``folder``, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(source)
+    return path
+
+
+def assert_error(response: httpx.Response, status: int, code: str, field: str | None = None) -> Json:
+    """The one error body; what is in it."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    error: Json = body["error"]
+    assert set(error) == {"code", "message", "hint"} | ({"field"} if field else set()), error
+    assert error["code"] == code, error
+    assert error["message"]
+    if field:
+        assert error["field"] == field, error
+    if not response.request.url.path.startswith("/v1/") and "success" in body:
+        assert body["success"] is False
+        assert body["message"].startswith(error["message"])
+    return error
+
+
+@dataclass
+class NativeRun:
+    """A run on a server, over ``/v1``."""
+
+    server: "ServerProcess"
+    run_id: str
+
+    @property
+    def client(self) -> httpx.Client:
+        """The server's present one: a restart makes another."""
+        return self.server.client
+
+    @property
+    def path(self) -> str:
+        return f"/v1/runs/{self.run_id}"
+
+    def view(self) -> Json:
+        return _ok(self.client.get(self.path))
+
+    def write(self, *samples: Json) -> list[Json]:
+        """Write samples at once; each one's verdict."""
+        verdicts: list[Json] = _ok(self.client.post(f"{self.path}/samples", json=list(samples)))["results"]
+        return verdicts
+
+    def read(self, **body: Any) -> Json:
+        return _ok(self.client.post(f"{self.path}/batches", json=body))
+
+    def groups(self, **query: Any) -> list[Json]:
+        groups: list[Json] = _ok(self.client.get(f"{self.path}/groups", params={"limit": 1_000, **query}))["groups"]
+        return groups
+
+    def group(self, group_id: str) -> Json:
+        """One group with its samples."""
+        return _ok(self.client.get(f"{self.path}/groups/{group_id}"))
+
+    def closed(self, num: int = 1, timeout_s: float = TIME_LIMIT_S) -> list[Json]:
+        """The closed groups, once there are ``num``: a long poll."""
+        until_s = time.monotonic() + timeout_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            query = {"after": num - 1, "wait_s": min(left_s, 20)}
+            if _ok(self.client.get(f"{self.path}/closed_groups", params=query))["groups"]:
+                break
+        groups: list[Json] = _ok(self.client.get(f"{self.path}/closed_groups"))["groups"]
+        assert len(groups) >= num, groups
+        return groups
+
+    def stop(self) -> Json:
+        return _ok(self.client.post(f"{self.path}/stop"))
+
+    def wait_for_state(self, state: str) -> Json:
+        """The run, once it is in ``state``."""
+        return poll_until(lambda: view if (view := self.view())["state"] == state else {})
+
+
+@dataclass
+class SlimeRun(NativeRun):
+    """The same, written and read over slime's routes: those at the root, or those of a named stream."""
+
+    prefix: str = ""
+
+    def send(self, sample: Json) -> httpx.Response:
+        return self.client.post(f"{self.prefix}/buffer/write", json=sample)
+
+    def fetch(self, **body: Any) -> Json:
+        return _ok(self.client.post(f"{self.prefix}/get_rollout_data", json=body))
+
+
+def _ok(response: httpx.Response) -> Json:
+    assert response.is_success, f"{response.status_code}: {response.text}"
+    answer: Json = response.json()
+    return answer
+
+
+class ServerProcess:
+    """``forebay serve`` as its own process, with its files below ``directory``. Settings go by the environment."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        generators: Path | None = None,
+        data_dir: Path | None = None,
+        env: dict[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.generators = generators or directory / "tasks"
+        write_generator(self.generators, IDLE)
+        self.data_dir = data_dir or directory / "data"
+        self.log_path = directory / "server.log"
+        self.port = 0
+        self.client = httpx.Client(timeout=TIME_LIMIT_S)
+        self._env = dict(env or {})
+        self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start, on the port of the time before if there was one, and wait until it listens."""
+        flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
+        with self.log_path.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", "import typer; from forebay.server.cli.serve import command; typer.run(command)", *flags],
+                cwd=self.directory,
+                env={**os.environ, **self._env, **self.settings},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        line = _first_line(self._process.stdout, TIME_LIMIT_S)
+        assert line.startswith("forebay listens on http://"), f"{line!r}; its log:\n{self.log()}"
+        self.port = int(line.rpartition(":")[2])
+        self._renew_client()
+        return self
+
+    def _renew_client(self) -> None:
+        """Connections to a process that is gone are of no use."""
+        self.client.close()
+        self.client = httpx.Client(base_url=self.url, timeout=TIME_LIMIT_S)
+
+    def kill9(self) -> None:
+        """End the process without a word."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        status = self._process.wait(TIME_LIMIT_S)
+        self._process.stdout.close()
+        self._process = None
+        return status
+
+    def restart(self) -> Self:
+        """Start again after ``kill9`` or ``stop``, with the same port and data."""
+        return self.start()
+
+    def close(self) -> None:
+        """Whatever a test did to it, leave nothing behind."""
+        self.kill9()
+        self.client.close()
+
+    def log(self, num_bytes: int = 20_000) -> str:
+        """The end of what it logged."""
+        return self.log_path.read_text(errors="replace")[-num_bytes:]
+
+    def start_run(self, task_type: str = "idle", group_size: int = 4, **payload: Any) -> NativeRun:
+        """Start a run over ``/v1``; without a task type, one that leaves writing to the test."""
+        body = {"task_type": task_type, "group_size": group_size, **payload}
+        return NativeRun(self, _ok(self.client.post("/v1/runs", json=body))["run_id"])
+
+    def start_slime(self, name: str = "", task_type: str = "idle", group_size: int = 4, **payload: Any) -> SlimeRun:
+        """Start a run as slime's client does, under ``name``."""
+        prefix = f"/s/{name}" if name else ""
+        body = {"task_type": task_type, "num_repeat_per_sample": str(group_size), **payload}
+        started = _ok(self.client.post(f"{prefix}/start_rollout", json=body))
+        return SlimeRun(self, started["run_id"], prefix)
+
+
+def _first_line(stream: IO[str], timeout_s: float) -> str:
+    """The first line that comes within ``timeout_s``; empty if there is none."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return stream.readline().strip() if selector.select(timeout_s) else ""

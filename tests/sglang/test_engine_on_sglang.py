@@ -1,0 +1,164 @@
+"""The engine clients against the real SGLang, directly and behind its router."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.engines.abc import ChatRequest, Engine, EngineLoad
+from forebay.engines.aborts import abort_prefix
+from forebay.engines.connect import connect
+from forebay.engines.detect import DetectedEngine
+from forebay.engines.openai import OpenAIEngine
+from forebay.engines.sglang import SGLangEngine
+
+pytestmark = pytest.mark.sglang
+
+LONG = {"max_tokens": 1900, "temperature": 1.0, "ignore_eos": True}
+IDLE_S = 3.0
+
+
+@pytest.fixture(params=["direct", "router"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("sglang_url" if request.param == "direct" else "sglang_router_url"))
+
+
+def ask(prompt: str = "what is 1 + 2?", **other: Any) -> ChatRequest:
+    defaults: dict[str, Any] = {"timeout_s": 60.0, "sampling_params": {"max_tokens": 8, "ignore_eos": True}}
+    return ChatRequest(messages=[{"role": "user", "content": prompt}], **defaults | other)
+
+
+async def load_becomes(url: str, wanted: Callable[[EngineLoad], bool], within_s: float) -> float:
+    """Seconds until the engine at ``url`` has a load like this."""
+    began_s = time.monotonic()
+    async with SGLangEngine(url) as engine, asyncio.timeout(within_s):
+        while not wanted(await engine.load() or EngineLoad()):  # noqa: ASYNC110 - the engine must be asked
+            await asyncio.sleep(0.02)
+    return time.monotonic() - began_s
+
+
+async def becomes_idle(url: str) -> float:
+    """Seconds until the engine at ``url`` has nothing left; fails after 3."""
+    return await load_becomes(url, lambda load: load.idle, IDLE_S)
+
+
+async def start(engine: Engine, sglang_url: str, rids: list[str], **other: Any) -> list[asyncio.Task[Any]]:
+    """Start a long chat for each rid and return when the engine generates for all."""
+    asked = {"sampling_params": LONG, **other}
+    chats = [asyncio.create_task(engine.chat(ask(rid=rid, **asked))) for rid in rids]
+    await load_becomes(sglang_url, lambda load: load.running == len(rids) * other.get("n", 1), 20)
+    return chats
+
+
+async def test_chat_gives_text_counts_and_token_ids(url: str) -> None:
+    async with connect(url) as engine:
+        reply = await engine.chat(ask(extra={"return_token_ids": True, "logprobs": True}, rid="fb-chat"))
+    assert reply.finish_reason == "length"
+    assert reply.completion_tokens == 8
+    assert reply.prompt_tokens == len(reply.raw["choices"][0]["prompt_token_ids"])
+    assert len(reply.raw["choices"][0]["response_token_ids"]) == 8
+    assert (reply.message["role"], reply.raw["id"]) == ("assistant", "fb-chat")
+
+
+async def test_several_choices_and_a_continued_message(url: str) -> None:
+    async with connect(url) as engine:
+        assert len((await engine.chat(ask(n=3))).texts) == 3
+        messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
+        whole = await engine.chat(ask(extra={"return_token_ids": True, "messages": messages}))
+        request = ask(extra={"return_token_ids": True, "messages": messages}, continue_final_message=True)
+        continued = await engine.chat(request)
+    # A finished message costs its end and the beginning of the next one, a continued one does not.
+    assert continued.prompt_tokens < whole.prompt_tokens
+
+
+async def test_too_long_a_request_is_told_in_the_engines_words(url: str) -> None:
+    async with connect(url) as engine:
+        with pytest.raises(EngineError, match="maximum context length") as caught:
+            await engine.chat(ask(sampling_params={"max_tokens": 5000}))
+    assert caught.value.status_code == 400
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+async def test_model_info_load_and_kind(url: str, sglang_url: str) -> None:
+    async with DetectedEngine(url) as engine:
+        assert type(await engine.found()) is SGLangEngine
+        info = await engine.model_info()
+        assert (info.model, info.weight_version) == ("tiny", "default")
+        assert await engine.load() == EngineLoad()
+        assert await engine.is_available()
+    async with SGLangEngine(url) as direct:
+        assert await direct.workers() == [sglang_url]
+    async with OpenAIEngine(url) as plain:
+        assert (await plain.model_info()).model == "tiny"
+
+
+async def test_abort_by_prefix_stops_a_groups_calls_only(url: str, sglang_url: str) -> None:
+    async with connect(url) as engine:
+        chats = await start(engine, sglang_url, ["fb-a-0", "fb-a-1", "fb-a-2", "fb-b-0"])
+        began_s = time.monotonic()
+        assert await engine.abort("fb-a-", timeout_s=1.0) == 1
+        replies = await asyncio.wait_for(asyncio.gather(*chats[:3]), IDLE_S)
+        assert time.monotonic() - began_s < IDLE_S
+        assert all(reply.aborted and 0 < reply.completion_tokens < 1900 for reply in replies)
+        assert not chats[3].done()
+        assert await engine.abort("fb-b-") == 1
+        assert (await chats[3]).aborted
+        await becomes_idle(sglang_url)
+
+
+async def test_queued_calls_are_aborted_as_well(url: str, sglang_url: str) -> None:
+    async with connect(url) as engine:
+        chats = [asyncio.create_task(engine.chat(ask(rid=f"fb-q-{n:02}", sampling_params=LONG))) for n in range(24)]
+        await load_becomes(sglang_url, lambda load: load.waiting > 0 and load.running + load.waiting == 24, 30)
+        assert await engine.abort("fb-q-") == 1
+        assert all(reply.aborted for reply in await asyncio.wait_for(asyncio.gather(*chats), IDLE_S))
+
+
+async def test_abort_right_after_the_calls_were_sent_catches_them_all(url: str, sglang_url: str) -> None:
+    async with connect(url) as engine:
+        await engine.chat(ask())
+        chats = [asyncio.create_task(engine.chat(ask(rid=f"fb-s-{n}", sampling_params=LONG))) for n in range(8)]
+        await asyncio.sleep(0)
+        began_s = time.monotonic()
+        await engine.abort("fb-s-")
+        for chat in chats:
+            chat.cancel()
+        await asyncio.gather(*chats, return_exceptions=True)
+        await becomes_idle(sglang_url)
+        assert time.monotonic() - began_s < IDLE_S
+
+
+async def test_cancelled_and_timed_out_calls_leave_the_engine_idle(url: str, sglang_url: str) -> None:
+    async with connect(url) as engine:
+        chats = await start(engine, sglang_url, ["fb-c-0", "fb-c-1"])
+        for chat in chats:
+            chat.cancel()
+        await becomes_idle(sglang_url)
+        with pytest.raises(TimeoutError):
+            await engine.chat(ask(rid="fb-c-2", sampling_params=LONG, timeout_s=0.5))
+        await becomes_idle(sglang_url)
+
+
+async def test_calls_of_a_dead_client_are_aborted_by_prefix(url: str, sglang_url: str) -> None:
+    # No engine object knows these calls: a plain client sent them and its connections stay open.
+    async with httpx.AsyncClient(timeout=60) as http:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **LONG}
+        calls = [http.post(f"{sglang_url}/v1/chat/completions", json={**body, "rid": f"fb-d-{n}"}) for n in range(3)]
+        chats = [asyncio.create_task(call) for call in calls]
+        await load_becomes(sglang_url, lambda load: load.running == 3, 20)
+        assert await abort_prefix(url, "fb-d-") == 1
+        await becomes_idle(sglang_url)
+        for chat in chats:
+            assert (await chat).json()["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_abort_all_stops_calls_with_several_choices(url: str, sglang_url: str) -> None:
+    async with connect(url) as engine:
+        chats = await start(engine, sglang_url, ["fb-n-0"], n=3)
+        assert await engine.abort_all() == 1
+        assert (await chats[0]).aborted
+        await becomes_idle(sglang_url)
