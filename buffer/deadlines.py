@@ -19,10 +19,10 @@ async def advance(buffer: RunBuffer, pipeline: Pipeline) -> None:
     if run.has_ended or buffer.has_failed:
         return
     buffer.record_tick(TICK_RECORD_S)
-    overdue = buffer.groups.overdue(buffer.active.now_s(), run.process_ended_s)
-    if overdue or run.state not in WORKING:
+    if run.state not in WORKING or buffer.groups.is_any_due(buffer.active.now_s()):
         async with buffer.lock:
-            await pipeline.expire(overdue)
+            buffer.check_storage()
+            await pipeline.expire(buffer.groups.overdue(buffer.active.now_s(), run.process_ended_s))
             await _settle(buffer, pipeline)
     _watch_progress(buffer)
     if _is_over(buffer):

@@ -2,7 +2,9 @@
 
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from forebay.buffer.groups import Group
@@ -12,6 +14,7 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import RunEnded
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.ids import InstanceId
+from forebay.core.sample import Parts
 from forebay.core.signal import Patience
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ class Batch:
     reported: list[Group]
     """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
     window: MetaWindow
-    rows: list[bytes] = field(default_factory=list)
+    rows: list[Parts] = field(default_factory=list)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -153,8 +156,7 @@ class Delivery:
         finished = [group.instance_id for group in (*batch.groups, *batch.reported)]
         try:
             stored = buffer.record(*(group.row for group in (*batch.groups, *batch.reported)))
-            for group in batch.groups:
-                batch.rows += await self._rows(group)
+            batch.rows = await self._rows(batch.groups)
             batch.meta_info = {**await self._pipeline.meta_info(batch.window), "finished_groups": finished}
             await stored
         except BaseException:  # also a reader that goes away: its groups must not stay leased
@@ -162,12 +164,12 @@ class Delivery:
             raise
         return batch
 
-    async def _rows(self, group: Group) -> list[bytes]:
-        staged = group.staged
-        if not isinstance(staged, Staged):
-            raise TypeError(f"group {group.group_id} was leased without its rows")
-        needs_bodies = any(row.body is None for row in staged.rows)
-        return splice(staged.rows, await self._buffer.bodies(staged.samples) if needs_bodies else [])
+    async def _rows(self, groups: Sequence[Group]) -> list[Parts]:
+        """The encoded rows of ``groups``; all bodies are fetched at once."""
+        staged = [group.staged for group in groups if isinstance(group.staged, Staged)]
+        assert len(staged) == len(groups), "a group was leased without its rows"
+        bodies = iter(await self._buffer.bodies([sample for each in staged for sample in each.needed]))
+        return [row for each in staged for row in splice(each, list(islice(bodies, len(each.needed))))]
 
     def ack(self, batch_id: str) -> None:
         """The batch has arrived; its groups are done. An unknown id is ignored: it was acked or released before."""

@@ -11,6 +11,7 @@ from forebay.buffer.store.rows import GroupRow, Location, Outcome
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.run import RunSettings
+from forebay.core.sample import Span
 
 
 class Sample(msgspec.Struct, gc=False):
@@ -20,6 +21,7 @@ class Sample(msgspec.Struct, gc=False):
     slot: int
     reward: float | None
     num_bytes: int
+    reward_span: Span | None = None
     location: Location | None = None
     body: bytes | None = None
 
@@ -27,7 +29,7 @@ class Sample(msgspec.Struct, gc=False):
 class Group:
     """A group and, while it lives, its samples."""
 
-    __slots__ = ("row", "samples", "slots", "staged")
+    __slots__ = ("repeats", "row", "samples", "slots", "staged")
 
     def __init__(self, row: GroupRow) -> None:
         self.row = row
@@ -35,6 +37,8 @@ class Group:
         self.slots: set[int] = set()
         self.staged: object | None = None
         """What the last hooks made of it, kept until it is delivered or changes."""
+        self.repeats: set[str] = set()
+        """Uids that were there when the run process was restarted, and that it has not sent again."""
 
     @property
     def group_id(self) -> str:
@@ -100,6 +104,8 @@ class Groups:
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
     """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
     _ready: list[tuple[int, str]] = field(default_factory=list)
+    _queued: set[str] = field(default_factory=set)
+    """What is in ``_ready``, so that nothing is there twice."""
     _due: list[tuple[float, str]] = field(default_factory=list)
 
     def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
@@ -115,18 +121,20 @@ class Groups:
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
         if group is None:
-            row = GroupRow(
-                run_id=self.run_id,
-                group_id=key,
-                instance_id=instance_id,
-                epoch=epoch,
-                state=GroupState.OPEN,
-                opened_s=now_s,
-                is_announced=is_announced,
-            )
-            group = self._insert(row)
+            group = self._insert(self._new_row(instance_id, epoch, now_s, is_announced=is_announced))
             self.schedule(group)
         return group
+
+    def _new_row(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> GroupRow:
+        return GroupRow(
+            run_id=self.run_id,
+            group_id=group_id(instance_id, epoch),
+            instance_id=instance_id,
+            epoch=epoch,
+            state=GroupState.OPEN,
+            opened_s=now_s,
+            is_announced=is_announced,
+        )
 
     def place(self, instance_id: InstanceId, epoch: int | None, slot: int | None, now_s: float) -> Placement:
         """Decide where a sample belongs, opening a group where that is needed."""
@@ -161,6 +169,8 @@ class Groups:
         return group.row.num_samples >= self.settings.group_size
 
     def _place_at(self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float) -> Placement:
+        if slot is not None and slot >= self.settings.group_size and group_id(instance_id, epoch) not in self.by_id:
+            return Placement(Group(self._new_row(instance_id, epoch, now_s)), slot, "surplus")  # opens nothing
         group = self.open(instance_id, epoch, now_s)
         if group.state is not GroupState.OPEN:
             return Placement(group, -1 if slot is None else slot, "late")
@@ -174,7 +184,7 @@ class Groups:
         groups = self.by_instance.get(instance_id, [])
         home = self._next_home(groups, now_s)
         if home is None:
-            epoch = groups[-1].row.epoch + 1 if groups else self.first_epochs[instance_id]
+            epoch = max((group.row.epoch + 1 for group in groups), default=self.first_epochs[instance_id])
             home = self.open(instance_id, epoch, now_s)
         if home.state is GroupState.OPEN and not self.is_full(home):
             return Placement(home, home.free_slot(), "member")
@@ -199,6 +209,29 @@ class Groups:
         is_short = row.num_samples < self.settings.group_size
         return is_short and row.closed_s is not None and now_s - row.closed_s <= self.settings.group_timeout_seconds
 
+    # --- repeats of a restarted process that sends no slots
+
+    def expect_repeats(self) -> list[Group]:
+        """It will send the samples of incomplete groups once more, and those of others not; the groups that changed."""
+        changed: list[Group] = []
+        for group in self.by_id.values():
+            is_incomplete = group.state is GroupState.OPEN and not self.is_full(group)
+            due = len(group.samples) if is_incomplete else 0
+            group.repeats = {sample.uid for sample in group.samples} if is_incomplete else set()
+            if due != group.row.surplus_due:
+                group.row.surplus_due = due
+                changed.append(group)
+        return changed
+
+    def note_repeat(self, instance_id: InstanceId, uid: str) -> Group | None:
+        """A known uid came again: the group that expected it, and has one surplus sample less to come."""
+        for group in self.by_instance.get(instance_id, ()):
+            if uid in group.repeats and group.row.surplus_due > 0:
+                group.repeats.discard(uid)
+                group.row.surplus_due -= 1
+                return group
+        return None
+
     # --- moving
 
     def move(self, group: Group, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
@@ -212,7 +245,7 @@ class Groups:
             self._close(group, now_s)
         if target is GroupState.READY:
             row.order = row.order or self._take_order()
-            heapq.heappush(self._ready, (row.order, group.group_id))
+            self._queue(group)
         elif target is GroupState.DISCARDED:
             row.reason, row.detail = reason, detail
             self.discard_reasons[reason] += 1
@@ -248,14 +281,20 @@ class Groups:
     def take_ready(self) -> Iterator[Group]:
         """Ready groups, oldest first. The caller gives back with ``put_back`` those that it leaves ready."""
         while self._ready:
-            order, key = heapq.heappop(self._ready)
+            key = heapq.heappop(self._ready)[1]
+            self._queued.discard(key)
             group = self.by_id[key]
-            if group.state is GroupState.READY and group.row.order == order:
+            if group.state is GroupState.READY:
                 yield group
 
     def put_back(self, groups: Iterable[Group]) -> None:
         """Queue ready groups again after ``take_ready``."""
         for group in groups:
+            self._queue(group)
+
+    def _queue(self, group: Group) -> None:
+        if group.group_id not in self._queued:
+            self._queued.add(group.group_id)
             heapq.heappush(self._ready, (group.row.order, group.group_id))
 
     # --- deadlines
@@ -274,6 +313,10 @@ class Groups:
     def schedule(self, group: Group) -> None:
         """See to it that ``overdue`` finds the group when its time has come."""
         heapq.heappush(self._due, (self.due_s(group), group.group_id))
+
+    def is_any_due(self, now_s: float) -> bool:
+        """Whether ``overdue`` has something to look at."""
+        return bool(self._due) and self._due[0][0] <= now_s
 
     def overdue(self, now_s: float, process_ended_s: float | None = None) -> list[Group]:
         """The open groups whose deadline has passed."""
@@ -320,7 +363,7 @@ class Groups:
             if row.state is GroupState.OPEN:
                 row.num_samples, row.num_failed, row.last_sample_s = 0, 0, None
             elif row.state is GroupState.READY:
-                heapq.heappush(self._ready, (row.order, row.group_id))
+                self._queue(group)
             elif row.state is GroupState.DISCARDED:
                 self.discard_reasons[row.reason] += 1
                 if not row.is_reported:

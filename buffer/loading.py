@@ -1,6 +1,6 @@
 """Taking over a run's stored groups and samples, at start and after a failed write."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from forebay.buffer.groups import Sample
@@ -10,24 +10,24 @@ from forebay.buffer.store.rows import StoredSample
 from forebay.core.group import GroupState
 
 
-async def load_run(buffer: RunBuffer, store: Store) -> None:
-    """Fill an empty ``RunBuffer``. Leases do not survive: nobody is there any more to ack them."""
+async def load_run(buffer: RunBuffer, store: Store, kept_batches: Container[str] = ()) -> None:
+    """Fill an empty ``RunBuffer``. Leases but ``kept_batches`` do not survive: nobody is there any more to ack them."""
     run_id, groups = buffer.run.run_id, buffer.groups
     groups.restore(await store.load_groups(run_id))
     for stored in await store.load_samples(run_id):
         sample = to_sample(stored)
         group = groups.by_id[stored.row.group_id]
         groups.restore_sample(stored.row.group_id, sample, stored.row.at_s)
-        if group.state in (GroupState.OPEN, GroupState.READY):
+        if group.row.batch_id not in kept_batches:
             buffer.window.add(group, sample)
     buffer.uids.update(await store.load_uids(run_id))
     buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
     groups.schedule_all(buffer.run.process_ended_s)
-    _give_back_leases(buffer)
+    _give_back_leases(buffer, kept_batches)
 
 
-def _give_back_leases(buffer: RunBuffer) -> None:
-    leased = buffer.groups.in_state(GroupState.LEASED)
+def _give_back_leases(buffer: RunBuffer, kept_batches: Container[str]) -> None:
+    leased = [g for g in buffer.groups.in_state(GroupState.LEASED) if g.row.batch_id not in kept_batches]
     lost_batches = {group.row.batch_id for group in leased}
     changed: list[Any] = []
     for group in leased:
@@ -46,7 +46,8 @@ def _give_back_leases(buffer: RunBuffer) -> None:
 def to_sample(stored: StoredSample) -> Sample:
     """The sample in memory of a stored one."""
     row = stored.row
-    return Sample(row.uid, row.slot, row.reward, stored.location.length, stored.location)
+    span = (row.reward_start, row.reward_end) if row.reward_end else None
+    return Sample(row.uid, row.slot, row.reward, stored.location.length, span, stored.location)
 
 
 def members(stored: Iterable[StoredSample]) -> list[Sample]:

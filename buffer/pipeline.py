@@ -13,7 +13,7 @@ from forebay.core.errors import HookFailed, StorageFailed
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
-from forebay.core.sample import set_reward
+from forebay.core.sample import Parts, set_reward
 from forebay.hooks.runner import HookRunner
 from forebay.hooks.types import HookInput, Row, Sizes
 
@@ -29,6 +29,11 @@ class Staged:
 
     rows: list[Row]
     samples: list[Sample]
+
+    @property
+    def needed(self) -> list[Sample]:
+        """The samples whose stored bodies the rows are made of."""
+        return self.samples if any(row.body is None for row in self.rows) else []
 
     @property
     def num_bytes(self) -> int:
@@ -63,11 +68,20 @@ class Pipeline:
         changed = self._groups.changed
         num_asked = 0
         while changed:
-            group = changed.pop(next(iter(changed)))
-            await self._judge(group)
+            await self._judge_changed(next(iter(changed.values())))
             num_asked += 1
             if num_asked % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    async def _judge_changed(self, group: Group) -> None:
+        changed = self._groups.changed
+        del changed[group.group_id]
+        try:
+            await self._judge(group)
+        except BaseException:  # also a reader that goes away: nobody else would ask about the group again
+            if group.state is GroupState.OPEN:
+                changed[group.group_id] = group
+            raise
 
     async def _judge(self, group: Group) -> None:
         if group.state is not GroupState.OPEN:
@@ -84,6 +98,9 @@ class Pipeline:
         except HookFailed as error:
             self._discard_failed(group, error)
             return
+        except StorageFailed as error:
+            self.discard_unreadable(group, error)
+            return
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
             return  # it changed meanwhile, and stands in `changed` again
         self._groups.short_valid.pop(group.group_id, None)
@@ -99,6 +116,13 @@ class Pipeline:
         if group.state in (GroupState.OPEN, GroupState.READY):
             detail = f"{error}\n{error.traceback}".strip()
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
+
+    def discard_unreadable(self, group: Group, error: StorageFailed) -> None:
+        """A stored body is damaged: that costs its group. Raises ``error`` if the journal as a whole has failed."""
+        self._buffer.check_storage()
+        logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
+        if group.state in (GroupState.OPEN, GroupState.READY):
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, str(error))
 
     def _reachable(self, group: Group) -> Sizes:
         """The sizes by which validity is judged: failed samples cannot be asked for."""
@@ -130,6 +154,9 @@ class Pipeline:
         except HookFailed as error:
             self._discard_failed(group, error)
             return None
+        except StorageFailed as error:
+            self.discard_unreadable(group, error)
+            return None
         if len(group.samples) != num_samples or group.state not in (GroupState.OPEN, GroupState.READY):
             return None
         if processed.is_filtered:
@@ -159,19 +186,25 @@ class Pipeline:
 
     async def expire(self, groups: Sequence[Group]) -> None:
         """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
-        for group in groups:
-            await self._expire(group)
+        try:
+            for group in groups:
+                await self._expire(group)
+        finally:  # whatever stopped it, the deadline of a group that is still open must be found again
+            for group in groups:
+                if group.state is GroupState.OPEN:
+                    self._groups.schedule(group)
 
     async def _expire(self, group: Group) -> None:
+        if group.state is not GroupState.OPEN:
+            return
         is_full = self._groups.is_full(group)
         num_completed = len(group.completed)
         is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
-        if self._groups.changed.pop(group.group_id, None) and (is_full or not is_enough):
-            await self._judge(group)
+        if group.group_id in self._groups.changed and (is_full or not is_enough):
+            await self._judge_changed(group)
         if group.state is not GroupState.OPEN:
             return
-        if group.group_id in self._groups.changed:  # a sample came while the hook was asked
-            self._groups.schedule(group)
+        if len(group.samples) != num_samples:  # one came while the hook was asked
             return
         if num_completed and (is_enough or group.group_id in self._groups.short_valid):
             group.row.is_salvaged = group.group_id not in self._groups.short_valid
@@ -181,9 +214,12 @@ class Pipeline:
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)
 
 
-def splice(rows: Sequence[Row], bodies: Sequence[bytes]) -> list[bytes]:
+def splice(staged: Staged, bodies: Sequence[bytes]) -> list[Parts]:
     """The encoded rows of a reply: stored bodies with the changed rewards set in, or what a user's hook made."""
-    return [
-        row.body if row.body is not None else set_reward(bodies[row.source or 0], row.reward, row.raw_reward)
-        for row in rows
-    ]
+    return [_spliced(row, staged.samples, bodies) for row in staged.rows]
+
+
+def _spliced(row: Row, samples: Sequence[Sample], bodies: Sequence[bytes]) -> Parts:
+    if row.body is not None or row.source is None:
+        return (row.body or b"",)
+    return set_reward(bodies[row.source], samples[row.source].reward_span, row.reward, row.raw_reward)

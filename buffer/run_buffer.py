@@ -138,7 +138,9 @@ class RunBuffer:
             return self._write_late(sample, now_s)
         self._check_room(sample.instance_id, sample.epoch, now_s)
         placement = self.groups.place(sample.instance_id, sample.epoch, sample.slot, now_s)
-        kept = Sample(sample.uid, placement.slot, sample.reward, len(sample.body), None, sample.body)
+        kept = Sample(
+            sample.uid, placement.slot, sample.reward, len(sample.body), sample.reward_span, None, sample.body
+        )
         rows: list[Row] = [self._sample_row(sample, placement, now_s)]
         if placement.is_group_changed:
             rows.append(placement.group.row)
@@ -185,6 +187,7 @@ class RunBuffer:
         return self._row(sample, group.group_id, group.row.epoch, placement.slot, placement.outcome, now_s)
 
     def _row(self, sample: Incoming, key: str, epoch: int, slot: int, outcome: Outcome, now_s: float) -> SampleRow:
+        start, end = sample.reward_span or (0, 0)
         return SampleRow(
             run_id=self.run.run_id,
             uid=sample.uid,
@@ -197,6 +200,8 @@ class RunBuffer:
             at_s=now_s,
             received_at_s=self.wall(),
             error=sample.error,
+            reward_start=start,
+            reward_end=end,
         )
 
     def _check_room(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:

@@ -28,6 +28,8 @@ class DiscardReason(StrEnum):
     """A user's hook raised, hung, died or answered nonsense; the traceback is kept."""
     FAILED = "failed"
     """Every sample of it failed."""
+    UNREADABLE = "unreadable"
+    """A stored body could not be read back from the disk."""
 
 
 TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {

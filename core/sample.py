@@ -1,6 +1,7 @@
 """Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one."""
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ class Incoming(msgspec.Struct):
     slot: int | None
     error: str
     body: bytes
+    reward_span: tuple[int, int] | None
+    """Where the reward stands in ``body``, if ``find_reward`` can tell."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -57,15 +60,9 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
     if not bytes(memoryview(head.messages)[:16]).lstrip().startswith(b"["):
         raise InvalidInput("messages must be a list", field="messages")
     reward, error = _outcome(head, is_lenient=is_lenient)
-    return Incoming(
-        uid,
-        instance_id,
-        reward,
-        _count(head.epoch, "epoch", MAX_EPOCH),
-        _count(head.slot, "slot", MAX_SLOT),
-        error,
-        body,
-    )
+    epoch, slot = _count(head.epoch, "epoch", MAX_EPOCH), _count(head.slot, "slot", MAX_SLOT)
+    span = None if reward is None else find_reward(body)
+    return Incoming(uid, instance_id, reward, epoch, slot, error, body, span)
 
 
 def _parse(body: bytes) -> SampleHead:
@@ -139,31 +136,35 @@ def _error_text(error: object) -> str:
     return str(error)[:2_000] if error else "failed"
 
 
-def set_reward(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:
+Parts = tuple[bytes | memoryview, ...]
+"""A body in pieces that are copied once, when they are sent."""
+
+Span = tuple[int, int]
+"""Where a reward's number begins and ends in its body."""
+
+_number_after_colon = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=[\s,}])").match
+
+
+def find_reward(body: bytes) -> Span | None:
+    """Where the reward stands, if the text of the body leaves no doubt: no other key could be meant."""
+    if body.count(b'reward"') != 1:
+        return None
+    at = body.rfind(b'"reward"')
+    number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != 0x5C else None
+    return number.span(1) if number else None
+
+
+def set_reward(body: bytes, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:
     """``body`` with its reward replaced, and ``raw_reward`` set unless None. Everything else stays byte for byte.
 
-    A body whose text has the key ``"reward"`` exactly once is cut and joined; any other is decoded one level deep.
+    ``span`` is what ``find_reward`` says; without one the body is decoded one level deep and encoded again.
     """
-    at = body.find(b'"reward"')
-    if at < 0 or body.find(b'"reward"', at + 8) >= 0 or b'"raw_reward"' in body or (at and body[at - 1] == 0x5C):
-        return _set_reward_slowly(body, reward, raw_reward)
-    start = body.find(b":", at + 8) + 1
-    end = _number_end(body, start)
-    if body[at + 8 : start - 1].strip() or end is None:
-        return _set_reward_slowly(body, reward, raw_reward)
+    if span is None:
+        return (_set_reward_slowly(body, reward, raw_reward),)
+    start, end = span
     raw = b"" if raw_reward is None else b',"raw_reward":' + _encode(raw_reward)
-    return b"".join((body[:start], _encode(reward), raw, body[end:]))
-
-
-def _number_end(body: bytes, start: int) -> int | None:
-    """Where the number that begins behind ``start`` ends; None if no plain number stands there."""
-    end, size = start, len(body)
-    while end < size and body[end] in b" \t\r\n":
-        end += 1
-    first = end
-    while end < size and body[end] in b"0123456789+-.eE":
-        end += 1
-    return end if end > first else None
+    view = memoryview(body)
+    return view[:start], _encode(reward) + raw, view[end:]
 
 
 def _set_reward_slowly(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:

@@ -105,8 +105,8 @@ class BaseGenerator:
 
         ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, ``reward_func(item)``
         a number. Either may be ``async``: a rollout function then gets an ``AsyncOpenAI`` client, else an ``OpenAI``
-        one in a thread, and a reward function that is not ``async`` runs in another process. Raises ``InputRefused`` for
-        a row that cannot be used, after everything before it was written.
+        one in a thread, and a reward function that is not ``async`` runs in another process. Raises ``InputRefused``
+        for a row that cannot be used, after everything before it was written.
         """
         try:
             asyncio.get_running_loop()

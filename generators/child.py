@@ -43,7 +43,10 @@ def signal_group(leader_pid: int, signal_number: int) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; end now if ``parent_pid`` is dead already."""
+    """Have the kernel kill this process when its parent dies; end now if ``parent_pid`` is dead already.
+
+    The kernel means the parent's thread that started this process: start from one that lasts.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

@@ -42,6 +42,7 @@ class Catalog:
         self._found: dict[Path, FoundFile] = {}
         self._verdicts: dict[Path, tuple[GeneratorInfo, float]] = {}
         self._inspections: dict[Path, tuple[str, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,10 +50,9 @@ class Catalog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [task for _, task in self._inspections.values()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def scan(self) -> list[GeneratorInfo]:
         """Look for new, edited and removed files, wait for every verdict, and return them all."""
@@ -94,12 +94,18 @@ class Catalog:
                     del self._verdicts[path]
             for path, file in self._found.items():
                 if _is_inspected(file) and path not in self._verdicts and path not in self._inspections:
-                    self._inspections[path] = (file.digest, asyncio.create_task(self._inspect(file)))
+                    self._inspections[path] = (file.digest, self._start_inspection(file))
 
     def _is_outdated(self, file: FoundFile) -> bool:
         info, at_s = self._verdicts[file.path]
         is_stale_failure = info.status == "failed" and self._clock.monotonic() - at_s >= RECHECK_FAILED_S
         return not _is_inspected(file) or info.sha256 != file.digest or is_stale_failure
+
+    def _start_inspection(self, file: FoundFile) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._inspect(file), name=f"inspect {file.path}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _inspect(self, file: FoundFile) -> None:
         draft = _told_by_source(file)

@@ -63,11 +63,13 @@ class FileFinder:
             return file
         try:
             digest, facts = self._digest_and_facts(file.path)
-            siblings = [(other.name, self._digest_and_facts(other)[0]) for other in sibling_sources(file.path)]
+            beside = [(other.name, *self._digest_and_facts(other)) for other in sibling_sources(file.path)]
         except OSError as error:
             told = f"{error}; make it readable for the server"
             return FoundFile(file.path, file.source, file.fits, told)
-        together = sha256(repr([(file.path.name, digest), *siblings]).encode()).hexdigest()
+        # Another generator in the folder is not this one's code: adding it changes nothing here.
+        shared = [(name, other) for name, other, told in beside if not _looks_like_a_generator(told)]
+        together = sha256(repr([(file.path.name, digest), *shared]).encode()).hexdigest()
         return FoundFile(file.path, file.source, file.fits, "", together, facts)
 
     def _digest_and_facts(self, path: Path) -> tuple[str, SourceFacts]:

@@ -13,9 +13,10 @@ Contract = Literal["A", "B"]
 class GeneratorInfo:
     """One generator file and the verdict on it. Only a file with status ``ok`` can be started.
 
-    ``sha256`` covers the file and its sibling ``*.py``. ``error`` is one line: what is wrong, then the remedy;
-    ``problems`` lists everything that is wrong. ``hooks`` maps each hook that the file implements to its contract.
-    ``replaces`` and ``replaced_by`` name the other file of the same task type, of which the user's comes first.
+    ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
+    what is wrong, then the remedy; ``problems`` lists everything that is wrong. ``hooks`` maps each hook that the file
+    implements to its contract. ``replaces`` and ``replaced_by`` name the other file of the same task type; the user's
+    comes first.
     """
 
     path: Path

@@ -81,6 +81,8 @@ class RewardWorker:
         theirs.close()
         with self._lock:
             self._process, self._connection = process, ours
+        if self._is_closed:
+            raise EOFError("closed while it started")
         if not ours.poll(START_TIMEOUT_S):
             raise EOFError(f"not started within {START_TIMEOUT_S:g} s")
         problem = ours.recv()

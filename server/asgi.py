@@ -1,6 +1,6 @@
 """Bodies and replies without a framework: the few lines of ASGI that the hot routes need."""
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
@@ -129,7 +129,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_parts(send: Send, parts: list[bytes], is_gone: Callable[[], bool]) -> bool:
+async def send_parts(send: Send, parts: Sequence[bytes | memoryview], is_gone: Callable[[], bool]) -> bool:
     """Answer 200 with JSON in parts, joined to chunks of some size; whether the client was there to the end."""
     length = (b"content-length", b"%d" % sum(map(len, parts)))
     await send({"type": "http.response.start", "status": 200, "headers": [JSON_HEADER, length]})
@@ -141,8 +141,8 @@ async def send_parts(send: Send, parts: list[bytes], is_gone: Callable[[], bool]
     return not is_gone()
 
 
-def _chunks(parts: list[bytes]) -> Iterable[bytes]:
-    gathered: list[bytes] = []
+def _chunks(parts: Sequence[bytes | memoryview]) -> Iterable[bytes]:
+    gathered: list[bytes | memoryview] = []
     size = 0
     for part in parts:
         gathered.append(part)

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 
 from starlette.types import Receive
 
 from forebay.buffer.delivery import Batch, ReadRequest
 from forebay.core.errors import StorageFailed
+from forebay.core.sample import Parts
 from forebay.server.asgi import ClientGone, encode, send_json, send_parts
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
 from forebay.server.requests import parse_batch_request, parse_slime_read
@@ -41,7 +42,7 @@ class Reading(HotRoute):
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
     @abstractmethod
-    def parts(self, batch: Batch) -> list[bytes]:
+    def parts(self, batch: Batch) -> list[bytes | memoryview]:
         """The reply with the batch in it."""
 
 
@@ -59,7 +60,7 @@ class SlimeRead(SlimeRoute, Reading):
             data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode({"success": False, "message": told, "data": data}))
 
-    def parts(self, batch: Batch) -> list[bytes]:
+    def parts(self, batch: Batch) -> list[bytes | memoryview]:
         head = f'{{"success":true,"message":"{len(batch.rows)} rows of {len(batch.groups)} groups","data":{{"data":['
         return [head.encode(), *_joined(batch.rows), b'],"meta_info":', encode(batch.meta_info), b"}}"]
 
@@ -74,16 +75,17 @@ class NativeRead(Reading):
             empty: dict[str, object] = {"batch_id": None, "data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode(empty))
 
-    def parts(self, batch: Batch) -> list[bytes]:
+    def parts(self, batch: Batch) -> list[bytes | memoryview]:
         head = b'{"batch_id":' + encode(batch.batch_id) + b',"data":['
         return [head, *_joined(batch.rows), b'],"meta_info":', encode(batch.meta_info), b"}"]
 
 
-def _joined(rows: list[bytes]) -> list[bytes]:
+def _joined(rows: list[Parts]) -> Iterable[bytes | memoryview]:
     """The rows with commas between them, without copying them."""
-    parts = [b","] * (2 * len(rows) - 1)
-    parts[::2] = rows
-    return parts
+    for number, row in enumerate(rows):
+        if number:
+            yield b","
+        yield from row
 
 
 async def _disconnected(receive: Receive) -> None:

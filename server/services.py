@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.errors import NoRun, RunNotFound
@@ -45,3 +45,12 @@ def services_of(connection: HTTPConnection) -> Services:
     """The services of the app that serves this request; a FastAPI dependency."""
     services: Services = connection.app.state.services
     return services
+
+
+async def body_of(request: Request) -> bytes:
+    """The body of a request on an ordinary route, within the limits for bodies. Raises ``BodyTooLarge``."""
+    held = await services_of(request).bodies.read(request.scope, request.receive)
+    try:
+        return held.data
+    finally:
+        held.free()

@@ -121,8 +121,11 @@ class NativeRun:
         until_s = time.monotonic() + timeout_s
         while (left_s := until_s - time.monotonic()) > 0:
             query = {"after": num - 1, "wait_s": min(left_s, 20)}
-            if _ok(self.client.get(f"{self.path}/closed_groups", params=query))["groups"]:
+            told = _ok(self.client.get(f"{self.path}/closed_groups", params=query))
+            if told["groups"]:
                 break
+            if told["run_state"] not in ("validating", "running"):  # then the feed answers at once
+                time.sleep(0.05)
         groups: list[Json] = _ok(self.client.get(f"{self.path}/closed_groups"))["groups"]
         assert len(groups) >= num, groups
         return groups
@@ -192,7 +195,7 @@ class ServerProcess:
         flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "import typer; from forebay.server.cli.serve import command; typer.run(command)", *flags],
+                [sys.executable, "-m", "forebay.server.cli", "serve", *flags],
                 cwd=self.directory,
                 env={**os.environ, **self._env, **self.settings},
                 stdout=subprocess.PIPE,

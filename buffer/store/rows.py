@@ -81,6 +81,9 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True):
     received_at_s: float
     """Wall-clock seconds at arrival."""
     error: str = ""
+    reward_start: int = 0
+    """Where the reward's number begins in the body, and where it ends; both 0 if the text leaves it in doubt."""
+    reward_end: int = 0
 
 
 Row = RunRow | TickRow | GroupRow | SampleRow

@@ -44,10 +44,11 @@ class ServerClient:
 
     def find_run(self, run: str) -> dict[str, Any]:
         """The run with this id; else the newest that was started under this name."""
-        runs: list[dict[str, Any]] = self.get("/v1/runs")["runs"]
-        for known in (run_id for run_id in reversed(runs) if run in (run_id["run_id"], run_id["name"])):
-            return known
-        raise ForebayError(f"the server knows no run {run!r}", hint="`forebay status` lists the runs")
+        views: list[dict[str, Any]] = self.get("/v1/runs")["runs"]
+        matching = [view for view in views if run in (view["run_id"], view["name"])]
+        if not matching:
+            raise ForebayError(f"the server knows no run {run!r}", hint="`forebay status` lists the runs")
+        return matching[-1]
 
     def _call(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         try:

@@ -45,4 +45,4 @@ def facts_table(facts: Mapping[str, Any]) -> Table:
 
 def counts_text(counts: Mapping[str, int]) -> str:
     """``a 1 · b 2``, zeros left out; a dash for nothing at all."""
-    return " · ".join(f"{name} {number}" for name, number in counts.items() if number) or "–"
+    return " · ".join(f"{name} {number}" for name, number in counts.items() if number) or "-"

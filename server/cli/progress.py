@@ -1,4 +1,4 @@
-"""The numbers of a run as it goes on, and two ways to show them: a live display, or lines where there is no terminal."""
+"""The numbers of a run as it goes on, shown live in a terminal, or as lines where there is none."""
 
 import time
 from collections import deque
@@ -40,7 +40,7 @@ class RateMeter:
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at a run: its view as the server gives it, the samples per second, and the mean reward if it is known."""
+    """One look at a run: its view as the server gives it, samples per second, and the mean reward if it is known."""
 
     view: dict[str, Any]
     samples_per_s: float
@@ -84,8 +84,8 @@ class Progress:
     def as_line(self, elapsed_s: float) -> str:
         """Everything on one line."""
         total = self.view["num_groups_total"]
-        of = f" of {total}" if total is not None else ""
-        parts = [f"groups {self.groups_text()}{of}", f"samples {self.samples_text()}"]
+        done = f"{self.num_closed} of {total} done: " if total is not None else ""
+        parts = [f"groups {done}{self.groups_text()}", f"samples {self.samples_text()}"]
         if self.mean_reward is not None:
             parts.append(f"reward {self.reward_text()}")
         return f"[{elapsed_s:5.1f} s] {state_text(self.view)}: " + " | ".join(parts)

@@ -14,9 +14,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or the
 
 
 def status(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="Id or name of one run; all are listed without it.")
-    ] = "",
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Id or name of one run; all are listed without it.")] = "",
     log_lines: Annotated[int, typer.Option("--log", min=0, help="Show this many lines of the run's log, too.")] = 0,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -68,7 +66,7 @@ def _show_all(reply: dict[str, Any], as_json: bool) -> None:
     for view in reply["runs"]:
         table.add_row(
             view["run_id"],
-            view["name"] or "–",
+            view["name"] or "-",
             view["task_type"],
             state_text(view),
             counts_text(view["groups"]),

@@ -9,7 +9,7 @@ from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.server.requests import parse
 from forebay.server.routes.groups import follow_closed
-from forebay.server.services import Services, services_of
+from forebay.server.services import Services, body_of, services_of
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -21,7 +21,8 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    opened: list[tuple[InstanceId, Annotated[int, Field(ge=0)]]] = []
+    # A JSON array becomes a tuple; what is in it stays strict.
+    opened: list[Annotated[tuple[InstanceId, Annotated[int, Field(ge=0)]], Field(strict=False)]] = []
     waiting_for_engine: bool | None = None
     num_groups_total: int | None = None
     is_last_slot_reported: bool | None = None
@@ -54,7 +55,7 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
 @router.post("/progress")
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
-    told = parse(Progress, await request.body())
+    told = parse(Progress, await body_of(request))
     entry = services.buffer.by_key(run_key)
     await entry.buffer.announce(told.opened)
     run = entry.run

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from forebay.core.run import check_name
 from forebay.server.requests import parse_object
-from forebay.server.services import Services, services_of
+from forebay.server.services import Services, body_of, services_of
 from forebay.server.views import run_view
 
 Server = Annotated[Services, Depends(services_of)]
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 @router.post("", status_code=201)
 async def start(request: Request, services: Server) -> dict[str, Any]:
     """Start a run. The whole object is handed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
-    payload = parse_object(await request.body())
+    payload = parse_object(await body_of(request))
     run = await services.runs.start(payload, check_name(str(payload.get("name") or "")), "native")
     return run_view(services.buffer.get(run.run_id))
 

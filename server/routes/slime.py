@@ -11,7 +11,7 @@ from forebay.core.errors import ForebayError
 from forebay.core.group import GroupState
 from forebay.core.run import check_name
 from forebay.server.requests import parse_object
-from forebay.server.services import Services, services_of
+from forebay.server.services import Services, body_of, services_of
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -49,7 +49,7 @@ async def greet(name: str = "") -> dict[str, Any]:
 @router.post("/s/{name}/start_rollout")
 async def start_rollout(request: Request, services: Server, name: str = "") -> dict[str, Any]:
     """Start a run under ``name``, or attach to the one that the payload or its ``skip_instance_ids`` belong to."""
-    body = await request.body()
+    body = await body_of(request)
     try:
         run = await services.runs.start(parse_object(body), check_name(name), "slime")
     except ForebayError:

@@ -230,6 +230,34 @@ async def test_an_edited_sibling_counts_as_an_edit(place: Place) -> None:
         assert (await catalog.resolve("two", wait_s=None)).status == "ok"
 
 
+async def test_another_generator_in_the_folder_does_not_count_as_an_edit(place: Place) -> None:
+    path = place.write("a_generator.py")
+    before = await place.verdict(path)
+    place.write("b_generator.py", task_type="other")
+    assert (await place.verdict(path)).sha256 == before.sha256
+
+
+async def test_an_edit_during_an_inspection_ends_that_inspection(place: Place, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    text = f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    path = place.write("slow_generator.py", "TASK_TYPE = 'slow'\n" + text)
+    async with place.catalog() as catalog:
+        await pending_until(catalog, started)
+        path.write_text(GOOD.format(task_type="slow"))
+        assert (await catalog.resolve("slow", wait_s=None)).status == "ok"
+    _assert_gone(int(started.read_text()))
+
+
+async def pending_until(catalog: Catalog, started: Path) -> None:
+    """Ask for task type ``slow``, whose file hangs, until its process has written its id to ``started``."""
+    for _ in range(600):
+        with pytest.raises(InspectionPending):
+            await catalog.resolve("slow", wait_s=0.1)
+        if started.exists() and started.read_text():
+            return
+    pytest.fail("the file was never inspected")
+
+
 async def test_an_unchanged_file_is_inspected_once_and_a_failed_one_again_later(place: Place, tmp_path: Path) -> None:
     log = tmp_path / "imports"
     count = f"open({str(log)!r}, 'a').write('x')\n"
@@ -270,11 +298,7 @@ async def test_leaving_the_catalog_ends_what_is_being_inspected(place: Place, tm
     text = f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     place.write("slow_generator.py", "TASK_TYPE = 'slow'\n" + text)
     async with place.catalog() as catalog:
-        for _ in range(200):
-            with pytest.raises(InspectionPending):
-                await catalog.resolve("slow", wait_s=0.1)
-            if started.exists() and started.read_text():
-                break
+        await pending_until(catalog, started)
     _assert_gone(int(started.read_text()))
 
 

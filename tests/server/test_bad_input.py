@@ -4,14 +4,22 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until, write_generator
+from tests.kit import (
+    NativeRun,
+    ServerProcess,
+    SlimeRun,
+    assert_error,
+    make_group,
+    make_sample,
+    poll_until,
+    write_generator,
+)
 
 FOR_EVER = 'def run_rollout(data):\n    __import__("threading").Event().wait()\n'
 GOOD = [0.0, 1.0, 0.0, 1.0]
@@ -57,28 +65,21 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "field"), MALFORMED)
-def test_a_malformed_sample_is_told_by_field_and_stores_nothing(run: NativeRun, body: bytes, field: str) -> None:
-    answer = run.client.post(f"{run.path}/samples", content=body)
-    assert_error(answer, 422, "invalid_input", field)
-    assert run.groups() == []
-    assert run.view()["samples"]["buffered"] == 0
-
-
 @pytest.fixture(scope="module")
-def slime_prefix(module_servers: MakeServer) -> tuple[ServerProcess, str]:
-    server = module_servers()
-    return server, server.start_slime("malformed").prefix
+def empty_run(server: ServerProcess) -> Iterator[SlimeRun]:
+    """A run that nothing gets into."""
+    run = server.start_slime("malformed")
+    yield run
+    run.stop()
 
 
 @pytest.mark.parametrize(("body", "field"), MALFORMED)
-def test_a_malformed_sample_over_slimes_route_gets_the_same(
-    slime_prefix: tuple[ServerProcess, str], body: bytes, field: str
-) -> None:
-    server, prefix = slime_prefix
-    assert_error(server.client.post(f"{prefix}/buffer/write", content=body), 422, "invalid_input", field)
-    stats = server.client.get(f"{prefix}/buffer/stats").json()["data"]
-    assert (stats["current_size"], stats["total_written"]) == (0, 0)
+def test_a_malformed_sample_is_told_by_field_and_stores_nothing(empty_run: SlimeRun, body: bytes, field: str) -> None:
+    for path in (f"{empty_run.path}/samples", f"{empty_run.prefix}/buffer/write"):
+        assert_error(empty_run.client.post(path, content=body), 422, "invalid_input", field)
+    assert empty_run.groups() == []
+    samples = empty_run.view()["samples"]
+    assert {count for name, count in samples.items()} == {0}
 
 
 def test_reads_go_on_after_malformed_samples(run: NativeRun) -> None:
@@ -118,7 +119,8 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize("body", UNUSABLE)
-def test_an_unusable_reward_is_refused_by_the_native_route(run: NativeRun, body: str) -> None:
+def test_an_unusable_reward_is_refused_by_the_native_route(empty_run: SlimeRun, body: str) -> None:
+    run = empty_run
     error = assert_error(run.client.post(f"{run.path}/samples", content=body), 422, "invalid_input", "reward")
     assert '"status": "failed"' in error["hint"]
     [verdict] = run.client.post(f"{run.path}/samples", content=f"[{body}]").json()["results"]
@@ -126,20 +128,18 @@ def test_an_unusable_reward_is_refused_by_the_native_route(run: NativeRun, body:
     assert run.groups() == []
 
 
-@pytest.mark.parametrize("body", UNUSABLE)
-def test_an_unusable_reward_is_stored_as_failed_by_slimes_route(
-    slime_prefix: tuple[ServerProcess, str], body: str
-) -> None:
-    server, _ = slime_prefix
-    run = server.start_slime("unusable", group_size=1, marker=body)
-    answer = run.client.post(f"{run.prefix}/buffer/write", content=body)
-    assert answer.status_code == 200
+def test_unusable_rewards_are_stored_as_failed_and_counted_by_slimes_route(server: ServerProcess) -> None:
+    run = server.start_slime("unusable", group_size=len(UNUSABLE))
+    for number, case in enumerate(UNUSABLE):
+        body = case.values[0].replace('"uid": "r"', f'"uid": "r{number}"')
+        assert run.client.post(f"{run.prefix}/buffer/write", content=body).status_code == 200
+        assert run.view()["samples"]["failed"] == number + 1
     [group] = run.groups()
-    [sample] = run.group(group["group_id"])["samples"]
-    assert (sample["status"], sample["reward"], sample["error"]) == ("failed", None, "invalid_reward")
-    assert run.view()["samples"]["failed"] == 1
+    samples = run.group(group["group_id"])["samples"]
+    assert {(s["status"], s["reward"], s["error"]) for s in samples} == {("failed", None, "invalid_reward")}
     assert run.fetch()["success"] is False
     assert run.view()["discarded"] == {"failed": 1}
+    run.stop()
 
 
 def test_reward_beyond_float64_fills_its_slot_and_the_rest_of_the_group_goes_out(server: ServerProcess) -> None:
@@ -311,7 +311,7 @@ def run_rollout(data):
 def rows_server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     folder = tmp_path_factory.mktemp("tasks")
     write_generator(folder, BASE_TASK, "rows_generator.py")
-    return module_servers(generators=folder)
+    return module_servers(generators=folder, start_wait_s=60)
 
 
 def write_rows(path: Path, lines: list[str]) -> str:
@@ -343,82 +343,62 @@ def test_a_malformed_line_far_into_the_file_fails_the_run_with_its_number(
 
 # --- hooks that misbehave
 
-HOOKS = {
-    "raises": "raise ValueError('no idea')",
-    "wrong": "return 'yes'",
-    "exits": "__import__('os')._exit(3)",
-    "hangs": "__import__('time').sleep(600)",
+BAD_ANSWERS = {
+    "raises": ("raise ValueError('no idea')", "ValueError: no idea"),
+    "wrong": ("return 'yes'", "'yes'"),
+    "exits": ("__import__('os')._exit(3)", "exit code 3"),
+    "hangs": ("__import__('time').sleep(600)", "longer than 1 s"),
 }
-TOLD = {"raises": "ValueError: no idea", "wrong": "'yes'", "exits": "", "hangs": "1"}
+HOOKS = {
+    "is_valid_group": ("group, min_size, task_type", "group[0]", "(len(group[1]) == 4, len(group[1]) == 4)"),
+    "filter_item": ("item, task_type", "item['instance_id']", "True"),
+    "normalize_group_data": ("batch", "batch[0]", "batch"),
+    "pad_group_data": ("batch, group_size", "batch[0]", "batch"),
+    "transform_group": ("group, task_type", "group[0]", "group"),
+}
+
+
+def hook_file(answer: str, hook: str) -> str:
+    """A generator whose one hook misbehaves with the instance ``bad``."""
+    parameters, instance_id, good = HOOKS[hook]
+    return f"""
+TASK_TYPE = "{answer}_{hook}"
+def {hook}({parameters}):
+    if {instance_id} == "bad":
+        {BAD_ANSWERS[answer][0]}
+    return {good}
+{FOR_EVER}"""
+
+
+CASES = [(answer, "is_valid_group") for answer in BAD_ANSWERS] + [("raises", hook) for hook in list(HOOKS)[1:]]
+CASES += [("wrong", "normalize_group_data"), ("exits", "pad_group_data"), ("hangs", "transform_group")]
 
 
 @pytest.fixture(scope="module")
 def hook_server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     folder = tmp_path_factory.mktemp("tasks")
-    for name, body in HOOKS.items():
-        for hook, signature, good in HOOK_SHAPES:
-            source = f"""
-            TASK_TYPE = "{name}_{hook}"
-            def {hook}({signature}):
-                if {BAD_SEEN[hook]}:
-                    {body}
-                return {good}
-            """
-            path = f"{name}_{hook}_generator.py"
-            write_generator(folder, dedent(source) + FOR_EVER, path)
-    return module_servers(generators=folder)
+    for answer, hook in CASES:
+        write_generator(folder, hook_file(answer, hook), f"{answer}_{hook}_generator.py")
+    return module_servers(generators=folder, start_wait_s=60)
 
 
-HOOK_SHAPES = [
-    ("is_valid_group", "group, min_size, task_type", "(len(group[1]) >= min_size, len(group[1]) >= min_size)"),
-    ("filter_item", "item, task_type", "True"),
-    ("normalize_group_data", "batch", "batch"),
-    ("pad_group_data", "batch, group_size", "batch"),
-    ("transform_group", "group, task_type", "group"),
-]
-BAD_SEEN = {
-    "is_valid_group": "group[0] == 'bad'",
-    "filter_item": "item['instance_id'] == 'bad'",
-    "normalize_group_data": "batch[0] == 'bad'",
-    "pad_group_data": "batch[0] == 'bad'",
-    "transform_group": "group[0] == 'bad'",
-}
-
-
-@pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize("hook", ["is_valid_group", "normalize_group_data"])
+@pytest.mark.parametrize(("answer", "hook"), CASES)
 def test_a_misbehaving_hook_costs_one_group_and_the_batch_goes_on(
-    hook_server: ServerProcess, name: str, hook: str
+    hook_server: ServerProcess, answer: str, hook: str
 ) -> None:
-    run = hook_server.start_slime(f"{name}-{hook}", f"{name}_{hook}", hook_time_limit_s=1)
+    run = hook_server.start_slime(f"{answer}-{hook}", f"{answer}_{hook}", hook_time_limit_s=1)
     for instance in ("good-1", "bad", "good-2"):
-        for sample in make_group(instance, GOOD):
-            run.send(sample)
-    answer = run.fetch(batch_size=8)
-    assert answer["success"] is True
-    assert [r["instance_id"] for r in answer["data"]["data"]] == ["good-1"] * 4 + ["good-2"] * 4
-    assert sorted(answer["data"]["meta_info"]["finished_groups"]) == ["bad", "good-1", "good-2"]
+        run.write(*make_group(instance, GOOD))
+    batch = run.fetch(batch_size=8)
+    assert batch["success"] is True
+    assert [row["instance_id"] for row in batch["data"]["data"]] == ["good-1"] * 4 + ["good-2"] * 4
+    assert sorted(batch["data"]["meta_info"]["finished_groups"]) == ["bad", "good-1", "good-2"]
     [bad] = run.groups(state="discarded")
     assert (bad["instance_id"], bad["reason"]) == ("bad", "hook_failed")
-    assert hook in bad["detail"]
-    assert TOLD[name] in bad["detail"]
-    if name == "raises":
-        assert "Traceback" in bad["detail"]
-        assert f"{name}_{hook}_generator.py" in bad["detail"]
+    assert f"hook {hook} failed" in bad["detail"]
+    assert BAD_ANSWERS[answer][1] in bad["detail"]
+    assert ("Traceback" in bad["detail"]) == (answer == "raises")
     assert len(run.group(bad["group_id"])["samples"]) == 4
-    run.stop()
-
-
-@pytest.mark.parametrize("hook", ["filter_item", "pad_group_data", "transform_group"])
-@pytest.mark.parametrize("name", ["raises", "wrong"])
-def test_every_group_hook_that_misbehaves_costs_one_group(hook_server: ServerProcess, name: str, hook: str) -> None:
-    run = hook_server.start_run(f"{name}_{hook}", hook_time_limit_s=5)
-    run.write(*make_group("bad", GOOD), *make_group("good", GOOD))
-    if hook == "filter_item" and name == "wrong":
-        pytest.skip("any value of filter_item is read as true or false, as in slime")
-    assert read_one(run) == ["good"] * 4
-    [bad] = run.groups(state="discarded")
-    assert (bad["instance_id"], bad["reason"]) == ("bad", "hook_failed")
     run.stop()
 
 

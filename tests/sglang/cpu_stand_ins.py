@@ -4,6 +4,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from functools import cache
 from typing import Any
 
 
@@ -15,20 +16,15 @@ def put_in_place() -> None:
         sys.modules.setdefault(name, _AbsentKernels(name))
 
 
-def declare_torchvision_operators() -> list[Any]:
-    """Declare the two operators whose compiled half does not load beside CPU torch; keep the result alive."""
+@cache
+def declare_torchvision_operators() -> Any:
+    """Declare the two operators whose compiled half does not load beside CPU torch. They live as long as the result."""
     import torch
 
-    if hasattr(torch.ops.torchvision, "nms"):
-        return []
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _declared.append(library)
-    return _declared
-
-
-_declared: list[Any] = []
+    return library
 
 
 class _AbsentKernels(types.ModuleType):

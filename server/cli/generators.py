@@ -1,0 +1,124 @@
+"""``forebay generators``: what is found, what is wrong with it, and a file to begin with."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.settings import Settings
+from forebay.generators.discovery import Catalog
+from forebay.generators.info import GeneratorInfo
+from forebay.generators.scaffold import write_scaffold
+from forebay.server.cli.hook_answers import Answers, hook_answers
+from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths
+from forebay.server.cli.output import facts_table, make_console, print_json
+from forebay.server.cli.serve import read_settings
+
+app = typer.Typer(no_args_is_help=True, help="List, check and begin generator files. No server is needed.")
+
+
+@app.command("list")
+def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_json: AsJson = False) -> None:
+    """List what a server started in this folder would find, and who answers each hook."""
+    settings = read_settings(config, generators=generators or None)
+    infos, answers = asyncio.run(look(settings.generators, settings))
+    if as_json:
+        print_json({"generators": [as_document(info, answers) for info in infos]})
+    else:
+        _show_list(infos, answers)
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A generator file, whatever its name.")],
+    config: ConfigPath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a file in a process of its own, tell everything that is wrong with it, and who answers each hook."""
+    if not file.is_file():
+        raise InvalidInput(f"there is no file {file}", hint="`forebay generators new TASK_TYPE` writes one")
+    settings = read_settings(config)
+    infos, answers = asyncio.run(look([file], settings))
+    info = next(info for info in infos if info.path == file.resolve())
+    if as_json:
+        print_json(as_document(info, answers))
+    else:
+        _show_one(info, answers.get(info.path))
+    if info.status != "ok":
+        raise typer.Exit(1)
+
+
+@app.command("new")
+def new(
+    task_type: Annotated[str, typer.Argument(metavar="TASK_TYPE", help="What a start selects the generator by.")],
+    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path("generators"),
+) -> None:
+    """Write a generator file that works as it is."""
+    try:
+        path = write_scaffold(task_type, folder)
+    except OSError as error:
+        raise ForebayError(f"{folder} cannot be written: {error.strerror}") from None
+    typer.echo(str(path))
+    where = "" if folder == Path("generators") else f" --generators {folder}"
+    typer.echo(f"check it: forebay generators check {path}\nserve it: forebay serve{where}", err=True)
+
+
+async def look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:
+    """Every generator file with its verdict, and who answers the hooks of the usable ones."""
+    async with Catalog(given, working_dir=Path.cwd(), inspect_timeout_s=settings.inspect_timeout_s) as catalog:
+        infos = await catalog.scan()
+    return infos, await hook_answers(infos)
+
+
+def as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str, Any]:
+    """A file as ``GET /v1/generators`` shows it, and who answers its hooks."""
+    return {**info.as_json(), "answered_by": answers.get(info.path, {})}
+
+
+def _show_list(infos: Sequence[GeneratorInfo], answers: dict[Path, Answers]) -> None:
+    table = Table("task type", "status", "from", "file", box=None, padding=(0, 2, 0, 0))
+    for info in infos:
+        table.add_row(info.task_type or "-", _status_text(info), info.source, str(info.path))
+    console = make_console()
+    console.print(table)
+    for info in infos:
+        if info.status == "ok":
+            console.print(f"\n{info.task_type}: {_hooks_line(answers[info.path])}", markup=False)
+            if info.replaces:
+                console.print(f"  replaces {info.replaces}", markup=False, soft_wrap=True)
+        else:
+            console.print(f"\n{info.path}", style="yellow" if info.replaced_by else "red", markup=False, soft_wrap=True)
+            console.print(f"  {info.error}", markup=False, soft_wrap=True)
+
+
+def _hooks_line(answers: Answers) -> str:
+    told = [f"{hook} by {', '.join(by)}" for hook, by in answers.items() if by not in ([], ["built-in"])]
+    return "; ".join(told) + "; other hooks built-in" if told else "all hooks built-in"
+
+
+def _status_text(info: GeneratorInfo) -> str:
+    colour = {"ok": "green", "failed": "red", "skipped": "yellow"}[info.status]
+    return f"[{colour}]{info.status}[/{colour}]"
+
+
+def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
+    console = make_console()
+    facts = {
+        "file": str(info.path),
+        "task type": info.task_type,
+        "status": info.status,
+        "problems": "\n".join(info.problems),
+        "base": "forebay.generators.base" if info.imports_base else "its own",
+        "contract": info.contract or ("found out by the first answer" if info.hooks else ""),
+        "replaces": info.replaces and str(info.replaces),
+    }
+    console.print(facts_table(facts), markup=False)
+    if info.traceback:
+        console.print(f"\n{info.traceback.rstrip()}", markup=False, soft_wrap=True)
+    if answers is not None:
+        console.print("\nhooks are answered by")
+        console.print(facts_table({f"  {hook}": ", ".join(by) or "nobody" for hook, by in answers.items()}))

@@ -1,0 +1,144 @@
+"""Every group ends in finite time: time-outs, salvage, late and surplus samples, over HTTP and across a crash."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeServer
+from tests.kit import NativeRun, ServerProcess, make_group, make_sample, poll_until
+
+
+@pytest.fixture
+def run(server: ServerProcess) -> Iterator[NativeRun]:
+    run = server.start_run(group_timeout_seconds=0.5)
+    run.wait_for_state("running")
+    yield run
+    run.stop()
+
+
+def test_a_timed_out_group_with_enough_samples_is_salvaged_and_padded(run: NativeRun) -> None:
+    run.write(*make_group("short", [0.0, 1.0, 1.0]))
+    [closed] = run.closed()
+    assert (closed["state"], closed["reason"]) == ("ready", "")
+    assert run.groups()[0]["is_salvaged"] is True
+    batch = run.read(num_groups=1)
+    assert [row["uid"] for row in batch["data"]] == ["short/0", "short/1", "short/2", "short/0"]
+
+
+def test_a_timed_out_group_with_too_few_is_discarded_without_anybody_reading(run: NativeRun) -> None:
+    run.write(*make_group("few", [0.0, 1.0]))
+    [closed] = run.closed()
+    assert (closed["state"], closed["reason"]) == ("discarded", "timed_out")
+    assert run.groups()[0]["detail"] == "2 of 4 samples had come"
+    assert run.view()["discarded"] == {"timed_out": 1}
+    run.write(*make_group("whole", [0.0, 1.0, 0.0, 1.0]))
+    assert run.read(num_groups=1)["meta_info"]["finished_groups"] == ["whole", "few"]
+
+
+def test_the_time_out_counts_from_the_last_sample(server: ServerProcess) -> None:
+    run = server.start_run(group_timeout_seconds=1, group_size=8)
+    run.wait_for_state("running")
+    began_s = time.monotonic()
+    for number in range(4):
+        run.write(make_sample(uid=f"{number}"))
+        assert run.client.get(f"{run.path}/closed_groups?wait_s=0.5").json()["groups"] == []
+    run.closed()
+    assert time.monotonic() - began_s > 2.4
+    run.stop()
+
+
+def test_the_group_deadline_counts_from_its_opening(server: ServerProcess) -> None:
+    run = server.start_run(group_deadline_seconds=1, group_size=100)
+    run.wait_for_state("running")
+    began_s = time.monotonic()
+    number = 0
+    while not run.client.get(f"{run.path}/closed_groups?wait_s=0.2").json()["groups"]:
+        run.write(make_sample(uid=str(number := number + 1)))
+        assert time.monotonic() - began_s < 10
+    [closed] = run.closed()
+    assert closed["reason"] == "timed_out"
+    run.stop()
+
+
+def test_a_late_sample_is_stored_and_reopens_nothing(run: NativeRun) -> None:
+    slow = server_run(run, group_timeout_seconds=2)
+    slow.write(*make_group("g", [0.0, 1.0]))
+    slow.closed()
+    [late] = slow.write(make_sample(instance_id="g", uid="late"))
+    assert (late["status"], late["outcome"]) == (200, "late")
+    [group] = slow.groups()
+    assert (group["state"], group["num_samples"]) == ("discarded", 2)
+    assert [sample["outcome"] for sample in slow.group(group["group_id"])["samples"]] == ["member", "member", "late"]
+    poll_until(lambda: slow.write(make_sample(instance_id="g"))[0]["outcome"] == "member")
+    assert [(group["epoch"], group["state"]) for group in slow.groups()] == [(0, "discarded"), (1, "open")]
+    slow.stop()
+
+
+def server_run(run: NativeRun, **payload: Any) -> NativeRun:
+    other = run.server.start_run(**payload)
+    other.wait_for_state("running")
+    return other
+
+
+def test_a_sample_without_epoch_opens_the_next_epoch_once_its_group_is_full(run: NativeRun) -> None:
+    for epoch in range(3):
+        run.write(*[s | {"uid": f"{epoch}/{s['uid']}"} for s in make_group("g", [0.0, 1.0, 0.0, 1.0])])
+    assert [(group["epoch"], group["num_samples"]) for group in run.groups()] == [(0, 4), (1, 4), (2, 4)]
+
+
+def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_run(group_timeout_seconds=3, group_size=4)
+    run.wait_for_state("running")
+    run.write(*make_group("g", [0.0, 1.0]))
+    server.kill9()
+    down_since_s = time.monotonic()
+    while time.monotonic() - down_since_s < 3.5:  # longer than the time-out: it must not count
+        time.sleep(0.1)
+    server.restart()
+    assert [group["state"] for group in run.groups()] == ["open"]
+    up_since_s = time.monotonic()
+    [closed] = run.closed()
+    assert (closed["state"], closed["reason"]) == ("discarded", "timed_out")
+    assert time.monotonic() - up_since_s < 10
+
+
+def test_after_a_crash_of_a_foreign_generator_missing_samples_come_first_then_surplus(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_slime(group_size=4)
+    run.wait_for_state("running")
+    for sample in (*make_group("half", [0.0, 1.0]), *make_group("whole", [0.0, 1.0, 0.0, 1.0])):
+        run.send(sample)
+    server.kill9()
+    server.restart()
+    run.wait_for_state("running")
+    assert run.client.get(f"{run.path}/skip_instance_ids").json()["skip_instance_ids"] == ["whole"]
+    again = [make_sample(instance_id="half", uid=f"again/{n}", reward=n % 2) for n in range(4)]
+    assert [run.write(sample)[0]["outcome"] for sample in again] == ["member", "member", "surplus", "surplus"]
+    next_epoch = run.write(make_sample(instance_id="half", uid="next"))
+    assert next_epoch[0]["outcome"] == "member"
+    assert [(g["instance_id"], g["epoch"], g["num_samples"]) for g in run.groups()] == [
+        ("half", 0, 4),
+        ("whole", 0, 4),
+        ("half", 1, 1),
+    ]
+
+
+def test_everything_acknowledged_is_there_after_a_kill(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_slime(group_size=4)
+    run.wait_for_state("running")
+    for number in range(6):
+        for sample in make_group(number, [0.0, 1.0, 0.0, 1.0]):
+            run.send(sample)
+    run.send(make_sample(instance_id="open"))
+    run.write(*make_group("flat", [1.0] * 4))
+    assert len(run.fetch(batch_size=8)["data"]["data"]) == 8
+    before = [(g["group_id"], g["state"], g["reason"], g["num_samples"]) for g in run.groups()]
+    server.kill9()
+    server.restart()
+    assert [(g["group_id"], g["state"], g["reason"], g["num_samples"]) for g in run.groups()] == before
+    rows = run.fetch(batch_size=16)["data"]["data"]
+    assert [row["instance_id"] for row in rows] == [n for n in range(2, 6) for _ in range(4)]

@@ -1,0 +1,235 @@
+"""The life of a run over HTTP: validated, running, crashed, finished, ended; and starts that are refused or repeated."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeServer
+from tests.kit import Json, ServerProcess, assert_error, make_group, make_sample, poll_until, write_generator
+
+SLOW_IMPORT = """
+import pathlib, time
+TASK_TYPE = "slow"
+GATE = pathlib.Path({gate!r})
+while not GATE.exists():
+    time.sleep(0.02)
+{then}
+def run_rollout(data):
+    __import__("threading").Event().wait()
+"""
+CRASHES = """
+TASK_TYPE = "crashes"
+def run_rollout(data):
+    print("about to fail")
+    raise RuntimeError("no engine in sight")
+"""
+RETURNS = """
+TASK_TYPE = "returns"
+def run_rollout(data):
+    print("done at once")
+"""
+BODY: Json = {"task_type": "idle", "num_repeat_per_sample": "4"}
+
+
+@pytest.fixture(scope="module")
+def shared(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    folder = tmp_path_factory.mktemp("tasks")
+    write_generator(folder, CRASHES, "crashes_generator.py")
+    write_generator(folder, RETURNS, "returns_generator.py")
+    return module_servers(generators=folder, max_restarts=1, start_wait_s=60)
+
+
+# --- validation
+
+
+def slow_server(make_server: MakeServer, tmp_path: Path, then: str = "") -> tuple[ServerProcess, Path]:
+    gate = tmp_path / "gate"
+    folder = tmp_path / "slow"
+    write_generator(folder, SLOW_IMPORT.format(gate=str(gate), then=then), "slow_generator.py")
+    return make_server(generators=folder, start_wait_s=0.2), gate
+
+
+def test_a_run_is_validating_until_its_slow_generator_is_known(make_server: MakeServer, tmp_path: Path) -> None:
+    server, gate = slow_server(make_server, tmp_path)
+    run = server.start_slime(task_type="slow")
+    assert run.view()["state"] == "validating"
+    assert run.fetch()["success"] is False
+    assert run.send(make_sample()).status_code == 200
+    assert server.start_slime(task_type="slow").run_id == run.run_id
+    gate.touch()
+    run.wait_for_state("running")
+    assert len(server.client.get("/v1/runs").json()["runs"]) == 1
+
+
+def test_a_run_fails_later_when_its_slow_generator_turns_out_broken(make_server: MakeServer, tmp_path: Path) -> None:
+    server, gate = slow_server(make_server, tmp_path, "raise ImportError('no CUDA here')")
+    run = server.start_slime(task_type="slow")
+    gate.touch()
+    assert "no CUDA here" in run.wait_for_state("failed")["reason"]
+    poll_until(lambda: run.view()["has_ended"])
+    answer = server.client.post("/get_rollout_data", json={})
+    assert "no CUDA here" in assert_error(answer, 410, "run_ended")["message"]
+
+
+def test_a_validating_run_survives_a_kill(make_server: MakeServer, tmp_path: Path) -> None:
+    server, gate = slow_server(make_server, tmp_path)
+    run = server.start_slime(task_type="slow")
+    server.kill9()
+    server.restart()
+    assert run.view()["state"] == "validating"
+    gate.touch()
+    run.wait_for_state("running")
+
+
+# --- refusals and repetitions
+
+
+def test_a_repeated_bad_start_is_held_for_a_second(shared: ServerProcess) -> None:
+    body = BODY | {"task_type": "unheard of"}
+    took_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        assert_error(shared.client.post("/start_rollout", json=body), 400, "unknown_task_type", "task_type")
+        took_s.append(time.monotonic() - began_s)
+    assert took_s[0] < 1.0 <= min(took_s[1:])
+    began_s = time.monotonic()
+    assert shared.client.post("/start_rollout", json=body | {"task_type": "other"}).status_code == 400
+    assert time.monotonic() - began_s < 1.0
+
+
+def test_a_refused_start_leaves_the_running_one_alone(shared: ServerProcess) -> None:
+    run = shared.start_slime("kept")
+    run.wait_for_state("running")
+    for wrong in ({"task_type": "unheard of"}, {"num_repeat_per_sample": 0}, {"input_file": "/no/such/file"}):
+        assert shared.client.post("/s/kept/start_rollout", json=BODY | wrong).status_code in (400, 422)
+    assert run.view()["state"] == "running"
+    run.stop()
+
+
+def test_an_equal_start_returns_the_same_run_until_it_has_delivered(shared: ServerProcess) -> None:
+    run = shared.start_slime("equal")
+    assert shared.start_slime("equal").run_id == run.run_id
+    run.write(*make_group("g", [0.0, 1.0, 0.0, 1.0]))
+    assert shared.start_slime("equal").run_id == run.run_id
+    assert run.fetch()["success"] is True
+    other = shared.start_slime("equal")
+    assert other.run_id != run.run_id
+    assert run.view()["state"] == "stopped"
+    other.stop()
+
+
+@pytest.mark.parametrize("change", ["generator", "input", "stopped"])
+def test_an_equal_start_is_another_run_once_something_changed(
+    make_server: MakeServer, tmp_path: Path, change: str
+) -> None:
+    rows = tmp_path / "in.jsonl"
+    rows.write_text("{}\n")
+    server = make_server(start_wait_s=60)
+    first = server.start_slime(input_file=str(rows))
+    assert server.start_slime(input_file=str(rows)).run_id == first.run_id
+    if change == "generator":
+        path = server.generators / "idle_generator.py"
+        path.write_text(path.read_text() + "# edited\n")
+    elif change == "input":
+        rows.write_text("{}\n{}\n")
+    else:
+        first.stop()
+    second = server.start_slime(input_file=str(rows))
+    assert second.run_id != first.run_id
+    assert first.view()["state"] == "stopped"
+
+
+def test_the_data_of_an_earlier_run_stays_readable_by_its_id(shared: ServerProcess) -> None:
+    first = shared.start_slime("earlier")
+    first.write(*make_group("old", [0.0, 1.0, 0.0, 1.0]))
+    second = shared.start_slime("earlier", num_epoch="2")
+    second.write(*make_group("new", [0.0, 1.0, 0.0, 1.0]))
+    assert [row["instance_id"] for row in second.fetch()["data"]["data"]] == ["new"] * 4
+    assert [row["instance_id"] for row in first.read(num_groups=1)["data"]] == ["old"] * 4
+    second.stop()
+
+
+# --- crashes
+
+
+def test_a_run_that_keeps_crashing_is_failed_with_traceback_and_log(shared: ServerProcess) -> None:
+    run = shared.start_slime("crash", "crashes")
+    view = run.wait_for_state("failed")
+    assert view["reason"].startswith("RuntimeError: no engine in sight\n")
+    assert "Traceback" in view["reason"]
+    assert "in run_rollout" in view["reason"]
+    assert "about to fail" in view["reason"]
+    lines = shared.client.get(f"{run.path}/log").json()["lines"]
+    assert sum("about to fail" in line for line in lines) == 2
+    poll_until(lambda: run.view()["has_ended"])
+    answer = shared.client.post("/s/crash/get_rollout_data", json={})
+    error = assert_error(answer, 410, "run_ended")
+    assert "RuntimeError: no engine in sight" in error["message"]
+    assert "Traceback" not in error["message"]
+
+
+def test_what_a_failed_run_still_holds_is_delivered_before_its_410(shared: ServerProcess) -> None:
+    run = shared.start_slime("holds", "crashes", group_timeout_seconds=2, min_timeout_group_size_ratio=0.5)
+    run.write(*make_group("whole", [0.0, 1.0, 0.0, 1.0]), *make_group("half", [0.0, 1.0]))
+    run.wait_for_state("failed")
+    got: list[Any] = []
+    while True:
+        answer = shared.client.post("/s/holds/buffer/read", json={"batch_size": 1, "timeout": 20, "wait": True})
+        if answer.status_code == 410:
+            break
+        got += [row["instance_id"] for row in answer.json()["data"]["data"]]
+    assert got == ["whole"] * 4 + ["half"] * 4
+
+
+# --- the end
+
+
+def test_a_returned_run_takes_samples_for_its_time_out_and_then_ends(shared: ServerProcess) -> None:
+    run = shared.start_slime("returned", "returns", group_timeout_seconds=1)
+    run.wait_for_state("finished")
+    assert run.send(make_sample()).status_code == 200
+    assert run.view()["has_ended"] is False
+    poll_until(lambda: run.view()["has_ended"])
+    answer = shared.client.post("/s/returned/get_rollout_data", json={"batch_size": 1})
+    assert_error(answer, 410, "run_ended")
+    assert_error(shared.client.post(f"{run.path}/batches", json={"num_groups": 1}), 410, "run_ended")
+    assert run.write(make_sample())[0]["outcome"] == "late"
+
+
+def test_a_waiting_reader_hears_of_the_end(shared: ServerProcess) -> None:
+    run = shared.start_slime("told", "returns", group_timeout_seconds=1)
+    answer = shared.client.post(f"{run.path}/batches", json={"num_groups": 1, "wait_s": 25})
+    assert_error(answer, 410, "run_ended")
+
+
+def test_a_stopped_run_ends_once_its_groups_are_read(shared: ServerProcess) -> None:
+    run = shared.start_slime("stopped")
+    run.write(*make_group("g", [0.0, 1.0, 0.0, 1.0]))
+    run.stop()
+    poll_until(lambda: run.view()["has_ended"])
+    assert run.fetch()["success"] is True
+    assert_error(shared.client.post("/s/stopped/get_rollout_data", json={}), 410, "run_ended")
+
+
+def test_sigterm_loses_nothing_and_exits_cleanly(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_slime()
+    run.wait_for_state("running")
+    run.write(*make_group("g", [0.0, 1.0, 0.0, 1.0]))
+    assert server.stop() == 0
+    server.restart()
+    run.wait_for_state("running")
+    assert run.fetch()["success"] is True
+
+
+def test_an_ended_run_stays_ended_after_a_restart(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_slime()
+    run.stop()
+    poll_until(lambda: run.view()["has_ended"])
+    server.kill9()
+    server.restart()
+    assert run.view()["state"] == "stopped"
+    assert_error(server.client.post("/get_rollout_data", json={}), 410, "run_ended")
