@@ -1,22 +1,22 @@
 """The buffer: every run with its groups, over one store. What the server, and any other host, holds."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from forebay.buffer import deadlines
 from forebay.buffer.delivery import Delivery
-from forebay.buffer.loading import load_run, members
+from forebay.buffer.groups import Sample
+from forebay.buffer.loading import give_back_leases, load_run, members
 from forebay.buffer.pipeline import Pipeline
 from forebay.buffer.resume import covers, held_instances, reconcile
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import GroupRow, RunRow
+from forebay.buffer.store.rows import RunRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import RunNotFound, StorageFailed
 from forebay.core.group import GroupState
@@ -59,6 +59,7 @@ class Buffer:
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._advancing: set[str] = set()
         self._recovering: asyncio.Task[None] | None = None
         self._healthy = asyncio.Event()
         self.news = Signal()
@@ -124,13 +125,14 @@ class Buffer:
 
     async def add(self, run: Run) -> Entry:
         """Take in a new run and store it. Raises ``StorageFailed``."""
-        entry = await self._enter(run, 0.0)
+        buffer = await self._make(run, 0.0)
+        pipeline = Pipeline(buffer)
+        entry = Entry(buffer, pipeline, Delivery(buffer, pipeline))
+        self._register(entry)
         try:
-            await entry.buffer.save_run()
+            await buffer.save_run()
         except BaseException:  # a run that is not stored does not exist
-            self._entries.pop(run.run_id, None)
-            self._by_key.pop(run.run_key, None)
-            self._newest.pop(run.name, None)
+            await self._forget(run)
             raise
         entry.buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
         self.news.notify()
@@ -151,30 +153,50 @@ class Buffer:
             else:
                 return
 
-    async def _enter(self, run: Run, active_s: float) -> Entry:
+    async def _make(self, run: Run, active_s: float) -> RunBuffer:
         hooks = self._hooks.get(run.run_id)
         if hooks is None:
             hooks = self._hooks[run.run_id] = self._make_hooks(run)
             await hooks.__aenter__()
-        buffer = RunBuffer(run, self.store, self._clock, hooks, active_s=active_s, on_failure=self._recover_soon)
-        pipeline = Pipeline(buffer)
-        entry = Entry(buffer, pipeline, Delivery(buffer, pipeline))
+        return RunBuffer(run, self.store, self._clock, hooks, active_s=active_s, on_failure=self._recover_soon)
+
+    def _register(self, entry: Entry) -> None:
+        run = entry.run
         self._entries[run.run_id] = entry
         self._by_key[run.run_key] = run.run_id
         self._note_newest(run)
-        return entry
+
+    async def _forget(self, run: Run) -> None:
+        self._entries.pop(run.run_id, None)
+        self._by_key.pop(run.run_key, None)
+        self._newest.clear()
+        for entry in self.entries:
+            self._note_newest(entry.run)
+        hooks = self._hooks.pop(run.run_id, None)
+        if hooks is not None:
+            await hooks.__aexit__(None, None, None)
 
     async def replace_hooks(self, run_id: str) -> None:
         """Use the hooks of the run's present generator, after it was attached to with other code."""
-        entry = self.get(run_id)
-        async with entry.buffer.lock:
-            old = self._hooks.pop(run_id)
-            hooks = self._hooks[run_id] = self._make_hooks(entry.run)
-            await hooks.__aenter__()
-            entry.buffer.hooks = hooks
-            for group in entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN):
+        hooks = self._make_hooks(self.get(run_id).run)
+        await hooks.__aenter__()
+        async with self._locked(run_id) as buffer:
+            old, self._hooks[run_id] = self._hooks[run_id], hooks
+            buffer.hooks = hooks
+            buffer.window.keep_samples = buffer.new_window().keep_samples
+            for group in buffer.groups.in_state(GroupState.READY, GroupState.OPEN):
                 group.staged = None
             await old.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def _locked(self, run_id: str) -> AsyncIterator[RunBuffer]:
+        """The run with its lock held, also if a recovery replaced it while the lock was waited for."""
+        while True:
+            buffer = self.get(run_id).buffer
+            async with buffer.lock:
+                if buffer is self.get(run_id).buffer:
+                    yield buffer
+                    return
 
     # --- resuming
 
@@ -187,13 +209,17 @@ class Buffer:
         buffer = entry.buffer
         async with buffer.lock:
             buffer.check_storage()
-            entry.delivery.leases.clear()
+            lost = await self._lost_samples(buffer, listed)
+            entry.delivery.drop_leases()
             result = reconcile(buffer.groups, entry.run.start_skip, listed)
             now_s = buffer.active.now_s()
             for group in result.ack:
                 buffer.groups.move(group, GroupState.ACKED, now_s)
             for group in result.redeliver:
-                await self._take_back(entry, group.group_id)
+                if group.state is GroupState.ACKED:
+                    buffer.groups.revive(group, lost[group.group_id])
+                group.row.is_reported, group.row.batch_id = False, ""
+                buffer.groups.move(group, GroupState.READY, now_s)
             for group in result.report:
                 group.row.is_reported, group.row.batch_id = False, ""
                 buffer.groups.unreported[group.group_id] = group
@@ -204,14 +230,19 @@ class Buffer:
             await buffer.record(*(group.row for group in changed), buffer.run_row())
         buffer.news.notify()
 
-    async def _take_back(self, entry: Entry, group_id: str) -> None:
-        groups = entry.buffer.groups
-        group = groups.by_id[group_id]
-        if group.state is GroupState.ACKED:
-            stored = await self.store.samples(entry.run.run_id, group_id)
-            groups.revive(group, members(stored))
-        group.row.is_reported, group.row.batch_id = False, ""
-        groups.move(group, GroupState.READY, entry.buffer.active.now_s())
+    async def _lost_samples(self, buffer: RunBuffer, listed: Sequence[InstanceId]) -> dict[str, list[Sample]]:
+        """The samples of the groups that were delivered and are not listed.
+
+        All are read before anything changes; meanwhile the ack of a batch may make them more.
+        """
+        lost: dict[str, list[Sample]] = {}
+        while True:
+            redeliver = reconcile(buffer.groups, buffer.run.start_skip, listed).redeliver
+            missing = [g.group_id for g in redeliver if g.state is GroupState.ACKED and g.group_id not in lost]
+            if not missing:
+                return lost
+            for group_id in missing:
+                lost[group_id] = members(await self.store.samples(buffer.run.run_id, group_id))
 
     def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
         """What another process of this run must not generate, as a multiset."""
@@ -221,44 +252,61 @@ class Buffer:
     async def expect_repeats(self, run_id: str) -> None:
         """A generator that sends no slots was restarted: it will make incomplete groups' samples once more."""
         buffer = self.get(run_id).buffer
-        changed: list[GroupRow] = []
-        for group in buffer.groups.in_state(GroupState.OPEN):
-            if group.samples and not buffer.groups.is_full(group):
-                group.row.surplus_due = len(group.samples)
-                changed.append(group.row)
+        changed = buffer.groups.expect_repeats()
         if changed:
-            await buffer.record(*changed)
+            await buffer.record(*(group.row for group in changed))
 
     # --- time
 
     async def tick(self) -> None:
-        """Do what is due in every run."""
-        for entry in self.entries:
-            with contextlib.suppress(StorageFailed):  # recovery is under way, and the next tick finds the same due
-                await deadlines.advance(entry.buffer, entry.pipeline)
+        """Do what is due in every run; those in which it is still being done since an earlier tick are left out."""
+        idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
+        await asyncio.gather(*(self._advance(entry) for entry in idle if not entry.run.has_ended))
+
+    async def _advance(self, entry: Entry) -> None:
+        run_id = entry.run.run_id
+        self._advancing.add(run_id)
+        try:
+            await deadlines.advance(entry.buffer, entry.pipeline)
+        except StorageFailed:
+            return  # recovery is under way, and the next tick finds the same due
+        except Exception:  # one run's fault must not stop the deadlines of the others
+            logger.exception("a deadline of run %s could not be kept", run_id)
+        finally:
+            self._advancing.discard(run_id)
 
     async def _keep_time(self, tick_s: float) -> None:
         while True:
             await asyncio.sleep(tick_s)
-            try:
-                await self.tick()
-            except Exception:  # one run's fault must not stop the deadlines of the others
-                logger.exception("a deadline could not be kept")
+            self._start(self.tick())  # not waited for: one run's slow hooks must not hold up the others
 
     # --- loading and recovering
 
     async def _load(self) -> None:
-        rows = await self.store.load_runs()
-        for row in sorted(rows, key=lambda row: row.document["started_at_s"]):
-            old = self._entries.pop(row.run_id, None)
-            run = _restore(row)
-            counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
-            entry = await self._enter(run, counted_s)
-            await load_run(entry.buffer, self.store)
-            if old is not None:
-                entry.buffer.counts.update(old.buffer.counts)
-                old.buffer.news.notify()
+        """Load every run, and only then put them all in place: nobody must meet one that is half loaded."""
+        loaded = [await self._loaded(row) for row in await self.store.load_runs()]
+        for buffer in sorted(loaded, key=lambda buffer: buffer.run.started_at_s):
+            self._install(buffer)
         self.news.notify()
+
+    async def _loaded(self, row: RunRow) -> RunBuffer:
+        old = self._entries.get(row.run_id)
+        counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
+        buffer = await self._make(_restore(row), counted_s)
+        await load_run(buffer, self.store, old.delivery.held_batches if old else ())
+        return buffer
+
+    def _install(self, buffer: RunBuffer) -> None:
+        old = self._entries.pop(buffer.run.run_id, None)
+        pipeline = Pipeline(buffer)
+        delivery = old.delivery if old else Delivery(buffer, pipeline)
+        delivery.resume_with(buffer, pipeline)
+        give_back_leases(buffer, delivery.held_batches)
+        self._register(Entry(buffer, pipeline, delivery))
+        if old is not None:
+            old.buffer.has_failed = True
+            buffer.counts.update(old.buffer.counts)
+            old.buffer.news.notify()
 
     def _recover_soon(self) -> None:
         self._healthy.clear()
@@ -269,19 +317,26 @@ class Buffer:
         """As after a crash: wait until the disk takes writes, then take the stored state for the truth."""
         while True:
             try:
-                await self.store.recover()
-                break
+                await self._reload()
             except StorageFailed as error:
                 logger.error("%s; trying again in 1 s", error)
-                await asyncio.sleep(1)
+            except Exception:  # without a recovery nothing is ever written again
+                logger.exception("the stored state cannot be loaded; trying again in 1 s")
+            else:
+                if not any(entry.buffer.has_failed for entry in self.entries):
+                    break
+            await asyncio.sleep(1)
+        self._healthy.set()
+        logger.warning("the journal takes writes again")
+
+    async def _reload(self) -> None:
+        await self.store.recover()
         for entry in self.entries:
             entry.buffer.has_failed = True
         async with AsyncExitStack() as locks:
             for entry in self.entries:
                 await locks.enter_async_context(entry.buffer.lock)
             await self._load()
-        self._healthy.set()
-        logger.warning("the journal takes writes again")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

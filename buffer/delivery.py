@@ -1,7 +1,9 @@
 """Handing groups to a trainer: which ones, as a lease that is acked or given back."""
 
 import logging
+import math
 import secrets
+from asyncio import Future
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,8 +12,10 @@ from typing import Any
 from forebay.buffer.groups import Group
 from forebay.buffer.meta import MetaWindow
 from forebay.buffer.pipeline import Pipeline, Staged, splice
+from forebay.buffer.resume import batch_number
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.core.errors import RunEnded
+from forebay.buffer.store.rows import GroupRow, Location, RunRow
+from forebay.core.errors import RunEnded, StorageFailed
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.sample import Parts
@@ -44,6 +48,8 @@ class Batch:
     reported: list[Group]
     """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
     window: MetaWindow
+    staged: list[Staged]
+    """What goes out of each group."""
     rows: list[Parts] = field(default_factory=list)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +62,9 @@ class Delivery:
         self._buffer = buffer
         self._pipeline = pipeline
         self.leases: dict[str, Batch] = {}
+        self._acked: dict[str, Batch] = {}
+        """Batches that have arrived, until the disk knows."""
+        self._last_number = 0
 
     async def read(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
         """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
@@ -64,15 +73,17 @@ class Delivery:
         """
         patience = Patience(wait_s)
         while True:
-            async with self._buffer.lock:
-                self._buffer.check_storage()
+            buffer = self._buffer
+            async with buffer.lock:
+                buffer.check_storage()
+                num_news = buffer.news.count
                 batch = await self._lease(request)
             if batch is not None:
                 return await self._filled(batch)
-            if self._buffer.is_exhausted:
-                run = self._buffer.run
+            if buffer.is_exhausted:
+                run = buffer.run
                 raise RunEnded(run.run_id, run.reason.partition("\n")[0] or run.state.value)
-            if not await patience.wait(self._buffer.news):
+            if patience.left_s <= 0 or (num_news == buffer.news.count and not await patience.wait(buffer.news)):
                 return None
 
     def meta_info(self) -> dict[str, Any]:
@@ -82,13 +93,14 @@ class Delivery:
     # --- choosing
 
     async def _lease(self, request: ReadRequest) -> Batch | None:
-        await self._pipeline.evaluate()
-        chosen = await self._choose(request)
+        chosen = await self._choose_current(request)
         if not chosen:
             return None
         buffer = self._buffer
         reported = list(buffer.groups.unreported.values())
-        batch = Batch(f"batch-{secrets.token_hex(8)}", [group for group, _ in chosen], reported, buffer.window)
+        groups, staged = [choice.group for choice in chosen], [choice.staged for choice in chosen]
+        batch = Batch(self._new_batch_id(), groups, reported, buffer.window, staged)
+        self._tell_cuts(chosen)
         buffer.window = buffer.new_window()
         for group in batch.groups:
             if group.state is GroupState.OPEN:
@@ -102,39 +114,73 @@ class Delivery:
         self.leases[batch.batch_id] = batch
         return batch
 
-    async def _choose(self, request: ReadRequest) -> list[tuple[Group, Staged]]:
+    def _new_batch_id(self) -> str:
+        self._last_number += 1
+        return f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
+
+    async def _choose_current(self, request: ReadRequest) -> list["_Choice"]:
+        """Groups that satisfy the request, none of which got a sample while others were asked about."""
+        while True:
+            await self._pipeline.evaluate()
+            if not self._may_suffice(request):
+                return []
+            chosen = await self._choose(request)
+            if all(choice.is_current for choice in chosen):
+                return chosen
+            self._buffer.groups.put_back(c.group for c in chosen if c.group.state is GroupState.READY)
+
+    def _may_suffice(self, request: ReadRequest) -> bool:
+        """Whether there are groups enough to look at them: a reader that waits is woken by every sample."""
+        groups, run = self._buffer.groups, self._buffer.run
+        num_needed = request.num_groups or 1
+        if request.is_slime and request.batch_size is not None:
+            num_needed = math.ceil(request.batch_size / run.settings.group_size)
+        return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
+
+    async def _choose(self, request: ReadRequest) -> list["_Choice"]:
         """Groups that satisfy the request; none at all if that is not possible."""
         chooser = _Chooser(self._buffer, request)
-        left: list[Group] = []
+        seen: list[Group] = []
+        try:
+            await self._consider_all(chooser, seen)
+            if not chooser.is_satisfied:
+                chooser.chosen.clear()
+        except BaseException:  # also a reader that goes away
+            chooser.chosen.clear()
+            raise
+        finally:
+            taken = {choice.group.group_id for choice in chooser.chosen}
+            left = [group for group in seen if group.state is GroupState.READY and group.group_id not in taken]
+            self._buffer.groups.put_back(left)
+        return chooser.chosen
+
+    async def _consider_all(self, chooser: "_Chooser", seen: list[Group]) -> None:
+        """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
         for group in self._buffer.groups.take_ready():
-            taken = await self._consider(chooser, group)
-            if not taken and group.state is GroupState.READY:
-                left.append(group)
+            seen.append(group)
+            await self._consider(chooser, group)
             if chooser.is_done:
-                break
+                return
         if not chooser.is_satisfied:
             for group in list(self._buffer.groups.short_valid.values()):
                 await self._consider(chooser, group)
                 if chooser.is_done:
-                    break
-        if not chooser.is_satisfied:
-            left += [group for group, _ in chooser.chosen if group.state is GroupState.READY]
-            chooser.chosen.clear()
-        self._buffer.groups.put_back(left)
-        return chooser.chosen
+                    return
 
-    async def _consider(self, chooser: "_Chooser", group: Group) -> bool:
+    async def _consider(self, chooser: "_Chooser", group: Group) -> None:
         if not chooser.may_take(group):
-            return False
+            return
         staged = await self._pipeline.stage(group)
         if staged is None:
-            return False
-        if chooser.request.is_slime and not self._fits_slime(group, staged):
-            return False
-        return chooser.take(group, staged)
+            return
+        if not chooser.request.is_slime:
+            chooser.take(_Choice(group, staged, staged))
+        elif self._fits_slime(group, staged):
+            size = self._buffer.run.settings.group_size
+            chooser.take(_Choice(group, Staged(staged.rows[:size], staged.samples), staged))
 
     def _fits_slime(self, group: Group, staged: Staged) -> bool:
-        """Cut what is too much; discard a closed group that has too little. slime regroups by exact size."""
+        """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
         size = self._buffer.run.settings.group_size
         if len(staged.rows) < size:
             if group.state is GroupState.READY:
@@ -142,32 +188,46 @@ class Delivery:
                 logger.warning("group %s (%r) discarded as incomplete: %s", group.group_id, group.instance_id, detail)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INCOMPLETE, detail)
             return False
-        if len(staged.rows) > size:
-            self._buffer.counts["rows_cut"] += len(staged.rows) - size
-            logger.warning("group %s: %d surplus rows were cut", group.group_id, len(staged.rows) - size)
-            staged.rows = staged.rows[:size]
         return True
+
+    def _tell_cuts(self, chosen: Sequence["_Choice"]) -> None:
+        for choice in chosen:
+            num_cut = len(choice.whole.rows) - len(choice.staged.rows)
+            if num_cut:
+                self._buffer.counts["rows_cut"] += num_cut
+                logger.warning("group %s: %d surplus rows were cut", choice.group.group_id, num_cut)
 
     # --- sending
 
-    async def _filled(self, batch: Batch) -> Batch:
-        """Write the lease down and fetch its rows; on failure or cancellation it is given back."""
+    async def _filled(self, batch: Batch) -> Batch | None:
+        """Write the lease down and fetch its rows; on failure or cancellation it is given back.
+
+        None if the run was resumed meanwhile, and its groups are no longer this reader's.
+        """
         buffer = self._buffer
         finished = [group.instance_id for group in (*batch.groups, *batch.reported)]
         try:
             stored = buffer.record(*(group.row for group in (*batch.groups, *batch.reported)))
-            batch.rows = await self._rows(batch.groups)
+            batch.rows = await self._rows(batch.staged)
             batch.meta_info = {**await self._pipeline.meta_info(batch.window), "finished_groups": finished}
             await stored
-        except BaseException:  # also a reader that goes away: its groups must not stay leased
+        except BaseException as error:  # also a reader that goes away: its groups must not stay leased
             self.release(batch.batch_id)
+            if isinstance(error, StorageFailed) and not self._buffer.has_failed:
+                await self._discard_unreadable(batch)
             raise
-        return batch
+        return batch if batch.batch_id in self.leases else None
 
-    async def _rows(self, groups: Sequence[Group]) -> list[Parts]:
-        """The encoded rows of ``groups``; all bodies are fetched at once."""
-        staged = [group.staged for group in groups if isinstance(group.staged, Staged)]
-        assert len(staged) == len(groups), "a group was leased without its rows"
+    async def _discard_unreadable(self, batch: Batch) -> None:
+        """Find the groups of a released batch whose bodies are damaged, so that the next read gets past them."""
+        for group, staged in zip(batch.groups, batch.staged, strict=True):
+            try:
+                await self._rows([staged])
+            except StorageFailed as error:
+                self._pipeline.discard_unreadable(group, error)
+
+    async def _rows(self, staged: Sequence[Staged]) -> list[Parts]:
+        """The encoded rows of groups; all bodies are fetched at once."""
         bodies = iter(await self._buffer.bodies([sample for each in staged for sample in each.needed]))
         return [row for each in staged for row in splice(each, list(islice(bodies, len(each.needed))))]
 
@@ -176,20 +236,30 @@ class Delivery:
         batch = self.leases.pop(batch_id, None)
         if batch is None:
             return
+        self._write_ack(batch)
+        buffer = self._buffer
+        num_groups, num_rows = len(batch.groups), len(batch.rows)
+        buffer.counts["rows_delivered"] += num_rows
+        buffer.last_progress_s, buffer.is_stalled = buffer.active.now_s(), False
+        told = {"run_id": buffer.run.run_id, "batch_id": batch_id, "num_groups": num_groups, "num_rows": num_rows}
+        buffer.hooks.notify("batch_delivered", **told)
+        buffer.news.notify()
+
+    def _write_ack(self, batch: Batch) -> None:
         buffer = self._buffer
         for group in batch.groups:
             buffer.groups.move(group, GroupState.ACKED, buffer.active.now_s())
-        buffer.counts["rows_delivered"] += len(batch.rows)
-        rows = [group.row for group in batch.groups]
-        if buffer.run.has_delivered:
-            buffer.record(*rows)
-        else:
+        rows: list[GroupRow | RunRow] = [group.row for group in batch.groups]
+        if not buffer.run.has_delivered:
             buffer.run.has_delivered = True
-            buffer.record(*rows, buffer.run_row())
-        buffer.last_progress_s, buffer.is_stalled = buffer.active.now_s(), False
-        told = {"run_id": buffer.run.run_id, "batch_id": batch_id, "num_groups": len(rows), "num_rows": len(batch.rows)}
-        buffer.hooks.notify("batch_delivered", **told)
-        buffer.news.notify()
+            rows.append(buffer.run_row())
+        self._acked[batch.batch_id] = batch
+
+        def when_stored(stored: "Future[Location | None]") -> None:
+            if not stored.cancelled() and stored.exception() is None:
+                self._acked.pop(batch.batch_id, None)
+
+        buffer.record(*rows).add_done_callback(when_stored)
 
     def release(self, batch_id: str) -> None:
         """The batch has not arrived: its groups are ready again, and what it reported will be reported again."""
@@ -207,13 +277,60 @@ class Delivery:
         buffer.record(*(group.row for group in (*batch.groups, *batch.reported)))
         buffer.news.notify()
 
+    def drop_leases(self) -> None:
+        """Forget who has what: the run begins anew, and decides about the groups itself."""
+        for batch in self.leases.values():
+            self._buffer.window.merge_before(batch.window)
+        self.leases.clear()
+
+    # --- after loading
+
+    @property
+    def held_batches(self) -> set[str]:
+        """Batches of which memory knows more than the disk may: leased, or arrived and not yet written down."""
+        return {*self.leases, *self._acked}
+
+    def resume_with(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
+        """Go on with what was loaded. What is on its way to a trainer stays leased, and what arrived is acked."""
+        self._buffer, self._pipeline = buffer, pipeline
+        numbers = (batch_number(group.row.batch_id) for group in buffer.groups.by_id.values())
+        self._last_number = max(self._last_number, *numbers, 0)
+        leases, acked = self.leases, self._acked
+        self.leases, self._acked = self._still_leased(leases), {}
+        for batch in self._still_leased(acked).values():
+            self._write_ack(batch)
+
+    def _still_leased(self, batches: dict[str, Batch]) -> dict[str, Batch]:
+        """Those whose lease the disk knows, with the groups that were loaded."""
+        by_id, known = self._buffer.groups.by_id, {}
+        for batch_id, batch in batches.items():
+            groups = [by_id[group.group_id] for group in batch.groups if group.group_id in by_id]
+            if groups and all(g.state is GroupState.LEASED and g.row.batch_id == batch_id for g in groups):
+                batch.groups, batch.reported = groups, [by_id[group.group_id] for group in batch.reported]
+                known[batch_id] = batch
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A group to hand out, and what of it goes out of the whole that its hooks made."""
+
+    group: Group
+    staged: Staged
+    whole: Staged
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it got no further sample since its hooks were asked."""
+        return self.group.staged is self.whole
+
 
 class _Chooser:
     """Adds up groups until a request is satisfied."""
 
     def __init__(self, buffer: RunBuffer, request: ReadRequest) -> None:
         self.request = request
-        self.chosen: list[tuple[Group, Staged]] = []
+        self.chosen: list[_Choice] = []
         self._settings = buffer.run.settings
         self._num_rows = 0
         self._num_bytes = 0
@@ -236,16 +353,15 @@ class _Chooser:
         """A read without a size holds at most one group of an instance: slime's client groups by instance id."""
         return self.request.has_size or group.instance_id not in self._instances
 
-    def take(self, group: Group, staged: Staged) -> bool:
-        """Add a group; False when the caps of a read without a size forbid it."""
-        if not self.request.has_size and self.chosen and self._is_over(staged):
+    def take(self, choice: _Choice) -> None:
+        """Add a group, unless the caps of a read without a size forbid it."""
+        if not self.request.has_size and self.chosen and self._is_over(choice.staged):
             self._is_capped = True
-            return False
-        self.chosen.append((group, staged))
-        self._num_rows += len(staged.rows)
-        self._num_bytes += staged.num_bytes
-        self._instances.add(group.instance_id)
-        return True
+            return
+        self.chosen.append(choice)
+        self._num_rows += len(choice.staged.rows)
+        self._num_bytes += choice.staged.num_bytes
+        self._instances.add(choice.group.instance_id)
 
     def _is_over(self, staged: Staged) -> bool:
         limit = self._settings.legacy_read_max_groups

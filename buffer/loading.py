@@ -11,7 +11,7 @@ from forebay.core.group import GroupState
 
 
 async def load_run(buffer: RunBuffer, store: Store, kept_batches: Container[str] = ()) -> None:
-    """Fill an empty ``RunBuffer``. Leases but ``kept_batches`` do not survive: nobody is there any more to ack them."""
+    """Fill an empty ``RunBuffer``. The samples of ``kept_batches`` are on their way out, and not in its window."""
     run_id, groups = buffer.run.run_id, buffer.groups
     groups.restore(await store.load_groups(run_id))
     for stored in await store.load_samples(run_id):
@@ -23,10 +23,10 @@ async def load_run(buffer: RunBuffer, store: Store, kept_batches: Container[str]
     buffer.uids.update(await store.load_uids(run_id))
     buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
     groups.schedule_all(buffer.run.process_ended_s)
-    _give_back_leases(buffer, kept_batches)
 
 
-def _give_back_leases(buffer: RunBuffer, kept_batches: Container[str]) -> None:
+def give_back_leases(buffer: RunBuffer, kept_batches: Container[str] = ()) -> None:
+    """Make groups ready again whose batch is not among ``kept_batches``, and report again what it reported."""
     leased = [g for g in buffer.groups.in_state(GroupState.LEASED) if g.row.batch_id not in kept_batches]
     lost_batches = {group.row.batch_id for group in leased}
     changed: list[Any] = []

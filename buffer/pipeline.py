@@ -188,16 +188,15 @@ class Pipeline:
         """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
         try:
             for group in groups:
-                await self._expire(group)
+                if group.state is GroupState.OPEN:
+                    await self._expire(group)
         finally:  # whatever stopped it, the deadline of a group that is still open must be found again
             for group in groups:
                 if group.state is GroupState.OPEN:
                     self._groups.schedule(group)
 
     async def _expire(self, group: Group) -> None:
-        if group.state is not GroupState.OPEN:
-            return
-        is_full = self._groups.is_full(group)
+        is_full, num_samples = self._groups.is_full(group), len(group.samples)
         num_completed = len(group.completed)
         is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
         if group.group_id in self._groups.changed and (is_full or not is_enough):

@@ -58,7 +58,13 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
 
 
 def _order(group: Group) -> tuple[int, int]:
-    return (group.row.epoch, group.row.closed_seq)
+    return (batch_number(group.row.batch_id), group.row.closed_seq)
+
+
+def batch_number(batch_id: str) -> int:
+    """The place of a batch among those of its run, 0 for none."""
+    number = batch_id.removeprefix("batch-").partition("-")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def held_instances(groups: Groups) -> list[InstanceId]:

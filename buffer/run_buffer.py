@@ -23,6 +23,8 @@ from forebay.hooks.runner import HookRunner
 
 logger = logging.getLogger(__name__)
 
+AHEAD = "an earlier write failed"
+
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
@@ -74,20 +76,28 @@ class RunBuffer:
     # --- writing things down
 
     def record(self, *rows: Row, body: bytes | None = None) -> "Future[Location | None]":
-        """Hand a change to the store, as it is now."""
+        """Hand a change to the store, as it is now; refused while memory is ahead of the disk."""
+        if self.has_failed:
+            return self._refused()
         stored = self.store.append(rows, body)
         stored.add_done_callback(self._check)
         return stored
 
+    def _refused(self) -> "Future[Location | None]":
+        refused: Future[Location | None] = asyncio.get_running_loop().create_future()
+        refused.set_exception(StorageFailed(AHEAD))
+        refused.exception()  # whoever does not wait for it need not be told
+        return refused
+
     def _check(self, stored: "Future[Location | None]") -> None:
-        if not stored.cancelled() and stored.exception() is not None:
+        if not stored.cancelled() and stored.exception() is not None and not self.has_failed:
             self.has_failed = True
             self._on_failure()
 
     def check_storage(self) -> None:
         """Raise ``StorageFailed`` while memory is ahead of the disk."""
         if self.has_failed:
-            raise StorageFailed("an earlier write failed")
+            raise StorageFailed(AHEAD)
 
     def run_row(self) -> RunRow:
         """The run as the store keeps it."""
@@ -171,6 +181,9 @@ class RunBuffer:
 
     def _duplicate(self, sample: Incoming) -> WriteResult:
         self.counts["duplicate"] += 1
+        repeated = self.groups.note_repeat(sample.instance_id, sample.uid)
+        if repeated is not None:
+            self.record(repeated.row)
         stored = self._pending.get(sample.uid)
         if stored is None:
             stored = asyncio.get_running_loop().create_future()
@@ -235,7 +248,8 @@ class RunBuffer:
         rows: list[GroupRow] = []
         for instance_id, epoch in opened:
             if group_id(instance_id, epoch) not in self.groups.by_id:
-                self._check_room(instance_id, epoch, now_s)
+                if not rows:  # an announced group takes no room: what holds for the first holds for all
+                    self._check_room(instance_id, epoch, now_s)
                 rows.append(self.groups.open(instance_id, epoch, now_s, is_announced=True).row)
         if rows:
             self.last_progress_s, self.is_stalled = now_s, False

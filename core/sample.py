@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,19 +10,26 @@ from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 
 MAX_ID_LENGTH = 1_024
+LONGEST_NUMBER = 4_300
+"""Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
+
+
+Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
 
 
 class SampleHead(msgspec.Struct):
     """The fields of a body that are read on arrival. Everything else travels untouched."""
 
-    uid: Any = msgspec.UNSET
-    instance_id: Any = msgspec.UNSET
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    uid: Identifier
+    instance_id: Identifier | int
+    messages: list[msgspec.Raw]
     reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    epoch: Any = None
-    slot: Any = None
+    epoch: Epoch | None = None
+    slot: Slot | None = None
     status: Any = None
     error: Any = None
 
@@ -53,16 +60,9 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
     Raises ``InvalidInput`` that names the field.
     """
     head = _parse(body)
-    uid = _text_id(head.uid, "uid")
-    instance_id = _instance_id(head.instance_id)
-    if not isinstance(head.messages, msgspec.Raw):
-        raise InvalidInput("messages is missing: a list of chat messages", field="messages")
-    if not bytes(memoryview(head.messages)[:16]).lstrip().startswith(b"["):
-        raise InvalidInput("messages must be a list", field="messages")
     reward, error = _outcome(head, is_lenient=is_lenient)
-    epoch, slot = _count(head.epoch, "epoch", MAX_EPOCH), _count(head.slot, "slot", MAX_SLOT)
     span = None if reward is None else find_reward(body)
-    return Incoming(uid, instance_id, reward, epoch, slot, error, body, span)
+    return Incoming(head.uid, head.instance_id, reward, head.epoch, head.slot, error, body, span)
 
 
 def _parse(body: bytes) -> SampleHead:
@@ -71,37 +71,30 @@ def _parse(body: bytes) -> SampleHead:
             body.decode()  # the decoder skips over strings that it need not read
         return _decode_head(body)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        name = path.rstrip("`") or "body"
-        raise InvalidInput(
-            f"{name}: {message}" if path else f"the body must be a JSON object: {message}", field=name
-        ) from None
+        raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
 
 
-def _text_id(value: object, name: str) -> str:
-    if not isinstance(value, str) or not value or len(value) > MAX_ID_LENGTH:
-        told = "is missing" if value is msgspec.UNSET else f"is {value!r:.100}"
-        raise InvalidInput(f"{name} {told}: it must be a string of 1 to {MAX_ID_LENGTH} characters", field=name)
-    return value
+def _wrong_field(told: str) -> InvalidInput:
+    """The decoder's complaint as ours: what is wrong, and with which field."""
+    message, _, path = told.partition(" - at `$.")
+    missing = _missing_field(message)
+    name = missing[1] if missing else path.rstrip("`").partition("[")[0] or "body"
+    if missing:
+        message = "is missing"
+    hint = _FIELD_HINTS.get(name, "send one JSON object for each sample" if name == "body" else "")
+    return InvalidInput(f"{name}: {message}", field=name, hint=hint)
 
 
-def _instance_id(value: object) -> InstanceId:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH:
-        return value
-    told = "is missing" if value is msgspec.UNSET else f"is {value!r:.100}"
-    raise InvalidInput(f"instance_id {told}: it must be a string or an integer", field="instance_id")
-
-
-def _count(value: object, name: str, maximum: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-        raise InvalidInput(f"{name} is {value!r:.100}: it must be an integer from 0 to {maximum}", field=name)
-    return value
+_missing_field = re.compile(r"Object missing required field `(\w+)`").match
+_FIELD_HINTS = {
+    "uid": f"a string of 1 to {MAX_ID_LENGTH} characters, different for each sample of a run",
+    "instance_id": f"a string of 1 to {MAX_ID_LENGTH} characters, or an integer",
+    "messages": "a list of chat messages; it may be empty",
+    "epoch": f"an integer from 0 to {MAX_EPOCH}, or leave it out",
+    "slot": f"an integer from 0 to {MAX_SLOT}, or leave it out",
+}
 
 
 def _outcome(head: SampleHead, *, is_lenient: bool) -> tuple[float | None, str]:

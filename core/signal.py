@@ -7,6 +7,8 @@ class Signal:
     """``notify`` wakes everybody who waits now; whoever waits later waits for the next time."""
 
     def __init__(self) -> None:
+        self.count = 0
+        """Number of notifications so far: who compares it before waiting cannot miss one."""
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
@@ -15,6 +17,7 @@ class Signal:
 
     def notify(self) -> None:
         """Wake all waiters."""
+        self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

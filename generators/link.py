@@ -60,12 +60,12 @@ REPEAT = Verdict(must_repeat=True)
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run process tells about itself."""
+    """What a run process tells about itself. None leaves what was told before as it is."""
 
     opened: Sequence[GroupKey] = ()
-    is_waiting_for_engine: bool = False
+    is_waiting_for_engine: bool | None = None
     num_groups_total: int | None = None
-    is_last_slot_reported: bool = False
+    is_last_slot_reported: bool | None = None
 
 
 @dataclass(frozen=True)

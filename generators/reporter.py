@@ -35,13 +35,16 @@ class Reporter:
         self._link = link
         self._is_waiting_for_engine = False
         self._changed = asyncio.Event()
+        # The first report tells how many groups there will be.
+        self._changed.set()
         self._sending = asyncio.Lock()
         self._logged_s = time.monotonic()
 
     async def announce(self, key: GroupKey) -> None:
         """A group opens: returns when the buffer knows it. A buffer without room lets us wait here."""
         self.totals.num_groups_opened += 1
-        await self._send(opened=[key])
+        # By itself, for it may be refused for minutes: meanwhile what else is to be told must not wait, nor grow old.
+        await self._link.report(Progress(opened=[key]))
 
     def note_waiting(self, is_waiting: bool) -> None:
         """The circuit breaker opened or closed; told as soon as possible."""
@@ -80,8 +83,7 @@ class Reporter:
         await self._send(is_last_slot_reported=True)
         self.log()
 
-    async def _send(self, *, opened: list[GroupKey] | None = None, is_last_slot_reported: bool = False) -> None:
+    async def _send(self, *, is_last_slot_reported: bool = False) -> None:
         async with self._sending:
-            await self._link.report(
-                Progress(opened or (), self._is_waiting_for_engine, self.totals.num_groups_total, is_last_slot_reported)
-            )
+            waiting, total = self._is_waiting_for_engine, self.totals.num_groups_total
+            await self._link.report(Progress((), waiting, total, is_last_slot_reported))

@@ -47,7 +47,8 @@ def create_app(settings: Settings, own_url: str) -> ASGIApp:
         found: Services = app.state.services
         return found
 
-    return Guard(HotRoutes(app, services), settings.token)
+    hot = HotRoutes(app, services)
+    return Guard(hot, settings.token) if settings.token else hot
 
 
 @asynccontextmanager

@@ -40,22 +40,28 @@ class BodyBudget:
         if announced is not None and announced > limit:
             raise BodyTooLarge(limit)
         held = HeldBody(self)
-        if announced:
-            await held.reserve(announced)
         try:
+            if announced:
+                await held.reserve(announced)
             held.data = await _receive_all(receive, held, limit)
         except BaseException:  # whatever ended the reading, the room must come back
             held.free()
             raise
         return held
 
+    def try_take(self, num_bytes: int) -> bool:
+        """Take room if it is there at once."""
+        is_free = num_bytes <= self._free_bytes
+        if is_free:
+            self._free_bytes -= num_bytes
+        return is_free
+
     async def take(self, num_bytes: int) -> None:
         """Wait for room. Raises ``BufferFull`` after a minute: bodies without a length may wait for each other."""
-        patience = Patience(BODY_WAIT_S) if num_bytes > self._free_bytes else None
-        while patience is not None and num_bytes > self._free_bytes:
+        patience = Patience(BODY_WAIT_S)
+        while not self.try_take(num_bytes):
             if not await patience.wait(self._freed):
                 raise BufferFull(f"request bodies already hold {self._max_bytes - self._free_bytes} bytes")
-        self._free_bytes -= num_bytes
 
     def give(self, num_bytes: int) -> None:
         """Give room back."""
@@ -77,7 +83,8 @@ class HeldBody:
         """See to it that room for ``num_bytes`` in all is held."""
         more = num_bytes - self._num_bytes
         if more > 0:
-            await self._budget.take(more)
+            if not self._budget.try_take(more):
+                await self._budget.take(more)
             self._num_bytes += more
 
     def free(self) -> None:

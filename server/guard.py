@@ -11,14 +11,14 @@ OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 
 
 class Guard:
-    """Asks for the token, if there is one. Paths under ``/w/`` carry a run's key instead, which their route checks."""
+    """Asks for the token. Paths under ``/w/`` carry a run's key instead, which their route checks."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode() if token else b""
+        self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._expected and scope["type"] == "http" and not self._may_pass(scope):
+        if scope["type"] == "http" and not self._may_pass(scope):
             error = Unauthorized(
                 "the bearer token is missing or wrong", hint="send the header Authorization: Bearer <FOREBAY_TOKEN>"
             )

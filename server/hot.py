@@ -1,7 +1,6 @@
 """The routes that carry samples, as plain ASGI: they answer before the framework is asked."""
 
 from collections.abc import Callable
-from contextlib import suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,8 +39,10 @@ class HotRoutes:
             await self._app(scope, receive, send)
             return
         route, find, name = found
-        with suppress(ClientGone):
+        try:  # noqa: SIM105 - a context manager costs a microsecond on each write
             await route(self._services(), find, name, scope, receive, send)
+        except ClientGone:
+            pass
 
     def _match(self, path: str) -> Match | None:
         found = self._named.get(path[1:])

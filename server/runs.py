@@ -23,6 +23,9 @@ from forebay.server.supervisor import LaunchSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
+RESUME_GRACE_S = 1.0
+"""Seconds that the process of a resumed run gets to end: its trainer is gone, and the next one waits for a reply."""
+
 
 class RunService:
     """Owns the life of runs. It is the ``RunHost`` that the supervisor asks and tells."""
@@ -91,7 +94,7 @@ class RunService:
         generator = await self._checked(request)
         entry = self._find_resumable(request, name, origin)
         if origin == "slime":
-            await self._stop_earlier(name)
+            self._stop_earlier(name, entry)
         if entry is None:
             run = self._new_run(request, name, origin)
             self._adopt(run, request, generator)
@@ -101,7 +104,7 @@ class RunService:
         if generator is None:
             self._in_background(self._start_when_known(entry.run.run_id, request))
         else:
-            await self._launch(entry.run.run_id, request, generator)
+            self._in_background(self._launch(entry.run.run_id, request, generator))
         return self._buffer.get(entry.run.run_id).run
 
     async def _checked(self, request: StartRequest) -> GeneratorInfo | None:
@@ -118,8 +121,8 @@ class RunService:
         entry = self._buffer.newest(name)
         if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
             return None
-        if entry.run.state is RunState.VALIDATING:
-            return entry.run
+        if not entry.run.generator_path:
+            return entry.run  # its generator is still being inspected
         if entry.run.input_fingerprint != self._input.fingerprint(request):
             return None
         generator = await self._checked(request)
@@ -154,15 +157,24 @@ class RunService:
         if generator is not None:
             self._set_generator(run, generator)
 
-    async def _stop_earlier(self, name: str) -> None:
+    def _stop_earlier(self, name: str, resumed: Entry | None) -> None:
+        """Stop what runs under the name, but for the run that is about to be resumed. No reply waits for it."""
         for entry in self._buffer.entries:
-            if entry.run.name == name and entry.run.origin == "slime" and entry.run.state in WORKING:
-                await self.stop(entry.run.run_id)
+            run = entry.run
+            if entry is not resumed and run.name == name and run.origin == "slime" and run.state in WORKING:
+                self._in_background(self.stop(run.run_id))
 
     async def _launch(self, run_id: str, request: StartRequest, generator: GeneratorInfo) -> None:
-        run = self._buffer.get(run_id).run
-        await self._supervisor.launch(self._launch_spec(run))
+        """Start the process. This may take a while: an engine is told first to drop what an earlier one left behind."""
         await self._buffer.replace_hooks(run_id)
+        run = self._buffer.get(run_id).run
+        if run.state is not RunState.VALIDATING:
+            return  # it was stopped meanwhile
+        try:
+            await self._supervisor.launch(self._launch_spec(run))
+        except StartRefused as error:
+            await self._fail(run_id, error)
+            return
         self._in_background(self._check_rest(run_id, run.num_starts, request, generator))
 
     async def _start_when_known(self, run_id: str, request: StartRequest) -> None:
@@ -231,7 +243,7 @@ class RunService:
     async def _attach(self, entry: Entry, request: StartRequest, generator: GeneratorInfo | None, name: str) -> None:
         run_id = entry.run.run_id
         if entry.run.state in WORKING:
-            await self.stop(run_id)
+            await self.stop(run_id, RESUME_GRACE_S)
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, generator)
         entry.run.name = name
@@ -259,11 +271,11 @@ class RunService:
             except StartRefused as error:
                 await self._fail(run.run_id, error)
 
-    async def stop(self, run_id: str) -> None:
+    async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
         run = self._buffer.get(run_id).run
         if self._supervisor.is_alive(run_id):
-            await self._supervisor.stop(run_id)
+            await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
             await self._end(run_id, RunState.STOPPED, "stopped")
 

@@ -48,6 +48,7 @@ class Backoff:
 @dataclass(slots=True)
 class _Supervised:
     spec: LaunchSpec
+    grace_s: float
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     is_shutdown: bool = False
     num_attempts: int = 0
@@ -99,7 +100,7 @@ class Supervisor:
         """
         if spec.run_id in self._runs:
             raise RuntimeError(f"run {spec.run_id} has a process already: stop it first")
-        run = self._runs[spec.run_id] = _Supervised(spec)
+        run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s)
         try:
             await self._prepare(spec)
         except BaseException:  # cancelled or refused: a run that never started is not held
@@ -107,13 +108,15 @@ class Supervisor:
             raise
         run.task = asyncio.create_task(self._supervise(run), name=f"supervise {spec.run_id}")
 
-    async def stop(self, run_id: str) -> None:
+    async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End the run's process and everything it forked, without a restart; a run without a process is no error.
 
-        Returns when the process is gone and the host was told; the engines are told to drop its calls afterwards.
+        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and the host was
+        told; the engines are told to drop its calls afterwards.
         """
         run = self._runs.get(run_id)
         if run is not None:
+            run.grace_s = run.grace_s if grace_s is None else grace_s
             run.stopping.set()
             if run.task is not None:
                 await asyncio.shield(run.task)
@@ -182,7 +185,7 @@ class Supervisor:
             await _first_of(ended, run.stopping)
         finally:
             if not ended.done():
-                await process.stop(self._stop_grace_s)
+                await process.stop(run.grace_s)
             report = await ended
         return report
 

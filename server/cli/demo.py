@@ -75,7 +75,7 @@ def command(
             raise typer.Exit(told if isinstance(told, int) else INTERRUPTED_EXIT_CODE) from None
     show_summary(console, progress, trainer, elapsed_s, folder)
     if progress.view["state"] == "failed" or not trainer.num_rows:
-        told = str(progress.view["reason"]).splitlines()[-1]
+        told = str(progress.view["reason"]).partition("\n")[0]
         raise ForebayError(f"the run is {progress.view['state']}: {told}", hint=f"everything is told in {folder}/*.log")
 
 

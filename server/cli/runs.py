@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from forebay.core.errors import ForebayError
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import counts_text, facts_table, make_console, print_json
@@ -53,6 +54,12 @@ def state_text(view: dict[str, Any]) -> str:
     }
     told = [view["state"], *(text for name, text in notes.items() if view[name])]
     return ", ".join(told)
+
+
+def failure_of(view: dict[str, Any]) -> ForebayError:
+    """That a run failed, with the first line of its reason; tracebacks are left to ``status``."""
+    reason = str(view["reason"]).partition("\n")[0]
+    return ForebayError(f"{view['run_id']} failed: {reason}", hint=f"`forebay status {view['run_id']}` tells it all")
 
 
 def _show_all(reply: dict[str, Any], as_json: bool) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import make_console, print_json
 from forebay.server.cli.progress import Progress, RateMeter, make_display
+from forebay.server.cli.runs import failure_of
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
@@ -53,6 +54,7 @@ def command(
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_sampling(payload, {key: value for key, value in sampling.items() if value is not None})
     payload |= dict(map(parse_assignment, assignments or ()))
+    check_complete(payload)
     with ServerClient(url, token) as server:
         view = server.post("/v1/runs", payload)
         if not as_json:
@@ -62,7 +64,7 @@ def command(
     if as_json:
         print_json(view)
     if view["state"] == "failed":
-        raise ForebayError(f"{view['run_id']} failed: {view['reason']}")
+        raise failure_of(view)
 
 
 def read_payload(file: Path) -> dict[str, Any]:
@@ -77,6 +79,14 @@ def read_payload(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{file} holds no JSON object", hint='it looks like {"task_type": "math", …}')
     return value
+
+
+def check_complete(payload: dict[str, Any]) -> None:
+    """Raise ``InvalidInput``, with the flag's name, where a field is missing without which no run can start."""
+    if not payload.get("task_type"):
+        raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
+    if not (payload.get("num_repeat_per_sample") or payload.get("group_size")):
+        raise InvalidInput("no group size is given", hint="--group-size N: samples of a group, for example 8")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

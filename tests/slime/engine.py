@@ -1,4 +1,4 @@
-"""An engine that numbers its answers to each prompt, counts them, and stops at a budget: what was generated, exactly."""
+"""An engine that numbers its answers to each prompt, counts them, and stops at a budget."""
 
 import json
 import select

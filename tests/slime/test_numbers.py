@@ -1,9 +1,7 @@
-"""Generator files that were written for slime run unchanged, and their batches carry the numbers of slime's formulas."""
+"""Generator files written for slime run unchanged, and their batches carry the numbers of slime's formulas."""
 
 import json
 import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,12 @@ from tests.conftest import MakeServer
 from tests.kit import ServerProcess, SlimeRun
 from tests.slime.engine import CountingEngine
 
-TASKS = Path(__file__).parent / "tasks"
 EXACT = 1e-9
 
 
 @pytest.fixture(scope="module")
-def tasks_server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    folder = tmp_path_factory.mktemp("tasks")
-    shutil.copytree(TASKS, folder, dirs_exist_ok=True)
-    return module_servers(generators=folder, start_wait_s=60)
-
-
-@pytest.fixture
-def engine() -> Iterator[CountingEngine]:
-    with CountingEngine() as engine:
-        yield engine
+def tasks_server(module_servers: MakeServer, tasks: Path) -> ServerProcess:
+    return module_servers(generators=tasks, start_wait_s=60)
 
 
 def start(server: ServerProcess, engine: CountingEngine, path: Path, task_type: str, **payload: Any) -> SlimeRun:
@@ -94,7 +83,7 @@ def test_transform_group_is_all_that_happens_to_a_group_of_the_simplified_versio
 def test_groups_of_the_simplified_version_without_transform_go_out_as_they_came(
     tasks_server: ServerProcess, engine: CountingEngine, tmp_path: Path
 ) -> None:
-    source = (TASKS / "plain_generator.py").read_text().replace('"plain"', '"untouched"')
+    source = (tasks_server.generators / "plain_generator.py").read_text().replace('"plain"', '"untouched"')
     source += "\n\ndef is_valid_group(group, group_size, task_type):\n    return len(group[1]) >= group_size\n"
     source += "\n\ndef normalize_group_data(group):\n    return group[0], [i | {'reward': 0} for i in group[1]]\n"
     (tasks_server.generators / "untouched_generator.py").write_text(source)

@@ -22,10 +22,8 @@ def rollout(data, row):
     messages = [{"role": "user", "content": row["prompt"]}]
     reply = post(data["remote_engine_url"] + "/v1/chat/completions", {"messages": messages})
     answer = reply["choices"][0]["message"]["content"]
-    if data.get("scored_by") == "table":
-        reward = REWARDS[str(int(answer) % 8)]
-    else:
-        reward = int(answer) % 97 / 97
+    number = int(answer)
+    reward = REWARDS[str(number % 8)] if data.get("scored_by") == "table" else number % 97 / 97
     item = {
         "uid": str(uuid.uuid4()),
         "instance_id": row["instance_id"],

@@ -1,0 +1,77 @@
+"""A trainer that talks to the rollout buffer as slime's does: start, poll, train, remember what is finished.
+
+    python examples/slime/train.py --buffer-url http://127.0.0.1:8889 --engine-url http://127.0.0.1:30000
+
+Stopped and started again with the same --checkpoint, it goes on where it was.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import httpx
+
+HERE = Path(__file__).resolve().parent
+GROUP_SIZE = 4
+
+
+def start(options, finished):
+    """Start, or after a restart attach to what is there: the finished ids tell the buffer which run it was."""
+    payload = {
+        "num_process": "8",
+        "num_epoch": "1",
+        "remote_engine_url": options.engine_url,
+        "remote_buffer_url": options.buffer_url,
+        "task_type": "parity",
+        "input_file": str(HERE / "questions.jsonl"),
+        "num_repeat_per_sample": str(GROUP_SIZE),
+        "max_tokens": "32",
+        "sampling_params": {"max_tokens": 32, "temperature": 1.0, "top_p": 1.0},
+        "skip_instance_ids": finished,
+        "group_timeout_seconds": "10",  # a foreign generator's run ends so long after its last sample
+    }
+    httpx.post(f"{options.buffer_url}/start_rollout", json=payload, timeout=10).raise_for_status()
+
+
+def fetch(options):
+    """Poll until groups are there: the reply's rows and meta info; None when the run has ended."""
+    while True:
+        reply = httpx.post(f"{options.buffer_url}/get_rollout_data", json={}, timeout=100)
+        if reply.status_code == 410:
+            return None
+        told = reply.raise_for_status().json()
+        if told["success"]:
+            return told["data"]["data"], told["data"]["meta_info"]
+        time.sleep(options.poll_s)
+
+
+def train(rows):
+    """What a trainer would learn from: groups of samples, each with its normalised reward. Here they are counted."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["instance_id"]].append(row)
+    assert all(len(group) == GROUP_SIZE for group in groups.values())
+    print(f"trained on {len(groups)} groups, rewards {[round(row['reward'], 2) for row in rows]}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--buffer-url", default="http://127.0.0.1:8889")
+    parser.add_argument("--engine-url", default="http://127.0.0.1:30000")
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.json"))
+    parser.add_argument("--poll-s", type=float, default=3.0)
+    options = parser.parse_args()
+    finished = json.loads(options.checkpoint.read_text()) if options.checkpoint.exists() else []
+    start(options, finished)
+    while (fetched := fetch(options)) is not None:
+        rows, meta_info = fetched
+        train(rows)
+        finished += meta_info["finished_groups"]
+        options.checkpoint.write_text(json.dumps(finished))
+    print(f"the run has ended; {len(finished)} groups are finished", flush=True)
+
+
+if __name__ == "__main__":
+    main()

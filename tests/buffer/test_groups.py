@@ -1,0 +1,198 @@
+"""Which group a sample belongs to, and what becomes of samples that no group can take."""
+
+import pytest
+
+from forebay.buffer.store.abc import Store
+from forebay.core.clock import ManualClock
+from forebay.core.errors import BufferFull
+from forebay.core.group import TRANSITIONS, GroupState, check_transition
+from tests.buffer.buffer_kit import (
+    check_books,
+    fill,
+    make_run,
+    open_buffer,
+    put,
+    read,
+    states,
+    take,
+    turns,
+    uids_of,
+    write,
+)
+
+
+async def test_epoch_and_slot_of_a_writer_decide(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        await write(entry, instance_id=7, epoch=1, slot=1, uid="b", reward=0.0)
+        await write(entry, instance_id=7, epoch=0, slot=0, uid="x")
+        await write(entry, instance_id=7, epoch=1, slot=0, uid="a", reward=1.0)
+        assert states(entry) == {(7, 1): "open", (7, 0): "open"}
+        assert sorted(uids_of(await take(entry))) == ["a", "b"]
+        assert states(entry) == {(7, 1): "acked", (7, 0): "open"}
+
+
+async def test_number_and_string_are_two_instances(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        await fill(entry, 1, [0.0])
+        await fill(entry, "1", [1.0])
+        assert states(entry) == {(1, 0): "open", ("1", 0): "open"}
+
+
+async def test_without_epoch_a_full_group_is_followed_by_the_next_epoch(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        assert await fill(entry, 7, [0.0, 1.0, 0.5]) == ["member"] * 3
+        assert states(entry) == {(7, 0): "open", (7, 1): "open"}
+
+
+async def test_epochs_that_a_start_skips_are_not_numbered_again(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(skip=[7, 7]))
+        await fill(entry, 7, [0.0])
+        assert list(states(entry)) == [(7, 2)]
+
+
+async def test_next_epoch_is_behind_the_last_in_number_not_in_time(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        await fill(entry, 7, [0.0, 1.0], epoch=1)
+        await fill(entry, 7, [0.0, 1.0], epoch=0)
+        await fill(entry, 7, [0.5])
+        assert states(entry)[7, 2] == "open"
+
+
+async def test_repeated_uid_counts_once(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        first, again = put(entry, uid="u", instance_id=7), put(entry, uid="u", instance_id=7)
+        assert (first.is_duplicate, again.is_duplicate) == (False, True)
+        assert again.stored is first.stored, "a duplicate is acknowledged when the original is on the disk"
+        await again.stored
+        assert put(entry, uid="u", instance_id=8).is_duplicate
+        assert entry.buffer.groups.num_live_samples == 1
+
+
+async def test_repeated_uid_counts_once_across_a_restart(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        await write(await buffer.add(make_run()), uid="u")
+    async with open_buffer(store) as buffer:
+        assert put(buffer.get("run-1"), uid="u").is_duplicate
+
+
+async def test_taken_slot_and_slot_beyond_the_group_are_surplus(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        assert await fill(entry, 7, [0.0, 1.0], epoch=0, slot=0) == ["member", "surplus"]
+        assert await fill(entry, 7, [0.0], epoch=0, slot=2) == ["surplus"]
+        check_books(entry)
+
+
+async def test_sample_for_a_slot_that_no_group_has_opens_none(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        result = await write(entry, instance_id=7, epoch=3, slot=2, uid="u")
+        assert (result.outcome, states(entry)) == ("surplus", {})
+        assert put(entry, uid="u").is_duplicate
+
+
+@pytest.mark.parametrize("later_s, outcome", [(300.0, "late"), (300.5, "member")])
+async def test_sample_after_a_short_close_is_late_for_one_timeout(
+    store: Store, clock: ManualClock, later_s: float, outcome: str
+) -> None:
+    async with open_buffer(store, clock) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0])
+        clock.advance(301)
+        await buffer.tick()
+        assert states(entry) == {(7, 0): "discarded: timed_out"}
+        clock.advance(later_s)
+        assert await fill(entry, 7, [1.0]) == [outcome]
+        assert ((7, 1) in states(entry)) == (outcome == "member")
+        check_books(entry)
+
+
+async def test_late_samples_stay_in_the_store_with_their_bodies(store: Store, clock: ManualClock) -> None:
+    async with open_buffer(store, clock) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0])
+        clock.advance(301)
+        await buffer.tick()
+        late = await write(entry, instance_id=7, uid="late")
+        (group,) = entry.buffer.groups.by_id
+        stored = await store.samples("run-1", group)
+        assert [(s.row.outcome, s.row.uid) for s in stored][1:] == [("late", late.uid)]
+        (body,) = await store.read([stored[1].location])
+        assert b'"late"' in body
+
+
+async def test_failed_samples_fill_slots_and_are_not_handed_out(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0, None, 1.0, 0.5])
+        batch = await take(entry)
+        assert len(batch.rows) == 4
+        assert len(set(uids_of(batch))) == 3, "padded to four rows by copies of the three"
+
+
+async def test_group_of_failed_samples_is_discarded_without_asking_a_hook(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        await fill(entry, 7, [None, None])
+        assert await read(entry) is None
+        assert states(entry) == {(7, 0): "discarded: failed"}
+
+
+async def test_too_few_items_after_the_filter_end_a_group(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0, 5.0, None, None])
+        assert await read(entry) is None
+        assert states(entry) == {(7, 0): "discarded: filtered"}, "one reward is within 0 to 1, and int(4 x 0.7) are needed"
+
+
+async def test_room_is_for_groups_that_live(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(max_buffer_size=2))
+        await fill(entry, 1, [0.0])
+        await fill(entry, 2, [0.0])
+        with pytest.raises(BufferFull):
+            put(entry, instance_id=3)
+        assert await fill(entry, 1, [1.0]) == ["member"], "samples of open groups are always admitted"
+        await take(entry)
+        assert await fill(entry, 3, [0.0]) == ["member"]
+        check_books(entry)
+
+
+async def test_refused_announcement_opens_no_group(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(max_buffer_size=1))
+        await fill(entry, 1, [0.0])
+        with pytest.raises(BufferFull):
+            await entry.buffer.announce([(2, 0), (3, 0)])
+        assert list(states(entry)) == [(1, 0)]
+
+
+async def test_memory_of_a_group_is_given_back_when_it_is_over(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        await fill(entry, 1, [0.0, 1.0])
+        await fill(entry, 2, [None, None])
+        await take(entry)
+        for group in entry.buffer.groups.by_id.values():
+            assert (group.samples, group.slots, group.staged) == ([], set(), None)
+        assert entry.buffer.groups.num_live_bytes == 0
+        await store.load_runs()  # after which everything before it is on the disk
+        await turns()
+        assert entry.delivery.held_batches == set()
+
+
+def test_only_the_transitions_of_the_table_are_allowed() -> None:
+    for source in GroupState:
+        for target in GroupState:
+            if target in TRANSITIONS[source]:
+                check_transition(source, target)
+            else:
+                with pytest.raises(ValueError, match=f"from {source} to {target}"):
+                    check_transition(source, target)

@@ -1,0 +1,137 @@
+"""``start``, ``status`` and ``stop`` against a real server."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Forebay
+from tests.kit import ServerProcess, make_group, poll_until
+
+MakeServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def target(server: ServerProcess) -> list[str]:
+    return ["--url", server.url]
+
+
+def start(forebay: Forebay, target: list[str], *more: str) -> str:
+    outcome = forebay("start", "--task-type", "idle", "--group-size", "2", *more, *target)
+    assert outcome.code == 0, outcome
+    return outcome.out.strip()
+
+
+def test_start_prints_the_run_id_and_nothing_else(forebay: Forebay, target: list[str], server: ServerProcess) -> None:
+    run_id = start(forebay, target)
+    view = server.client.get(f"/v1/runs/{run_id}").json()
+    assert view["settings"]["group_size"] == 2
+    forebay("stop", run_id, *target)
+
+
+def test_a_run_comes_from_a_file_and_flags_replace_its_fields(
+    forebay: Forebay, target: list[str], server: ServerProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('task_type = "idle"\ngroup_size = 3\ngroup_timeout_seconds = 5\n[sampling_params]\ntop_p = 0.5\n')
+    outcome = forebay("start", file, "--group-size", 4, "--set", "group_timeout_seconds=7.5", "--json", *target)
+    view = json.loads(outcome.out)
+    assert view["settings"]["group_size"] == 4
+    assert view["settings"]["group_timeout_seconds"] == 7.5
+    forebay("stop", view["run_id"], *target)
+
+
+def test_an_input_file_that_is_here_is_sent_with_its_whole_path(
+    forebay: Forebay, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    run_id = start(forebay, target, "--input-file", "tasks.jsonl")
+    view = json.loads(forebay("status", run_id, "--json", *target).out)
+    assert view["input_file"] == str(tmp_path / "tasks.jsonl")
+    forebay("stop", run_id, *target)
+
+
+def test_status_lists_runs_and_shows_one_by_its_name(forebay: Forebay, target: list[str]) -> None:
+    run_id = start(forebay, target, "--name", "by-name")
+    listed = forebay("status", *target)
+    assert run_id in listed.out
+    assert run_id in [view["run_id"] for view in json.loads(forebay("status", "--json", *target).out)["runs"]]
+    shown = forebay("status", "by-name", "--log", 5, *target)
+    assert run_id in shown.out
+    assert "is_valid_group: built-in" in shown.out
+    assert "is stopped" in forebay("stop", "by-name", *target).out
+
+
+def test_follow_shows_progress_until_the_run_has_ended(
+    forebay: Forebay, target: list[str], server: ServerProcess, tmp_path: Path
+) -> None:
+    def write_a_group_and_stop() -> None:
+        view = poll_until(
+            lambda: next((v for v in server.client.get("/v1/runs").json()["runs"] if v["name"] == "followed"), None)
+        )
+        path = f"/v1/runs/{view['run_id']}"
+        server.client.post(f"{path}/samples", json=make_group("a", [0.0, 1.0]))
+        server.client.post(f"{path}/stop")
+
+    writer = threading.Thread(target=write_a_group_and_stop)
+    writer.start()
+    followed = ["start", "--task-type", "idle", "--group-size", 2, "--name", "followed", "--follow"]
+    outcome = forebay(*followed, *target)
+    writer.join()
+    assert outcome.code == 0, outcome
+    assert "2 in · 0 failed" in outcome.err
+    assert "stopped, ended" in outcome.err
+
+
+def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server: MakeServer) -> None:
+    crashing = make_server(max_restarts=0)
+    (crashing.generators / "crash_generator.py").write_text(
+        'TASK_TYPE = "crash"\ndef run_rollout(data):\n    raise SystemExit(3)\n'
+    )
+    outcome = forebay("start", "--task-type", "crash", "--group-size", 2, "--follow", "--url", crashing.url)
+    assert outcome.code == 1
+    assert "failed: SystemExit: 3" in outcome.err
+    assert "forebay status" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["start"], 2, "--task-type NAME"),
+        (["start", "--task-type", "idle"], 2, "--group-size N"),
+        (["start", "--task-type", "idle", "--group-size", "2", "--set", "x"], 2, "NAME=JSON"),
+        (["start", "nowhere.json"], 2, "nowhere.json"),
+        (["start", "--task-type", "unheard-of", "--group-size", "2"], 1, "known task types"),
+        (["status", "run-nowhere"], 1, "knows no run"),
+        (["stop", "run-nowhere"], 1, "knows no run"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line_with_a_hint(
+    forebay: Forebay, target: list[str], arguments: list[str], code: int, told: str
+) -> None:
+    outcome = forebay(*arguments, *target)
+    assert outcome.code == code
+    assert told in outcome.err
+    assert outcome.err.count("hint: ") == 1
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8889", "ftp://127.0.0.1", "http://"])
+def test_an_address_that_is_none_is_wrong_usage(forebay: Forebay, url: str) -> None:
+    assert forebay("status", "--url", url).code == 2
+
+
+def test_a_server_that_is_not_there_is_told(forebay: Forebay) -> None:
+    outcome = forebay("status", "--url", "http://127.0.0.1:9")
+    assert outcome.code == 1
+    assert "forebay serve" in outcome.err
+
+
+def test_the_token_opens_a_guarded_server(forebay: Forebay, make_server: MakeServer) -> None:
+    guarded = make_server(token="secret")
+    refused = forebay("status", "--url", guarded.url)
+    assert refused.code == 1
+    assert "FOREBAY_TOKEN" in refused.err
+    assert forebay("status", "--url", guarded.url, "--token", "secret").code == 0
