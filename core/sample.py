@@ -140,7 +140,7 @@ _number_after_colon = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=[\s,}])").matc
 
 def find_reward(body: bytes) -> Span | None:
     """Where the reward stands, if the text of the body leaves no doubt: no other key could be meant."""
-    if body.count(b'reward"') != 1:
+    if body.count(b'reward"') != 1 or b"\\u006" in body or b"\\u007" in body:  # a key may be spelt with escapes
         return None
     at = body.rfind(b'"reward"')
     number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != 0x5C else None

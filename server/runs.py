@@ -23,6 +23,8 @@ from forebay.server.supervisor import LaunchSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
+STOP_WAIT_S = 2.0
+"""Seconds that a start waits for the end of an earlier run's process; it is ended in any case."""
 RESUME_GRACE_S = 1.0
 """Seconds that the process of a resumed run gets to end: its trainer is gone, and the next one waits for a reply."""
 
@@ -94,7 +96,7 @@ class RunService:
         generator = await self._checked(request)
         entry = self._find_resumable(request, name, origin)
         if origin == "slime":
-            self._stop_earlier(name, entry)
+            await self._stop_earlier(name, entry)
         if entry is None:
             run = self._new_run(request, name, origin)
             self._adopt(run, request, generator)
@@ -157,12 +159,16 @@ class RunService:
         if generator is not None:
             self._set_generator(run, generator)
 
-    def _stop_earlier(self, name: str, resumed: Entry | None) -> None:
-        """Stop what runs under the name, but for the run that is about to be resumed. No reply waits for it."""
-        for entry in self._buffer.entries:
-            run = entry.run
-            if entry is not resumed and run.name == name and run.origin == "slime" and run.state in WORKING:
-                self._in_background(self.stop(run.run_id))
+    async def _stop_earlier(self, name: str, resumed: Entry | None) -> None:
+        """Stop what runs under the name, but for the run that is about to be resumed; a reply waits only so long."""
+        runs = [entry.run for entry in self._buffer.entries if entry is not resumed]
+        stops = [
+            self._in_background(self.stop(run.run_id))
+            for run in runs
+            if run.name == name and run.origin == "slime" and run.state in WORKING
+        ]
+        if stops:
+            await asyncio.wait(stops, timeout=STOP_WAIT_S)
 
     async def _launch(self, run_id: str, request: StartRequest, generator: GeneratorInfo) -> None:
         """Start the process. This may take a while: an engine is told first to drop what an earlier one left behind."""
@@ -219,8 +225,10 @@ class RunService:
             return self._named_run(str(run_id), request)
         if not request.listed or origin == "native":
             return None
-        candidates = [entry for entry in reversed(self._buffer.entries) if self._is_alike(entry, request)]
-        by_name = [entry for entry in candidates if entry.run.name == name and entry.run.origin == "slime"]
+        # Never a run started natively: its trainer reads it by its id, and no name leads to it.
+        streams = [entry for entry in reversed(self._buffer.entries) if entry.run.origin == "slime"]
+        candidates = [entry for entry in streams if self._is_alike(entry, request)]
+        by_name = [entry for entry in candidates if entry.run.name == name]
         by_task = [entry for entry in candidates if entry.run.payload.get("input_file") == request.input_file]
         for entry in (*by_name, *by_task):
             if self._buffer.covers(entry, request.listed):
@@ -335,7 +343,8 @@ class RunService:
         except RunNotFound:
             logger.warning("a process of run %s ended, which the buffer does not know", run_id)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

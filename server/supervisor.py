@@ -111,8 +111,8 @@ class Supervisor:
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End the run's process and everything it forked, without a restart; a run without a process is no error.
 
-        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and the host was
-        told; the engines are told to drop its calls afterwards.
+        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and the host
+        was told; the engines are told to drop its calls afterwards.
         """
         run = self._runs.get(run_id)
         if run is not None:

@@ -30,7 +30,8 @@ def start(options, finished):
         "max_tokens": "32",
         "sampling_params": {"max_tokens": 32, "temperature": 1.0, "top_p": 1.0},
         "skip_instance_ids": finished,
-        "group_timeout_seconds": "10",  # a foreign generator's run ends so long after its last sample
+        # A run whose generator says nothing of its end ends so long after its last sample.
+        "group_timeout_seconds": str(options.group_timeout_s),
     }
     httpx.post(f"{options.buffer_url}/start_rollout", json=payload, timeout=10).raise_for_status()
 
@@ -62,6 +63,7 @@ def main():
     parser.add_argument("--engine-url", default="http://127.0.0.1:30000")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.json"))
     parser.add_argument("--poll-s", type=float, default=3.0)
+    parser.add_argument("--group-timeout-s", type=float, default=10.0)
     options = parser.parse_args()
     finished = json.loads(options.checkpoint.read_text()) if options.checkpoint.exists() else []
     start(options, finished)

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from forebay.core.errors import ForebayError, InvalidInput
-from forebay.engines.tiny.extra import require
+from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 from forebay.engines.tiny.recipe import question
 from forebay.server.cli.children import Child, Children
 from forebay.server.cli.client import ServerClient
@@ -60,10 +60,9 @@ def command(
     Takes about a minute on two cores, needs no GPU and no network, and leaves no process behind. Needs the extra
     `local`.
     """
-    require("torch")
-    require("transformers")
-    console = make_console()
     folder = make_folder(data_dir)
+    check_extras()
+    console = make_console()
     console.print("Forebay demo: an engine answers sums, the buffer groups the answers, a trainer reads the groups.\n")
     with Children() as children, ExitStack() as stack:
         demo = Demo(folder, console, children, stack, num_instances)
@@ -77,6 +76,13 @@ def command(
     if progress.view["state"] == "failed" or not trainer.num_rows:
         told = str(progress.view["reason"]).partition("\n")[0]
         raise ForebayError(f"the run is {progress.view['state']}: {told}", hint=f"everything is told in {folder}/*.log")
+
+
+def check_extras() -> None:
+    """Raise ``MissingExtra`` if the tiny engine could not start. Looks without importing, which would take seconds."""
+    for package in ("torch", "transformers", "jinja2"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "local")
 
 
 def make_folder(wanted: Path | None) -> Path:

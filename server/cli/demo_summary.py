@@ -17,6 +17,7 @@ REASONS = {
     "incomplete": "too few rows after the last hook",
     "hook_failed": "a hook failed",
     "failed": "every rollout failed",
+    "unreadable": "a stored sample could not be read back",
 }
 
 

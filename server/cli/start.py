@@ -73,7 +73,8 @@ def read_payload(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
         value = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+        hint = "give the path of a JSON or TOML file"
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=hint) from None
     except ValueError as error:
         raise InvalidInput(f"{file} cannot be read: {error}", hint="a JSON object, or TOML in a *.toml file") from None
     if not isinstance(value, dict):

@@ -33,12 +33,12 @@ from tests.buffer.buffer_kit import (
 
 
 class FailsOnce(RefusingFiles):
-    """A disk that refuses to sync once, at the ``fail_at``-th time."""
+    """A disk that refuses to sync once, at the ``fail_at``-th time from when that is set."""
 
-    def __init__(self, fail_at: int) -> None:
+    def __init__(self) -> None:
         self.free_bytes = None
+        self.fail_at = 0
         self.num_syncs = 0
-        self.fail_at = fail_at
 
     @property
     def refuses_sync(self) -> bool:  # type: ignore[override]  # here it counts
@@ -128,8 +128,9 @@ class Script:
 
 async def play(path: Path, fail_at: int) -> bool:
     """The whole life with one failure in it; whether the failure came."""
-    clock, files = ManualClock(), FailsOnce(fail_at)
+    clock, files = ManualClock(), FailsOnce()
     async with open_buffer(JournalStore(path, files=files), clock) as buffer:
+        files.num_syncs, files.fail_at = 0, fail_at
         try:
             await buffer.add(make_run())
         except StorageFailed:

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from forebay.server.cli import demo
+from tests.cli.conftest import Forebay
 from tests.kit import poll_until
 
 LIMIT_S = 90.0
@@ -112,10 +114,17 @@ def test_nothing_outlives_a_demo_that_was_killed(tmp_path: Path, marked: Marked)
     poll_until(lambda: marked.processes() == [], LIMIT_S)
 
 
-def test_it_wants_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_it_wants_a_folder_of_its_own(forebay: Forebay, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ended = subprocess.run(
-        [sys.executable, *command(tmp_path, 1)], check=False, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert ended.returncode == 2
-    assert "is not empty" in ended.stderr
+    refused = forebay("demo", "--data-dir", tmp_path)
+    assert refused.code == 2
+    assert "is not empty" in refused.err
+
+
+def test_without_the_extra_it_says_how_to_install_it(
+    forebay: Forebay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda package: None if package == "torch" else object())
+    refused = forebay("demo", "--data-dir", tmp_path / "demo")
+    assert refused.code == 1
+    assert "pip install 'forebay[local]'" in refused.err

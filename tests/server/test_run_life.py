@@ -142,6 +142,43 @@ def test_an_equal_start_is_another_run_once_something_changed(
     assert first.view()["state"] == "stopped"
 
 
+def test_a_resume_never_takes_over_a_run_that_was_started_natively(shared: ServerProcess) -> None:
+    native = shared.start_run()
+    native.write(*make_group("seen", [0.0, 1.0, 0.0, 1.0]))
+    native.read(num_groups=1)
+    resumed = shared.start_slime("resumes", skip_instance_ids=["seen"])
+    assert resumed.run_id != native.run_id
+    assert resumed.fetch()["success"] is False
+    assert native.view()["state"] in ("validating", "running")
+    for run in (native, resumed):
+        run.stop()
+
+
+def test_a_resume_under_another_name_finds_the_run_that_knows_its_list(shared: ServerProcess) -> None:
+    first = shared.start_slime("old-name", num_epoch="9")
+    first.write(*make_group("seen", [0.0, 1.0, 0.0, 1.0]), *make_group("kept", [0.0, 1.0, 0.0, 1.0]))
+    assert first.fetch(batch_size=4)["data"]["meta_info"]["finished_groups"] == ["seen"]
+    resumed = shared.start_slime("new-name", num_epoch="9", skip_instance_ids=["seen"])
+    assert resumed.run_id == first.run_id
+    assert [row["instance_id"] for row in resumed.fetch()["data"]["data"]] == ["kept"] * 4
+    resumed.stop()
+
+
+def test_an_explicit_run_id_decides(shared: ServerProcess) -> None:
+    first, second = (shared.start_slime("explicit", num_epoch=epochs) for epochs in "12")
+    for run in (first, second):
+        run.write(*make_group("seen", [0.0, 1.0, 0.0, 1.0]))
+    second.fetch()
+    again = shared.start_slime("explicit", run_id=first.run_id)
+    assert again.run_id == first.run_id
+    assert again.fetch()["success"] is True
+    unlike = BODY | {"run_id": first.run_id, "num_repeat_per_sample": 5}
+    assert_error(shared.client.post("/s/explicit/start_rollout", json=unlike), 422, "invalid_input", "run_id")
+    unknown = BODY | {"run_id": "run-none"}
+    assert_error(shared.client.post("/s/explicit/start_rollout", json=unknown), 404, "run_not_found")
+    again.stop()
+
+
 def test_the_data_of_an_earlier_run_stays_readable_by_its_id(shared: ServerProcess) -> None:
     first = shared.start_slime("earlier")
     first.write(*make_group("old", [0.0, 1.0, 0.0, 1.0]))

@@ -225,8 +225,8 @@ def test_with_the_data_directory_lost_the_list_alone_decides(
     saved = first.checkpoint()
     server.kill9()
     server.data_dir = server.directory / "another"
-    engine.taken()
     server.restart()
+    engine.taken()
     second = SlimeTrainer(server.url, payload(), resumed_from=saved).start()
     assert second.run_id != first.run_id
     second.steps_to_the_end()
@@ -267,10 +267,10 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
         before = held(run)
         engine.taken()
         server.kill9()
-        engine.allow(None)
         with ThreadPoolExecutor(1) as pool:
             training = pool.submit(trainer.steps_to_the_end)
             server.restart()
+            engine.allow(None)
             training.result(60)
         assert_exact([], trainer)
         assert engine.taken() == missing_calls(before)
@@ -288,10 +288,10 @@ def test_server_and_trainer_killed_together(make_server: MakeServer, tasks: Path
         before = held(run_of(server, first))
         server.kill9()
         engine.taken()
-        engine.allow(None)
         server.restart()
         second = SlimeTrainer(server.url, body, resumed_from=saved).start()
         assert second.run_id == first.run_id
+        engine.allow(None)
         second.steps_to_the_end()
         assert_exact(saved.listed, second)
         assert engine.taken() == missing_calls(before)

@@ -1,0 +1,245 @@
+"""A run in all its states, driven by hypothesis, against a plain account of what its clients were told."""
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.buffer.buffer import Entry
+from forebay.buffer.delivery import Batch
+from forebay.buffer.groups import Group
+from forebay.buffer.store.abc import Store
+from forebay.buffer.store.journal import JournalStore
+from forebay.buffer.store.memory import MemoryStore
+from forebay.core.clock import ManualClock
+from tests.buffer.buffer_kit import check_books, make_run, open_buffer, put, read, rows_of
+
+GROUP_SIZE = 3
+REWARDS = st.sampled_from([0.0, 0.0, 1.0, 0.5, 7.0, None])
+INSTANCES = st.sampled_from([1, "1", 2])
+ResultT = TypeVar("ResultT")
+
+
+class RunModel(RuleBasedStateMachine):
+    """``accepted`` is what writers were told, ``held`` and ``acked`` what the reader has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.stack = AsyncExitStack()
+        self.accepted: dict[str, str] = {}
+        self.held: list[Batch] = []
+        self.acked: set[str] = set()
+        self.told: Counter[Any] = Counter()
+        self.store = self.make_store()
+
+    def make_store(self) -> Store:
+        return MemoryStore()
+
+    def crashed_store(self) -> Store:
+        """What another process would find after ``kill -9``."""
+        return self.store
+
+    def do(self, work: Awaitable[ResultT]) -> ResultT:
+        return self.loop.run_until_complete(_bounded(work))
+
+    @property
+    def entry(self) -> Entry:
+        return self.buffer.get("run-1")
+
+    @property
+    def groups(self) -> list[Group]:
+        return list(self.entry.buffer.groups.by_id.values())
+
+    @initialize(ratio=st.sampled_from([0.34, 1.0]))
+    def start(self, ratio: float) -> None:
+        self.open(self.store)
+        run = make_run(group_size=GROUP_SIZE, min_valid_group_size_ratio=ratio, min_valid_item_size_ratio=0.34)
+        self.do(self.buffer.add(run))
+
+    def open(self, store: Store) -> None:
+        self.store = store
+        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock)))
+
+    def teardown(self) -> None:
+        self.do(self.stack.aclose())
+        self.loop.close()
+
+    # --- writers
+
+    @rule(instance_id=INSTANCES, epoch=st.integers(0, 1), slot=st.integers(0, GROUP_SIZE), reward=REWARDS)
+    def write_native(self, instance_id: str | int, epoch: int, slot: int, reward: float | None) -> None:
+        self.write(instance_id, reward, epoch=epoch, slot=slot)
+
+    @rule(instance_id=st.sampled_from(["foreign", 3]), reward=REWARDS, number=st.integers(1, GROUP_SIZE))
+    def write_foreign(self, instance_id: str | int, reward: float | None, number: int) -> None:
+        for _ in range(number):
+            self.write(instance_id, reward)
+
+    def write(self, instance_id: str | int, reward: float | None, **place: int) -> None:
+        uid = f"uid-{len(self.accepted)}"
+        outcome = {"reward": reward} if reward is not None else {"reward": ..., "status": "failed"}
+        self.accepted[uid] = self.do(self._written(uid=uid, instance_id=instance_id, **outcome, **place))
+
+    async def _written(self, **sample: Any) -> str:
+        result = put(self.entry, **sample)
+        await result.stored
+        return "duplicate" if result.is_duplicate else result.outcome
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def write_again(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.accepted)))
+        assert self.do(self._written(uid=uid, instance_id="foreign", reward=1.0)) == "duplicate"
+
+    # --- readers
+
+    @rule(request=st.sampled_from([{}, {"num_groups": 1}, {"batch_size": 4}, {"batch_size": 3, "is_slime": True}]))
+    def read(self, request: dict[str, Any]) -> None:
+        batch = self.do(read(self.entry, **request))
+        if batch is None:
+            return
+        unavailable = self.acked | {group.group_id for held in self.held for group in held.groups}
+        ids = [group.group_id for group in batch.groups]
+        assert len(set(ids)) == len(ids)
+        assert not unavailable & set(ids), "a group is with two readers"
+        members = {uid for uid, outcome in self.accepted.items() if outcome == "member"}
+        assert {row["uid"] for row in rows_of(batch)} <= members
+        wanted = Counter(group.instance_id for group in (*batch.groups, *batch.reported))
+        assert Counter(batch.meta_info["finished_groups"]) == wanted
+        assert all(group.state == "discarded" for group in batch.reported)
+        assert not self.entry.buffer.groups.unreported
+        self.held.append(batch)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.do(_call(self.entry.delivery.ack, batch.batch_id))
+        self.acked |= {group.group_id for group in batch.groups}
+        self.told.update(batch.meta_info["finished_groups"])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.do(_call(self.entry.delivery.release, batch.batch_id))
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        """The trainer comes back with a part of what it was told."""
+        listed: list[Any] = []
+        for instance_id, count in self.told.items():
+            listed += [instance_id] * data.draw(st.integers(0, count))
+        assert self.buffer.covers(self.entry, listed)
+        self.do(self.buffer.reconcile(self.entry, listed))
+        self.do(self.buffer.expect_repeats("run-1"))
+        self.held.clear()
+        self.acked = {group.group_id for group in self.groups if group.state == "acked"}
+        self.told = Counter(listed)
+
+    # --- time and processes
+
+    @rule(seconds=st.sampled_from([1.0, 150.0, 301.0, 3_601.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.do(self.buffer.tick())
+        now_s = self.entry.buffer.active.now_s()
+        for group in self.groups:
+            assert group.state != "open" or self.entry.buffer.groups.due_s(group) > now_s
+
+    @rule()
+    def restart(self) -> None:
+        before = self.lasting()
+        self.do(self.stack.aclose())
+        self.open(self.store)
+        self.held.clear()
+        assert self.lasting() == before
+
+    @rule()
+    def crash(self) -> None:
+        before, store = self.lasting(), self.crashed_store()
+        self.do(self.stack.aclose())
+        self.open(store)
+        self.held.clear()
+        assert self.lasting() == before
+
+    def lasting(self) -> dict[str, Any]:
+        """What a restart must not change. Leases are given back by it."""
+        states = {g.group_id: "ready" if g.state == "leased" else g.state.value for g in self.groups}
+        samples = {group.group_id: [sample.uid for sample in group.samples] for group in self.groups}
+        return {"states": states, "samples": samples, "uids": sorted(self.entry.buffer.uids)}
+
+    # --- what always holds
+
+    @invariant()
+    def every_accepted_sample_is_in_one_place(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        check_books(self.entry)
+        assert self.entry.buffer.uids == set(self.accepted)
+        in_groups = Counter(sample.uid for group in self.groups for sample in group.samples)
+        assert all(count == 1 and self.accepted[uid] == "member" for uid, count in in_groups.items())
+        for group in self.groups:
+            assert len(group.slots) == len(group.samples) <= GROUP_SIZE
+            assert group.slots <= set(range(GROUP_SIZE))
+
+    @invariant()
+    def reports_are_those_of_the_ledger(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        acked = {group.group_id for group in self.groups if group.state == "acked"}
+        assert acked == self.acked
+        held = {group.group_id for batch in self.held for group in (*batch.groups, *batch.reported)}
+        reported = [g for g in self.groups if g.row.is_reported and g.group_id not in held]
+        assert Counter(group.instance_id for group in reported) == +self.told
+
+
+async def _bounded(work: Awaitable[ResultT]) -> ResultT:
+    async with asyncio.timeout(20):
+        return await work
+
+
+async def _call(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+class JournalModel(RunModel):
+    """The same on a disk. A crash is what a copy of the directory shows while the other still runs."""
+
+    def make_store(self) -> Store:
+        self.folder = tempfile.TemporaryDirectory()
+        self.num_copies = 0
+        return JournalStore(self.path)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name) / str(self.num_copies)
+
+    def crashed_store(self) -> Store:
+        self.do(self.store.load_runs())  # acks are not waited for: let the disk have them
+        source = self.path
+        self.num_copies += 1
+        shutil.copytree(source, self.path)
+        return JournalStore(self.path)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+TestRunInMemory = RunModel.TestCase
+TestRunInMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRunOnDisk = JournalModel.TestCase
+TestRunOnDisk.settings = settings(
+    max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,199 @@
+"""Reading samples, and setting rewards into stored bodies."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from forebay.core.errors import InvalidInput
+from forebay.core.sample import Incoming, find_reward, read_sample, set_reward
+from tests.kit import make_sample
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+KEYS = TEXT | st.sampled_from(["reward", "raw_reward", 'reward"', "re\\ward", '"reward":', "messages", "uid"])
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | KEYS,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(KEYS, children, max_size=4),
+    max_leaves=12,
+)
+REWARDS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def objects(draw: st.DrawFn, value: Any) -> str:
+    """A JSON object as text: keys in any order and perhaps twice, spelt with escapes, any white space."""
+    pairs = draw(st.lists(st.tuples(KEYS, JSON), max_size=5)) + list(value.items())
+    gap = draw(st.sampled_from(["", " ", "\n\t", "\r\n  "]))
+    members = [f"{draw(spellings(key))}{gap}:{gap}{json.dumps(part)}" for key, part in draw(st.permutations(pairs))]
+    return f"{gap}{{{gap}{f'{gap},{gap}'.join(members)}{gap}}}{gap}"
+
+
+@st.composite
+def spellings(draw: st.DrawFn, text: str) -> str:
+    if draw(st.integers(0, 3)):
+        return json.dumps(text, ensure_ascii=draw(st.booleans()))
+    return '"' + "".join(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else c for c in text) + '"'
+
+
+def read_or_none(body: bytes) -> Incoming | None:
+    try:
+        return read_sample(body, is_lenient=True)
+    except InvalidInput:
+        return None
+
+
+@given(objects({"uid": "u", "instance_id": 1, "messages": [], "reward": 0.25}), REWARDS, st.none() | REWARDS)
+def test_set_reward_is_decoding_changing_and_encoding(text: str, reward: float, raw: float | None) -> None:
+    body = text.encode()
+    sample = read_or_none(body)
+    assume(sample is not None and sample.reward is not None)
+    assert sample is not None
+    expected = json.loads(body) | {"reward": reward} | ({} if raw is None else {"raw_reward": raw})
+    assert json.loads(b"".join(set_reward(body, sample.reward_span, reward, raw))) == expected
+
+
+@given(objects({"uid": "u", "instance_id": 1, "messages": [], "reward": 0.25}))
+def test_index_columns_are_what_a_json_reader_sees(text: str) -> None:
+    sample = read_or_none(text.encode())
+    assume(sample is not None)
+    assert sample is not None
+    seen = json.loads(text)
+    assert (sample.uid, sample.instance_id) == (seen["uid"], seen["instance_id"])
+    assert isinstance(seen["messages"], list)
+    reward = seen["reward"]
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    if is_number and seen.get("status") != "failed":
+        assert sample.reward == float(reward)
+    else:
+        assert (sample.reward, bool(sample.error)) == (None, True)
+
+
+@given(st.binary(max_size=60) | objects({}).map(str.encode))
+def test_any_body_is_read_or_refused_with_a_field(body: bytes) -> None:
+    try:
+        sample = read_sample(body, is_lenient=False)
+    except InvalidInput as error:
+        assert error.field
+        assert error.status == 422
+    else:
+        assert isinstance(json.loads(body), dict)
+        assert sample.body is body
+
+
+@given(st.binary(max_size=12) | JSON.map(json.dumps).map(str.encode))
+def test_whatever_is_accepted_can_be_parsed_by_python(part: bytes) -> None:
+    body = b'{"uid":"u","instance_id":1,"messages":[%s],"reward":1,"more":%s}' % (part, part)
+    if read_or_none(body) is not None:
+        assert json.loads(body)["uid"] == "u"
+
+
+@pytest.mark.parametrize("number", ["9" * 4_301, "-" + "1" * 20_000, "[" + "7" * 4_301 + "]"])
+@pytest.mark.parametrize("padding", [0, 1, 2_149, 2_150, 4_299, 4_300, 9_000])
+def test_integer_that_python_refuses_is_refused(number: str, padding: int) -> None:
+    body = f'{{"uid":"u","instance_id":1,"messages":[],"x":"{"y" * padding}","reward":1,"n":{number}}}'.encode()
+    with pytest.raises(ValueError, match="digits"):
+        json.loads(body)
+    with pytest.raises(InvalidInput, match="too long"):
+        read_sample(body, is_lenient=True)
+
+
+@pytest.mark.parametrize("more", ['"n":' + "9" * 4_300, f'"text":"{"1" * 50_000}"', '"tokens":[' + "10," * 9_000 + "1]"])
+def test_many_digits_that_python_reads_are_accepted(more: str) -> None:
+    body = f'{{"uid":"u","instance_id":1,"messages":[],"reward":1,{more}}}'.encode()
+    assert json.loads(body)
+    assert read_sample(body, is_lenient=True).reward == 1.0
+
+
+REFUSED = {
+    "not JSON": (b"{", "body"),
+    "not an object": (b"[]", "body"),
+    "not UTF-8": (b'{"uid":"u","instance_id":1,"messages":[],"reward":1,"x":"\xff"}', "body"),
+    "control character": (b'{"uid":"u","instance_id":1,"messages":[],"reward":1,"x":"\x01"}', "body"),
+    "unknown escape": (b'{"uid":"u","instance_id":1,"messages":[],"reward":1,"x":"\\x"}', "body"),
+    "NaN": (b'{"uid":"u","instance_id":1,"messages":[],"reward":NaN}', "body"),
+    "nested NaN": (b'{"uid":"u","instance_id":1,"messages":[],"reward":1,"x":[NaN]}', "body"),
+    "deep": (b'{"uid":"u","instance_id":1,"messages":' + b"[" * 5_000 + b"]" * 5_000 + b"}", "body"),
+    "two objects": (json.dumps(make_sample()).encode() * 2, "body"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_text_that_is_no_sample_is_refused(name: str) -> None:
+    body, field = REFUSED[name]
+    with pytest.raises(InvalidInput) as caught:
+        read_sample(body, is_lenient=True)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[("uid", value) for value in (..., None, "", 7, "x" * 1_025, ["u"])],
+        *[("instance_id", value) for value in (..., None, "", True, 1.5, [1], {"a": 1}, "x" * 1_025)],
+        *[("messages", value) for value in (..., None, "text", {}, 1)],
+        *[("epoch", value) for value in (-1, 1.0, "0", True, 1 << 41)],
+        *[("slot", value) for value in (-1, 0.5, "0", False, 65_536)],
+    ],
+)
+def test_wrong_field_is_named(field: str, value: Any) -> None:
+    body = json.dumps(make_sample(**{field: value})).encode()
+    for is_lenient in (True, False):
+        with pytest.raises(InvalidInput) as caught:
+            read_sample(body, is_lenient=is_lenient)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("reward", [..., None, "1", True, [1], {}, 10**400])
+def test_unusable_reward_is_failed_for_slime_and_refused_natively(reward: Any) -> None:
+    body = json.dumps(make_sample(reward=reward)).encode()
+    sample = read_sample(body, is_lenient=True)
+    assert (sample.reward, sample.error) == (None, "invalid_reward")
+    with pytest.raises(InvalidInput) as caught:
+        read_sample(body, is_lenient=False)
+    assert caught.value.field == "reward"
+
+
+@pytest.mark.parametrize("error", ["it broke", {"type": "ValueError", "message": "it broke"}, None, {}, 7])
+def test_failed_sample_needs_no_reward_and_keeps_its_error(error: Any) -> None:
+    body = json.dumps(make_sample(reward=..., status="failed", error=error)).encode()
+    sample = read_sample(body, is_lenient=False)
+    assert sample.reward is None
+    assert sample.error
+    assert ("it broke" in sample.error) == bool(error and error != 7)
+
+
+def test_reward_of_a_failed_sample_counts_as_none() -> None:
+    assert read_sample(json.dumps(make_sample(reward=1.0, status="failed")).encode(), is_lenient=False).reward is None
+
+
+@pytest.mark.parametrize("instance_id", [0, -5, 2**80, "0", " ", "\u0000", "🜁"])
+def test_instance_keeps_type_and_value(instance_id: str | int) -> None:
+    sample = read_sample(json.dumps(make_sample(instance_id=instance_id)).encode(), is_lenient=False)
+    assert (type(sample.instance_id), sample.instance_id) == (type(instance_id), instance_id)
+
+
+def test_everything_but_the_reward_stays_byte_for_byte() -> None:
+    body = b'{ "uid":"u","instance_id":1,"x":1.000, "reward" : 0.5e0 ,"messages":[],"u":"\xc3\xa9\\u00e9" }'
+    sample = read_sample(body, is_lenient=False)
+    assert sample.reward_span is not None
+    changed = b"".join(set_reward(body, sample.reward_span, -1.5, 0.5))
+    assert changed == body.replace(b"0.5e0", b'-1.5,"raw_reward":0.5')
+
+
+def test_reward_spelt_with_escapes_beside_a_nested_one_is_the_one_that_changes() -> None:
+    body = b'{"uid":"u","instance_id":1,"messages":[],"r\\u0065ward":1.0,"extra_info":{"reward":5}}'
+    sample = read_sample(body, is_lenient=False)
+    changed = json.loads(b"".join(set_reward(body, sample.reward_span, 0.0, None)))
+    assert (changed["reward"], changed["extra_info"]["reward"]) == (0.0, 5)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_span_of_a_plain_body_holds_the_number(reward: float) -> None:
+    body = json.dumps(make_sample(reward=reward)).encode()
+    span = find_reward(body)
+    assert span is not None
+    assert math.isclose(float(body[span[0] : span[1]]), reward, rel_tol=0.0)

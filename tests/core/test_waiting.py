@@ -1,0 +1,75 @@
+"""Signals, patience and clocks."""
+
+import asyncio
+
+from forebay.core.active_clock import ActiveClock
+from forebay.core.clock import ManualClock, SystemClock
+from forebay.core.signal import Patience, Signal
+
+
+async def test_notification_wakes_everybody_who_waits() -> None:
+    signal = Signal()
+    waiting = [asyncio.create_task(signal.wait(5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert signal.has_waiters
+    signal.notify()
+    assert await asyncio.gather(*waiting) == [True] * 3
+    assert not signal.has_waiters
+
+
+async def test_notification_of_before_wakes_nobody_but_is_counted() -> None:
+    signal = Signal()
+    signal.notify()
+    assert signal.count == 1
+    assert not await signal.wait(0.001)
+
+
+async def test_waiter_that_is_cancelled_is_forgotten() -> None:
+    signal = Signal()
+    waiting = asyncio.create_task(signal.wait(5))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not signal.has_waiters
+    signal.notify()
+
+
+async def test_patience_ends() -> None:
+    signal = Signal()
+    assert not await Patience(0.0).wait(signal)
+    assert not await Patience(-1.0).wait(signal)
+    patience = Patience(0.002)
+    assert not await patience.wait(signal)
+    assert patience.left_s <= 0
+
+
+async def test_patience_is_used_up_by_all_waits_together() -> None:
+    signal, patience = Signal(), Patience(5)
+    for _ in range(2):
+        before_s = patience.left_s
+        waiting = asyncio.create_task(patience.wait(signal))
+        await asyncio.sleep(0.001)
+        signal.notify()
+        assert await waiting
+        assert patience.left_s < before_s
+
+
+def test_active_clock_stands_still_while_held() -> None:
+    clock = ManualClock()
+    active = ActiveClock(clock, counted_s=10.0)
+    clock.advance(5)
+    assert active.now_s() == 10.0
+    active.run(True)
+    active.run(True)
+    clock.advance(5)
+    assert active.now_s() == 15.0
+    active.run(False)
+    active.run(False)
+    clock.advance(5)
+    assert active.now_s() == 15.0
+
+
+def test_system_clock_goes_forward() -> None:
+    clock = SystemClock()
+    assert clock.monotonic() <= clock.monotonic()
+    assert clock.wall() > 1_700_000_000

@@ -1,0 +1,163 @@
+"""Everything that users can name in the code has its place in docs/, and what docs/ shows is so."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from forebay.core import errors
+from forebay.core.errors import ForebayError
+from forebay.core.group import DiscardReason
+from forebay.core.settings import Settings
+from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
+from forebay.server.app import create_app
+from forebay.server.asgi import ClientGone
+from forebay.server.cli.app import app as cli
+from forebay.server.cli.demo_summary import REASONS
+from forebay.telemetry.metrics import COUNTERS, GAUGES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def headings(name: str) -> str:
+    return "\n".join(line for line in page(name).splitlines() if line.startswith("#"))
+
+
+def settings_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("settings_tables", DOCS / "settings_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_settings_are_those_of_the_code() -> None:
+    assert settings_tables().with_tables(page("settings.md")) == page("settings.md"), "run `make docs`"
+
+
+def test_every_setting_has_a_sentence_of_help() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not (field.description or "").endswith(".")] == []
+
+
+def routes() -> list[str]:
+    app: Any = create_app(Settings(), "http://127.0.0.1:0")
+    while hasattr(app, "_app"):
+        app = app._app
+    paths = app.openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+
+
+@pytest.mark.parametrize("route", routes())
+def test_every_route_has_a_heading(route: str) -> None:
+    assert f"`{route}`" in headings("http_api.md")
+
+
+def test_no_heading_names_a_route_that_is_not_there() -> None:
+    told = re.findall(r"`((?:GET|POST|PUT|DELETE) [^`]+)`", headings("http_api.md"))
+    assert set(told) <= set(routes())
+
+
+def error_classes(base: type[ForebayError] = ForebayError) -> Iterator[type[ForebayError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from error_classes(each)
+
+
+PUBLIC_ERRORS = [kind for kind in error_classes() if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", PUBLIC_ERRORS)
+def test_every_error_has_a_row_with_its_code_and_status(kind: type[ForebayError]) -> None:
+    assert f"| `{kind.code}` | {kind.status} | `{kind.__name__}` |" in page("http_api.md")
+    assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_errors_have_codes_of_their_own() -> None:
+    codes = [kind.code for kind in PUBLIC_ERRORS]
+    assert len(codes) == len(set(codes))
+    assert not issubclass(ClientGone, ForebayError)
+
+
+def cli_commands() -> list[str]:
+    def leaves(command: Any, name: str) -> Iterator[str]:
+        for child, inner in sorted(getattr(command, "commands", {}).items()):
+            yield from leaves(inner, f"{name} {child}")
+        if not hasattr(command, "commands"):
+            yield name
+
+    return list(leaves(typer.main.get_command(cli), "forebay"))
+
+
+@pytest.mark.parametrize("command", cli_commands())
+def test_every_command_has_a_heading(command: str) -> None:
+    assert f"\n## {command}\n" in page("cli.md")
+
+
+@pytest.mark.parametrize("hook", READ_HOOKS + NOTIFICATIONS)
+def test_every_hook_has_a_heading(hook: str) -> None:
+    assert f"\n## {hook}\n" in page("hooks.md")
+
+
+@pytest.mark.parametrize("metric", [*COUNTERS, *GAUGES, "forebay_write_seconds", "forebay_read_seconds"])
+def test_every_metric_has_a_row(metric: str) -> None:
+    assert f"| `{metric}` |" in page("operations.md")
+
+
+def test_every_reason_for_a_discarded_group_is_explained() -> None:
+    assert set(REASONS) == {reason.value for reason in DiscardReason}
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/*.md")])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+def test_the_index_lists_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^/)]+\.md)\)", page("README.md")))
+    assert linked == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+
+
+def shell_lines() -> Iterator[Any]:
+    for path in PAGES:
+        for block in re.findall(r"^```(?:sh)?\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for line in block.splitlines():
+                if line.startswith("forebay "):
+                    yield pytest.param(line.partition(" #")[0], id=f"{path.name}: {line.strip()[:60]}")
+
+
+@pytest.mark.parametrize("line", list(shell_lines()))
+def test_commands_that_pages_show_are_understood(line: str) -> None:
+    words = [word for word in line.split()[1:] if word != "--help"]
+    command: click.Command = typer.main.get_command(cli)
+    context = click.Context(command, info_name="forebay")
+    while isinstance(command, click.Group):
+        name, command_found, words = command.resolve_command(context, words)
+        assert command_found is not None, name
+        command = command_found
+    command.make_context("forebay", words)
+
+
+TARGETS = sorted(
+    {name for path in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)}
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_targets_that_pages_name_are_there(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
