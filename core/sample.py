@@ -1,5 +1,6 @@
 """Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one."""
 
+import json
 import math
 import re
 from typing import Annotated, Any
@@ -69,11 +70,29 @@ def _parse(body: bytes) -> SampleHead:
     try:
         if not body.isascii():
             body.decode()  # the decoder skips over strings that it need not read
-        return _decode_head(body)
+        head = _decode_head(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+    if len(body) > LONGEST_NUMBER and _may_hold_long_number(body):
+        _check_numbers(body)
+    return head
+
+
+def _may_hold_long_number(body: bytes) -> bool:
+    """Whether some place among those of which a long number would cover one lies in many digits."""
+    half = LONGEST_NUMBER // 2 - 1
+    places = [at for at in range(0, len(body), LONGEST_NUMBER) if body[at : at + 1].isdigit()]
+    return any(body[at : at + half].isdigit() or body[max(0, at - half) : at].isdigit() for at in places)
+
+
+def _check_numbers(body: bytes) -> None:
+    """Python's reader refuses integers of so many digits, and with one all others of their batch."""
+    try:
+        json.loads(body)
+    except ValueError as error:
+        raise InvalidInput(f"the body holds a number that is too long: {error}", field="body") from None
 
 
 def _wrong_field(told: str) -> InvalidInput:

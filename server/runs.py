@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,9 @@ class RunService:
         streams = [entry for entry in reversed(self._buffer.entries) if entry.run.origin == "slime"]
         candidates = [entry for entry in streams if self._is_alike(entry, request)]
         by_name = [entry for entry in candidates if entry.run.name == name]
-        by_task = [entry for entry in candidates if entry.run.payload.get("input_file") == request.input_file]
+        # A run of another name that still works has a trainer of its own.
+        idle = [entry for entry in candidates if entry.run.state not in WORKING]
+        by_task = [entry for entry in idle if entry.run.payload.get("input_file") == request.input_file]
         for entry in (*by_name, *by_task):
             if self._buffer.covers(entry, request.listed):
                 return entry
@@ -275,7 +278,7 @@ class RunService:
             try:
                 if not run.is_native_generator:
                     await self._buffer.expect_repeats(run.run_id)
-                await self._supervisor.launch(self._launch_spec(run))
+                await self._supervisor.launch(replace(self._launch_spec(run), may_have_calls=True))
             except StartRefused as error:
                 await self._fail(run.run_id, error)
 

@@ -48,7 +48,10 @@ def url_of(bound: socket.socket) -> str:
 
 
 def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM: refuse new connections, end run processes, write everything down, return."""
+    """Serve until SIGINT or SIGTERM: refuse new connections, end run processes, write everything down.
+
+    The signal is then raised again, so that whoever sent it finds the exit status that it expects.
+    """
     url = url_of(bound)
     config = uvicorn.Config(
         create_app(settings, url),

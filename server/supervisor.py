@@ -30,6 +30,8 @@ class LaunchSpec:
     module_path: Path
     run_dir: Path
     engine_urls: list[str] = field(default_factory=list)
+    may_have_calls: bool = False
+    """Whether a process of another server's life may have left calls at the engines; they are aborted first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Supervisor:
             logger.exception("the end of run %s could not be recorded", run.spec.run_id)
 
     async def _run_to_the_end(self, run: _Supervised) -> ProcessOutcome:
+        if run.spec.may_have_calls:
+            await self._abort_calls(run.spec)
         while not run.stopping.is_set():
             run.num_attempts += 1
             report = await self._run_once(run)
@@ -192,14 +196,17 @@ class Supervisor:
     async def _prepare_restart(self, run: _Supervised, report: Report) -> None:
         delay_s = self._backoff.delay_s(run.num_attempts)
         logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, _told(report), delay_s)
-        # Before the next process asks anything: its request ids begin alike.
-        self._aborts.start(run.spec.run_id, run.spec.engine_urls)
-        await self._aborts.wait_for(run.spec.run_id)
+        await self._abort_calls(run.spec)
         try:
             async with asyncio.timeout(delay_s):
                 await run.stopping.wait()
         except TimeoutError:
             return
+
+    async def _abort_calls(self, spec: LaunchSpec) -> None:
+        """Before the next process asks anything: its request ids begin alike, and an engine refuses one it knows."""
+        self._aborts.start(spec.run_id, spec.engine_urls)
+        await self._aborts.wait_for(spec.run_id)
 
     def _failed(self, run: _Supervised, error: str, trace: str) -> ProcessOutcome:
         lines = self.log_tail(run.spec.run_dir, OUTCOME_LOG_LINES)

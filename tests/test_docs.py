@@ -153,9 +153,8 @@ def test_commands_that_pages_show_are_understood(line: str) -> None:
     command.make_context("forebay", words)
 
 
-TARGETS = sorted(
-    {name for path in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE)}
-)
+_MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
+TARGETS = sorted({name for path in PAGES for name in _MAKE.findall(path.read_text(encoding="utf-8"))})
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,6 +1,7 @@
 """examples/slime: its trainer and its generator, which know nothing of Forebay, work through the server."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -23,7 +24,7 @@ def test_the_example_trains_to_the_end_and_remembers_what_is_finished(
         return "x" * answers[call.prompt]
 
     with ScriptedEngine(script).in_thread() as engine:
-        server = make_server(generators=EXAMPLE)
+        server = make_server(generators=Path(shutil.copytree(EXAMPLE, tmp_path / "slime")))
         arguments = [
             "--buffer-url",
             server.url,

@@ -1,5 +1,7 @@
 """What the demo shows at its end."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,20 @@ def show_summary(console: Console, progress: Progress, trainer: SlimeTrainer, el
         console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
     console.print(
         f"Everything is kept in {folder}. Look at it again, and go on:\n"
-        f"  forebay serve --data-dir {folder / 'data'}\n"
-        "  forebay status                       in another terminal\n"
-        "  forebay generators new my_task       a generator of your own",
+        f"  {own_command()} serve --data-dir {folder / 'data'}\n"
+        f"  {own_command()} status                    (in another terminal)\n"
+        f"  {own_command()} generators new my_task    (a generator of your own)",
         markup=False,
         soft_wrap=True,
     )
+
+
+def own_command() -> str:
+    """How this command line is called from here: by its path, unless the shell finds it."""
+    script = Path(sys.executable).with_name("forebay")
+    if shutil.which("forebay") or not script.exists():
+        return "forebay"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
 
 
 def summary_rows(progress: Progress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:

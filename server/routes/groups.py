@@ -63,7 +63,7 @@ async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, An
     """The feed of closed groups, for its native route and for run processes."""
     patience = Patience(wait_s)
     closed = entry.buffer.groups.closed
-    while len(closed) <= after and entry.run.state in WORKING and await patience.wait(entry.buffer.news):
+    while len(closed) <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
         pass
     groups = [closed_view(group.row) for group in closed[after:]]
     return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}

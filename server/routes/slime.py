@@ -63,7 +63,7 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
 @router.get("/buffer/peek")
 @router.get("/s/{name}/buffer/peek")
 async def peek(services: Server, name: str = "") -> dict[str, Any]:
-    """Preview the newest groups that could be read, without taking them."""
+    """Preview the oldest groups that could be read, without taking them."""
     entry = services.named(name)
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []

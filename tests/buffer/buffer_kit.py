@@ -130,6 +130,13 @@ async def end_process(buffer: Buffer, run_id: str = "run-1", state: RunState = R
     buffer.get(run_id).buffer.groups.schedule_all(now_s)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another process, or a thread, does and cannot announce."""
+    async with asyncio.timeout(TIME_LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - there is nothing to wait on
+            await asyncio.sleep(0.002)
+
+
 async def turns(number: int = 5) -> None:
     """Let other tasks run until they wait."""
     for _ in range(number):

@@ -25,6 +25,7 @@ from tests.buffer.buffer_kit import (
     take,
     turns,
     uids_of,
+    until,
     write,
 )
 
@@ -197,8 +198,7 @@ async def test_sample_that_arrives_while_a_hook_is_asked_is_not_lost(make_file: 
         await write(entry, instance_id=2, uid="slow", reward=0.0)
         await write(entry, instance_id=2, uid="other", reward=1.0)
         reader = asyncio.create_task(read(entry, num_groups=2))
-        while not (path.parent / "asked").exists():
-            await asyncio.sleep(0.005)
+        await until((path.parent / "asked").exists)
         put(entry, instance_id=1, uid="meanwhile", reward=0.5)
         (path.parent / "go").touch()
         batch = await reader
@@ -225,7 +225,7 @@ def {name}(group, *rest):
 
 
 @pytest.mark.parametrize(
-    "name, answer",
+    ("name", "answer"),
     [("is_valid_group", "(True, True)"), ("normalize_group_data", "group"), ("get_group_data_meta_info", "{}")],
 )
 async def test_reader_cancelled_while_a_hook_is_asked_leaves_the_group_for_the_next(
@@ -236,8 +236,7 @@ async def test_reader_cancelled_while_a_hook_is_asked_leaves_the_group_for_the_n
         entry = await buffer.add(make_run())
         await fill(entry, 1, [0.0, 1.0])
         reader = asyncio.create_task(read(entry))
-        while not (path.parent / "asked").exists():
-            await asyncio.sleep(0.005)
+        await until((path.parent / "asked").exists)
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         (path.parent / "go").touch()
@@ -268,9 +267,7 @@ async def test_reader_cancelled_at_any_point_leaves_the_groups_for_the_next(stor
 
 async def test_failing_hook_costs_one_group_and_not_the_read(make_file: Callable[[str], Path]) -> None:
     path = make_file(
-        "def normalize_group_data(group):\n"
-        "    if group[0] == 1: raise ValueError('the reason')\n"
-        "    return group\n"
+        "def normalize_group_data(group):\n    if group[0] == 1: raise ValueError('the reason')\n    return group\n"
     )
     async with open_buffer(MemoryStore(), make_hooks=file_hooks(path)) as buffer:
         entry = await buffer.add(make_run())
@@ -308,7 +305,7 @@ async def test_surplus_rows_are_cut_for_slime_only(make_file: Callable[[str], Pa
 
 async def test_hooks_of_a_new_start_answer_for_groups_that_were_staged(make_file: Callable[[str], Path]) -> None:
     hooks: list[Any] = []
-    async with open_buffer(MemoryStore(), make_hooks=lambda run: hooks[-1](run)) as buffer:
+    async with open_buffer(MemoryStore(), make_hooks=lambda run: hooks[-1](run)) as buffer:  # noqa: PLW0108 - the list grows later
         hooks.append(file_hooks(make_file("def normalize_group_data(group): return group\n")))
         entry = await buffer.add(make_run())
         await fill(entry, 1, [0.0, 1.0])
@@ -322,8 +319,8 @@ async def test_hooks_of_a_new_start_answer_for_groups_that_were_staged(make_file
 async def test_meta_hook_of_a_late_verdict_is_given_the_samples(make_file: Callable[[str], Path]) -> None:
     """The run was added before its generator was known."""
     path = make_file("def get_group_data_meta_info(data): return {'ids': sorted(data), 'num': len(data[1])}\n")
-    makers = [file_hooks(path), lambda run: file_hooks(make_empty(path))(run)]
-    async with open_buffer(MemoryStore(), make_hooks=lambda run: makers.pop()(run)) as buffer:
+    makers = [file_hooks(path), file_hooks(make_empty(path))]
+    async with open_buffer(MemoryStore(), make_hooks=lambda run: makers.pop()(run)) as buffer:  # noqa: PLW0108 - one for each call
         entry = await buffer.add(make_run())
         await buffer.replace_hooks("run-1")
         await fill(entry, 1, [0.0, 1.0])

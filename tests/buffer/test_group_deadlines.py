@@ -10,6 +10,7 @@ from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
 from forebay.core.run import Run, RunState
+from forebay.hooks.runner import HookRunner
 from tests.buffer.buffer_kit import (
     built_in_hooks,
     check_books,
@@ -21,6 +22,7 @@ from tests.buffer.buffer_kit import (
     read,
     states,
     take,
+    until,
 )
 
 
@@ -50,7 +52,7 @@ async def test_deadline_counts_from_the_opening(store: Store, clock: ManualClock
         assert states(entry)[1, 0] == "discarded: timed_out"
 
 
-@pytest.mark.parametrize("num_samples, state", [(2, "discarded: timed_out"), (3, "ready")])
+@pytest.mark.parametrize(("num_samples", "state"), [(2, "discarded: timed_out"), (3, "ready")])
 async def test_timed_out_group_is_used_from_its_ratio_on(
     store: Store, clock: ManualClock, num_samples: int, state: str
 ) -> None:
@@ -110,9 +112,7 @@ async def test_announced_group_without_a_sample_ends(store: Store, clock: Manual
         assert states(entry)[1, 0] == "discarded: timed_out"
 
 
-async def test_announced_group_without_a_sample_ends_sooner_without_a_process(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_announced_group_without_a_sample_ends_sooner_without_a_process(store: Store, clock: ManualClock) -> None:
     async with open_buffer(store, clock) as buffer:
         entry = await buffer.add(make_run())
         await entry.buffer.announce([(1, 0)])
@@ -165,9 +165,7 @@ async def test_no_time_counts_while_the_run_cannot_go_on(
         assert states(entry)[1, 0] == "discarded: timed_out"
 
 
-async def test_run_whose_process_returned_waits_for_samples_of_jobs_elsewhere(
-    store: Store, clock: ManualClock
-) -> None:
+async def test_run_whose_process_returned_waits_for_samples_of_jobs_elsewhere(store: Store, clock: ManualClock) -> None:
     async with open_buffer(store, clock) as buffer:
         entry = await buffer.add(make_run())
         await end_process(buffer)
@@ -241,8 +239,7 @@ async def test_slow_hook_of_one_run_holds_up_no_deadline_of_another(tmp_path: Pa
         other = await buffer.add(make_run("other"))
         clock.advance(301)
         first_tick = asyncio.create_task(buffer.tick())
-        while not (tmp_path / "asked").exists():
-            await asyncio.sleep(0.005)
+        await until((tmp_path / "asked").exists)
         await fill(other, 2, [0.0])
         await advance(buffer, clock, 301)
         assert states(other)[2, 0] == "discarded: timed_out"
@@ -258,7 +255,7 @@ async def test_fault_in_one_run_stops_no_deadline_of_another(
     class Broken(ArithmeticError):
         pass
 
-    def hooks_for(run: Run):  # type: ignore[no-untyped-def]  # a runner whose judgement is replaced
+    def hooks_for(run: Run) -> HookRunner:
         runner = built_in_hooks(run)
         if run.run_id == "run-1":
 
@@ -303,8 +300,7 @@ async def test_cancelled_tick_forgets_no_deadline(tmp_path: Path, clock: ManualC
         await fill(entry, 2, [0.0, 1.0])
         clock.advance(301)
         ticking = asyncio.create_task(buffer.tick())
-        while not (tmp_path / "asked").exists():
-            await asyncio.sleep(0.005)
+        await until((tmp_path / "asked").exists)
         ticking.cancel()
         await asyncio.gather(ticking, return_exceptions=True)
         (tmp_path / "go").touch()

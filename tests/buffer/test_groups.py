@@ -97,7 +97,7 @@ async def test_sample_for_a_slot_that_no_group_has_opens_none(store: Store) -> N
         assert put(entry, uid="u").is_duplicate
 
 
-@pytest.mark.parametrize("later_s, outcome", [(300.0, "late"), (300.5, "member")])
+@pytest.mark.parametrize(("later_s", "outcome"), [(300.0, "late"), (300.5, "member")])
 async def test_sample_after_a_short_close_is_late_for_one_timeout(
     store: Store, clock: ManualClock, later_s: float, outcome: str
 ) -> None:
@@ -149,7 +149,7 @@ async def test_too_few_items_after_the_filter_end_a_group(store: Store) -> None:
         entry = await buffer.add(make_run(group_size=4))
         await fill(entry, 7, [0.0, 5.0, None, None])
         assert await read(entry) is None
-        assert states(entry) == {(7, 0): "discarded: filtered"}, "one reward is within 0 to 1, and int(4 x 0.7) are needed"
+        assert states(entry) == {(7, 0): "discarded: filtered"}, "one of at least two items is left"
 
 
 async def test_room_is_for_groups_that_live(store: Store) -> None:

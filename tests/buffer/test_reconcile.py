@@ -103,7 +103,7 @@ async def test_order_of_reports_survives_restarts(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "listed, base_skip, state",
+    ("listed", "base_skip", "state"),
     [([7, 7, 7], [7, 7], "acked"), ([7, 7], [7, 7], "ready"), ([7], [7], "ready"), ([], [], "ready")],
 )
 async def test_first_listings_stand_for_epochs_before_this_run(

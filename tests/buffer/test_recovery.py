@@ -28,6 +28,7 @@ from tests.buffer.buffer_kit import (
     take,
     turns,
     uids_of,
+    until,
     write,
 )
 
@@ -48,7 +49,7 @@ class FailsOnce(RefusingFiles):
 
 async def healthy(buffer: Buffer) -> Entry:
     """The run, once the journal takes writes again."""
-    await buffer.update("run-1", lambda run: None)
+    await buffer.update("run-1", lambda _: None)
     return buffer.get("run-1")
 
 
@@ -117,7 +118,8 @@ class Script:
         assert batch is not None or at_least == 0
         if batch is not None:
             self.delivered += [[f"{group.instance_id}/{slot}" for slot in range(2)] for group in batch.groups]
-            assert sorted(uids_of(batch)) == sorted(uid for group in self.delivered[-len(batch.groups) :] for uid in group)
+            expected = [uid for group in self.delivered[-len(batch.groups) :] for uid in group]
+            assert sorted(uids_of(batch)) == sorted(expected)
             self.finished.update(batch.meta_info["finished_groups"])
             self.buffer.get("run-1").delivery.ack(batch.batch_id)
 
@@ -155,8 +157,7 @@ async def play(path: Path, fail_at: int) -> bool:
 
 
 async def recovered(buffer: Buffer) -> None:
-    while not buffer.is_healthy:
-        await asyncio.sleep(0.001)
+    await until(lambda: buffer.is_healthy)
 
 
 async def test_failure_at_any_commit_loses_and_repeats_nothing(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ async def test_write_that_failed_is_refused_and_not_in_memory(tmp_path: Path) ->
 
 
 async def test_judgement_made_while_the_disk_fails_reaches_no_disk(tmp_path: Path) -> None:
-    """The object of before the failure goes on for a moment. What it decides from samples that are lost must not last."""
+    """The object of before goes on for a moment. What it decides from samples that are lost must not last."""
     files = RefusingFiles()
     async with open_buffer(JournalStore(tmp_path, files=files)) as buffer:
         entry = await buffer.add(make_run())
@@ -272,8 +273,7 @@ async def test_failure_while_loading_again_is_tried_again(tmp_path: Path) -> Non
         entry.delivery.release(batch.batch_id)
         await turns()
         files.free_bytes = 64 * 1024 + 20  # the probe of the recovery fits, what it writes then does not
-        while not (entry.buffer.has_failed and files.free_bytes == 0):
-            await asyncio.sleep(0.001)
+        await until(lambda: files.free_bytes == 0)
         files.free_bytes = None
         assert uids_of(await take(await healthy(buffer))) == uids_of(batch)
 

@@ -39,11 +39,15 @@ def spellings(draw: st.DrawFn, text: str) -> str:
     return '"' + "".join(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else c for c in text) + '"'
 
 
-def read_or_none(body: bytes) -> Incoming | None:
+def outcome_of(body: bytes, *, is_lenient: bool = False) -> tuple[Incoming | None, InvalidInput | None]:
     try:
-        return read_sample(body, is_lenient=True)
-    except InvalidInput:
-        return None
+        return read_sample(body, is_lenient=is_lenient), None
+    except InvalidInput as error:
+        return None, error
+
+
+def read_or_none(body: bytes) -> Incoming | None:
+    return outcome_of(body, is_lenient=True)[0]
 
 
 @given(objects({"uid": "u", "instance_id": 1, "messages": [], "reward": 0.25}), REWARDS, st.none() | REWARDS)
@@ -74,13 +78,12 @@ def test_index_columns_are_what_a_json_reader_sees(text: str) -> None:
 
 @given(st.binary(max_size=60) | objects({}).map(str.encode))
 def test_any_body_is_read_or_refused_with_a_field(body: bytes) -> None:
-    try:
-        sample = read_sample(body, is_lenient=False)
-    except InvalidInput as error:
-        assert error.field
-        assert error.status == 422
+    sample, error = outcome_of(body)
+    if error is not None:
+        assert (error.status, bool(error.field), bool(error.message)) == (422, True, True)
     else:
         assert isinstance(json.loads(body), dict)
+        assert sample is not None
         assert sample.body is body
 
 
@@ -101,7 +104,9 @@ def test_integer_that_python_refuses_is_refused(number: str, padding: int) -> No
         read_sample(body, is_lenient=True)
 
 
-@pytest.mark.parametrize("more", ['"n":' + "9" * 4_300, f'"text":"{"1" * 50_000}"', '"tokens":[' + "10," * 9_000 + "1]"])
+@pytest.mark.parametrize(
+    "more", ['"n":' + "9" * 4_300, '"text":"' + "1" * 50_000 + '"', '"tokens":[' + "10," * 9_000 + "1]"]
+)
 def test_many_digits_that_python_reads_are_accepted(more: str) -> None:
     body = f'{{"uid":"u","instance_id":1,"messages":[],"reward":1,{more}}}'.encode()
     assert json.loads(body)
@@ -130,7 +135,7 @@ def test_text_that_is_no_sample_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    ("field", "value"),
     [
         *[("uid", value) for value in (..., None, "", 7, "x" * 1_025, ["u"])],
         *[("instance_id", value) for value in (..., None, "", True, 1.5, [1], {"a": 1}, "x" * 1_025)],

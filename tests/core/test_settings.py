@@ -41,7 +41,9 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         load_settings(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("host, is_loopback", [("127.0.0.9", True), ("::1", True), ("0.0.0.0", False), ("box", False)])
+@pytest.mark.parametrize(
+    ("host", "is_loopback"), [("127.0.0.9", True), ("::1", True), ("0.0.0.0", False), ("box", False)]
+)
 def test_loopback_is_told_from_the_rest(host: str, is_loopback: bool) -> None:
     assert Settings(host=host).is_loopback is is_loopback
 
@@ -53,7 +55,7 @@ def test_numbers_of_a_payload_may_be_strings() -> None:
     assert (settings.group_size, settings.group_timeout_seconds, settings.min_valid_group_size) == (8, 1.5, 4)
 
 
-@pytest.mark.parametrize("group_size, ratio, minimum", [(1, 0.7, 1), (4, 0.7, 2), (8, 0.0, 1), (10, 1.0, 10)])
+@pytest.mark.parametrize(("group_size", "ratio", "minimum"), [(1, 0.7, 1), (4, 0.7, 2), (8, 0.0, 1), (10, 1.0, 10)])
 def test_sizes_are_rounded_down_and_at_least_one(group_size: int, ratio: float, minimum: int) -> None:
     given = {"min_valid_group_size_ratio": ratio, "min_valid_item_size_ratio": ratio}
     settings = RunSettings.parse({"group_size": group_size, **given})
@@ -61,7 +63,7 @@ def test_sizes_are_rounded_down_and_at_least_one(group_size: int, ratio: float, 
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    ("field", "value"),
     [
         ("num_repeat_per_sample", 0),
         ("num_repeat_per_sample", "eight"),

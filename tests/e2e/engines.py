@@ -15,6 +15,7 @@ from typing import Self
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
 
 START_LIMIT_S = 90.0
+PLENTY = 1_000
 
 
 class TinyProcess:
@@ -59,40 +60,29 @@ class TinyProcess:
 
 
 class GatedScript:
-    """Numbers its answers to each prompt from 1. Beyond ``budget`` answers in all, calls wait until ``open``."""
+    """Numbers its answers to each prompt from 1, and gives no more of them than it is allowed to."""
 
-    def __init__(self, budget: int | None = None) -> None:
+    def __init__(self, num_allowed: int = PLENTY) -> None:
         self.answered: Counter[str] = Counter()
         """Answers given, by prompt."""
-        self._left = budget
-        self._opened: asyncio.Event | None = None
+        self.is_down = False
+        """Set to answer 503 instead, as an engine does that is about to go."""
+        self._allowed = asyncio.Semaphore(num_allowed)
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def num_answered(self) -> int:
-        return self.answered.total()
 
     async def __call__(self, call: ScriptedCall) -> Reply:
         self._loop = asyncio.get_running_loop()
-        self._opened = self._opened or asyncio.Event()
-        if self._left == 0:
-            await self._opened.wait()
-        elif self._left is not None:
-            self._left -= 1
+        await self._allowed.acquire()
+        if self.is_down:
+            return Reply(text="going down", error_status=503)
         self.answered[call.prompt] += 1
         return Reply(text=str(self.answered[call.prompt]))
 
-    def open(self) -> None:
-        """Let every call through, those that wait included."""
-        assert self._loop is not None
-        assert self._opened is not None
-
-        def let_through() -> None:
-            assert self._opened is not None
-            self._left = None
-            self._opened.set()
-
-        self._loop.call_soon_threadsafe(let_through)
+    def allow(self, num: int = PLENTY) -> None:
+        """Let ``num`` calls more be answered, those first that wait already."""
+        assert self._loop is not None, "nothing was asked yet"
+        for _ in range(num):
+            self._loop.call_soon_threadsafe(self._allowed.release)
 
 
 @contextmanager

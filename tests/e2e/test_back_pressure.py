@@ -4,22 +4,15 @@ import re
 from typing import Any
 
 import httpx
-import pytest
 
-from forebay.engines.scripted import Reply, ScriptedCall, ThreadedEngine
-from tests.e2e.conftest import GROUP_SIZE, numbered_rows
 from tests.e2e.engines import GatedScript, scripted
+from tests.e2e.payloads import GROUP_SIZE, numbered_rows
 from tests.e2e.reading import Reader, check_account, start_as_slime
 from tests.kit import ServerProcess, SlimeRun, poll_until
 
 NUM_ROWS = 8
-ROOM = 2 * GROUP_SIZE
+ROWS = numbered_rows(NUM_ROWS)
 LIMIT_S = 60.0
-
-
-def start_small(server: ServerProcess, engine: ThreadedEngine, make_payload: Any, **changes: Any) -> SlimeRun:
-    payload = make_payload(engine.url, numbered_rows(NUM_ROWS), num_process=str(GROUP_SIZE), max_buffer_size=ROOM)
-    return start_as_slime(server, payload | changes)
 
 
 def refusal_of_another_group(run: SlimeRun) -> httpx.Response | None:
@@ -33,15 +26,16 @@ def refusal_of_another_group(run: SlimeRun) -> httpx.Response | None:
 def test_generation_waits_for_room_and_goes_on_when_there_is_some(server: ServerProcess, make_payload: Any) -> None:
     script = GatedScript()
     with scripted(script) as engine:
-        run = start_small(server, engine, make_payload)
-        poll_until(lambda: run.view()["samples"]["buffered"] >= ROOM)
+        payload = make_payload(engine.url, ROWS, num_process=str(GROUP_SIZE), max_buffer_size=2 * GROUP_SIZE)
+        run = start_as_slime(server, payload)
+        poll_until(lambda: run.view()["samples"]["buffered"] >= 2 * GROUP_SIZE)
         refused = poll_until(lambda: refusal_of_another_group(run))
         assert refused.status_code == 429
         assert int(refused.headers["Retry-After"]) > 0
         engine.wait_in_flight(0)
         # Two groups fill the buffer; the third may have been let in before their last samples were there.
-        poll_until(lambda: run.view()["samples"]["buffered"] == script.num_answered)
-        assert ROOM <= script.num_answered <= ROOM + GROUP_SIZE
+        poll_until(lambda: run.view()["samples"]["buffered"] == script.answered.total())
+        assert 2 * GROUP_SIZE <= script.answered.total() <= 3 * GROUP_SIZE
         reader = Reader(server)
         reader.read_to_the_end(LIMIT_S)
     view = check_account(run, reader, NUM_ROWS)
@@ -49,12 +43,29 @@ def test_generation_waits_for_room_and_goes_on_when_there_is_some(server: Server
     assert script.answered == {f"row-{n}": GROUP_SIZE for n in range(NUM_ROWS)}
 
 
-class OutageWhileFull(GatedScript):
-    """Its last open answer comes once the gate is open, and is that of an engine which goes away."""
-
-    def __init__(self) -> None:
-        super().__init__(ROOM - 1)
-
-    async def __call__(self, call: ScriptedCall) -> Reply:
-        reply = await super().__call__(call)
-        return reply
+def test_an_outage_is_told_while_there_is_no_room(server: ServerProcess, make_payload: Any) -> None:
+    script = GatedScript(0)
+    with scripted(script) as engine:
+        payload = make_payload(engine.url, ROWS, num_process=str(12), max_buffer_size=4)
+        run = start_as_slime(server, payload)
+        # The first group and half of the second are asked for, and nothing is answered.
+        engine.wait_in_flight(12, timeout_s=20)
+        script.allow(4)
+        poll_until(lambda: run.view()["samples"]["buffered"] == 4)
+        engine.wait_in_flight(12)
+        # The place that is free now could only go to a third group, for which there is no room.
+        script.allow(1)
+        engine.wait_in_flight(11)
+        engine.engine.available = False
+        script.is_down = True
+        script.allow()
+        poll_until(lambda: run.view()["is_waiting_for_engine"])
+        assert run.view()["groups"]["open"] == 2
+        script.is_down = False
+        engine.engine.available = True
+        poll_until(lambda: not run.view()["is_waiting_for_engine"])
+        reader = Reader(server)
+        reader.read_to_the_end(LIMIT_S)
+    view = check_account(run, reader, NUM_ROWS)
+    assert view["groups"]["acked"] == NUM_ROWS
+    assert script.answered == {f"row-{n}": GROUP_SIZE for n in range(NUM_ROWS)}

@@ -6,8 +6,8 @@ import pytest
 
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.scripted import ThreadedEngine
-from tests.e2e.conftest import GROUP_SIZE, numbered_rows
 from tests.e2e.engines import GatedScript, scripted
+from tests.e2e.payloads import GROUP_SIZE, numbered_rows
 from tests.e2e.reading import Reader, check_account, run_process_of, start_as_slime
 from tests.kit import ServerProcess, SlimeRun, poll_until
 
@@ -40,7 +40,7 @@ def run_into_the_gate(server: ServerProcess, engine: ThreadedEngine, make_payloa
 
 def finish(run: SlimeRun, script: GatedScript) -> None:
     """Let the engine answer, read to the end, and check that each slot was answered for once."""
-    script.open()
+    script.allow()
     reader = Reader(run.server)
     reader.read_to_the_end(LIMIT_S)
     view = check_account(run, reader, NUM_ROWS)
@@ -86,10 +86,13 @@ def test_groups_read_before_the_server_was_killed_are_neither_made_nor_sent_agai
     run = run_into_the_gate(server, engine, make_payload)
     before = Reader(server)
     poll_until(lambda: before.poll() and before.rows)
+    poll_until(lambda: run.view()["groups"]["acked"])
+    # The journal has one order: what was written before an acknowledged write is on the disk as well.
+    server.start_run()
     server.kill9()
     server.restart()
     after = Reader(server)
-    script.open()
+    script.allow()
     after.read_to_the_end(LIMIT_S)
     assert not before.delivered.keys() & after.delivered.keys()
     assert before.delivered + after.delivered == dict.fromkeys(script.answered, GROUP_SIZE)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.engines.tiny.recipe import question
-from tests.e2e.conftest import GROUP_SIZE
 from tests.e2e.engines import TinyProcess
+from tests.e2e.payloads import GROUP_SIZE
 from tests.e2e.reading import Reader, check_account, processes_below, run_process_of, start_as_slime
 from tests.kit import ServerProcess, poll_until
 
@@ -54,7 +54,9 @@ def test_a_run_outlives_its_engine(server: ServerProcess, engine: TinyProcess, m
     assert sum(waiting["groups"].values()) < NUM_ROWS, "the run was over before its engine was killed"
     num_closed = waiting["groups"]["acked"] + waiting["groups"]["discarded"] + waiting["groups"]["ready"]
     # A long poll lets a second pass in which nothing may happen.
-    assert not server.client.get(f"{run.path}/closed_groups", params={"after": num_closed, "wait_s": 1}).json()["groups"]
+    assert not server.client.get(f"{run.path}/closed_groups", params={"after": num_closed, "wait_s": 1}).json()[
+        "groups"
+    ]
     assert run.view()["active_s"] == waiting["active_s"], "deadlines counted while no engine answered"
     engine.start()
     poll_until(lambda: not run.view()["is_waiting_for_engine"])
@@ -64,4 +66,3 @@ def test_a_run_outlives_its_engine(server: ServerProcess, engine: TinyProcess, m
     assert view["samples"]["member"] == NUM_ROWS * GROUP_SIZE
     assert "failed" not in view["samples"]
     assert set(view["discarded"]) <= {"invalid"}
-

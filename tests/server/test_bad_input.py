@@ -1,4 +1,6 @@
-"""What bad input gets, over HTTP: one test for each kind, against a real server."""
+"""What bad input gets, over HTTP, against a real server. Too large a body and a wrong token are in test_access.py,
+bad starts in test_bad_starts.py, hooks that misbehave in test_bad_hooks.py.
+"""
 
 import json
 import subprocess
@@ -18,10 +20,8 @@ from tests.kit import (
     make_group,
     make_sample,
     poll_until,
-    write_generator,
 )
 
-FOR_EVER = 'def run_rollout(data):\n    __import__("threading").Event().wait()\n'
 GOOD = [0.0, 1.0, 0.0, 1.0]
 
 
@@ -248,176 +248,7 @@ def test_a_malformed_read_is_422(server: ServerProcess, run: NativeRun, path: st
     assert_error(server.client.post(url, json=body), 422, "invalid_input", field)
 
 
-# --- starts
-
-
-def start_body(**changes: Any) -> dict[str, Any]:
-    body = {"task_type": "idle", "num_repeat_per_sample": "4"} | changes
-    return {name: value for name, value in body.items() if value is not ...}
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"task_type": ...}, "task_type"),
-        ({"task_type": 7}, "task_type"),
-        ({"num_repeat_per_sample": ...}, "num_repeat_per_sample"),
-        ({"num_repeat_per_sample": "0"}, "num_repeat_per_sample"),
-        ({"num_repeat_per_sample": "eight"}, "num_repeat_per_sample"),
-        ({"num_repeat_per_sample": 2.5}, "num_repeat_per_sample"),
-        ({"min_valid_group_size_ratio": 1.5}, "min_valid_group_size_ratio"),
-        ({"min_valid_item_size_ratio": "-0.1"}, "min_valid_item_size_ratio"),
-        ({"min_timeout_group_size_ratio": float(2)}, "min_timeout_group_size_ratio"),
-        ({"group_timeout_seconds": 0}, "group_timeout_seconds"),
-        ({"group_timeout_seconds": "soon"}, "group_timeout_seconds"),
-        ({"max_buffer_size": 0}, "max_buffer_size"),
-        ({"contract": "C"}, "contract"),
-        ({"input_file": 3}, "input_file"),
-        ({"skip_instance_ids": "task-1"}, "skip_instance_ids"),
-        ({"skip_instance_ids": [None]}, "skip_instance_ids"),
-    ],
-)
-def test_a_start_with_a_wrong_parameter_is_refused_and_names_it(
-    server: ServerProcess, changes: dict[str, Any], field: str
-) -> None:
-    before = server.client.get("/v1/runs").json()
-    for path in ("/s/wrong/start_rollout", "/v1/runs"):
-        assert_error(server.client.post(path, json=start_body(**changes)), 422, "invalid_input", field)
-    assert server.client.get("/v1/runs").json()["runs"][len(before["runs"]) :] == []
-
-
-def test_an_unknown_task_type_is_a_400_that_lists_the_known_ones(server: ServerProcess) -> None:
-    for path in ("/s/wrong/start_rollout", "/v1/runs"):
-        answer = server.client.post(path, json=start_body(task_type="mathh"))
-        error = assert_error(answer, 400, "unknown_task_type", "task_type")
-        assert "known task types: idle" in error["message"]
-
-
-def test_an_unreadable_input_file_is_a_400(server: ServerProcess, tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.jsonl", tmp_path):
-        answer = server.client.post("/start_rollout", json=start_body(input_file=str(path)))
-        assert_error(answer, 400, "input_refused", "input_file")
-
-
-BASE_TASK = """
-from forebay.generators.base import BaseGenerator
-TASK_TYPE = "rows"
-def run_rollout(data):
-    __import__("threading").Event().wait()
-"""
-
-
-@pytest.fixture(scope="module")
-def rows_server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    folder = tmp_path_factory.mktemp("tasks")
-    write_generator(folder, BASE_TASK, "rows_generator.py")
-    return module_servers(generators=folder, start_wait_s=60)
-
-
-def write_rows(path: Path, lines: list[str]) -> str:
-    path.write_text("".join(line + "\n" for line in lines))
-    return str(path)
-
-
-def row(number: int) -> str:
-    return json.dumps({"instance_id": number, "prompt": [{"role": "user", "content": "?"}], "label": "1"})
-
-
-@pytest.mark.parametrize("bad", ["{", "[1]", "7", '{"label": "1"}', '{"prompt": 5}'])
-def test_a_malformed_line_among_the_first_is_a_400_with_its_number(
-    rows_server: ServerProcess, tmp_path: Path, bad: str
-) -> None:
-    path = write_rows(tmp_path / "in.jsonl", [row(0), row(1), bad, row(3)])
-    answer = rows_server.client.post("/start_rollout", json=start_body(task_type="rows", input_file=path))
-    error = assert_error(answer, 400, "input_refused", "input_file")
-    assert "line 3" in error["message"]
-
-
-def test_a_malformed_line_far_into_the_file_fails_the_run_with_its_number(
-    rows_server: ServerProcess, tmp_path: Path
-) -> None:
-    path = write_rows(tmp_path / "in.jsonl", [*map(row, range(1_500)), "{"])
-    run = rows_server.start_run("rows", input_file=path)
-    assert "line 1501" in run.wait_for_state("failed")["reason"]
-
-
-# --- hooks that misbehave
-
-BAD_ANSWERS = {
-    "raises": ("raise ValueError('no idea')", "ValueError: no idea"),
-    "wrong": ("return 'yes'", "'yes'"),
-    "exits": ("__import__('os')._exit(3)", "exit code 3"),
-    "hangs": ("__import__('time').sleep(600)", "longer than 1 s"),
-}
-HOOKS = {
-    "is_valid_group": ("group, min_size, task_type", "group[0]", "(len(group[1]) == 4, len(group[1]) == 4)"),
-    "filter_item": ("item, task_type", "item['instance_id']", "True"),
-    "normalize_group_data": ("batch", "batch[0]", "batch"),
-    "pad_group_data": ("batch, group_size", "batch[0]", "batch"),
-    "transform_group": ("group, task_type", "group[0]", "group"),
-}
-
-
-def hook_file(answer: str, hook: str) -> str:
-    """A generator whose one hook misbehaves with the instance ``bad``."""
-    parameters, instance_id, good = HOOKS[hook]
-    return f"""
-TASK_TYPE = "{answer}_{hook}"
-def {hook}({parameters}):
-    if {instance_id} == "bad":
-        {BAD_ANSWERS[answer][0]}
-    return {good}
-{FOR_EVER}"""
-
-
-CASES = [(answer, "is_valid_group") for answer in BAD_ANSWERS] + [("raises", hook) for hook in list(HOOKS)[1:]]
-CASES += [("wrong", "normalize_group_data"), ("exits", "pad_group_data"), ("hangs", "transform_group")]
-
-
-@pytest.fixture(scope="module")
-def hook_server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    folder = tmp_path_factory.mktemp("tasks")
-    for answer, hook in CASES:
-        write_generator(folder, hook_file(answer, hook), f"{answer}_{hook}_generator.py")
-    return module_servers(generators=folder, start_wait_s=60)
-
-
-@pytest.mark.parametrize(("answer", "hook"), CASES)
-def test_a_misbehaving_hook_costs_one_group_and_the_batch_goes_on(
-    hook_server: ServerProcess, answer: str, hook: str
-) -> None:
-    run = hook_server.start_slime(f"{answer}-{hook}", f"{answer}_{hook}", hook_time_limit_s=1)
-    for instance in ("good-1", "bad", "good-2"):
-        run.write(*make_group(instance, GOOD))
-    batch = run.fetch(batch_size=8)
-    assert batch["success"] is True
-    assert [row["instance_id"] for row in batch["data"]["data"]] == ["good-1"] * 4 + ["good-2"] * 4
-    assert sorted(batch["data"]["meta_info"]["finished_groups"]) == ["bad", "good-1", "good-2"]
-    [bad] = run.groups(state="discarded")
-    assert (bad["instance_id"], bad["reason"]) == ("bad", "hook_failed")
-    assert f"hook {hook} failed" in bad["detail"]
-    assert BAD_ANSWERS[answer][1] in bad["detail"]
-    assert ("Traceback" in bad["detail"]) == (answer == "raises")
-    assert len(run.group(bad["group_id"])["samples"]) == 4
-    run.stop()
-
-
-# --- limits, access and the disk
-
-
-def test_a_body_over_the_limit_is_413_and_the_next_one_is_taken(make_server: MakeServer) -> None:
-    server = make_server(max_body_bytes=10_000)
-    run = server.start_run()
-    big = make_sample(uid="big", padding="x" * 10_000)
-    assert_error(run.client.post(f"{run.path}/samples", json=big), 413, "body_too_large")
-    assert run.write(make_sample())[0]["status"] == 200
-
-
-def test_a_wrong_token_is_401(make_server: MakeServer) -> None:
-    server = make_server(token="secret")
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
-        assert_error(server.client.get("/v1/runs", headers=headers), 401, "unauthorized")
-    assert server.client.get("/v1/runs", headers={"Authorization": "Bearer secret"}).json() == {"runs": []}
+# --- the disk
 
 
 @pytest.fixture

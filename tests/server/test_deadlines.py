@@ -18,6 +18,12 @@ def run(server: ServerProcess) -> Iterator[NativeRun]:
     run.stop()
 
 
+@pytest.fixture(scope="module")
+def restartable(module_servers: MakeServer) -> ServerProcess:
+    """A server that these tests kill."""
+    return module_servers()
+
+
 def test_a_timed_out_group_with_enough_samples_is_salvaged_and_padded(run: NativeRun) -> None:
     run.write(*make_group("short", [0.0, 1.0, 1.0]))
     [closed] = run.closed()
@@ -88,14 +94,14 @@ def test_a_sample_without_epoch_opens_the_next_epoch_once_its_group_is_full(run:
     assert [(group["epoch"], group["num_samples"]) for group in run.groups()] == [(0, 4), (1, 4), (2, 4)]
 
 
-def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(make_server: MakeServer) -> None:
-    server = make_server()
-    run = server.start_run(group_timeout_seconds=3, group_size=4)
+def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(restartable: ServerProcess) -> None:
+    server = restartable
+    run = server.start_run(group_timeout_seconds=2, group_size=4)
     run.wait_for_state("running")
     run.write(*make_group("g", [0.0, 1.0]))
     server.kill9()
     down_since_s = time.monotonic()
-    while time.monotonic() - down_since_s < 3.5:  # longer than the time-out: it must not count
+    while time.monotonic() - down_since_s < 2.2:  # longer than the time-out: it must not count
         time.sleep(0.1)
     server.restart()
     assert [group["state"] for group in run.groups()] == ["open"]
@@ -105,9 +111,11 @@ def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(make_s
     assert time.monotonic() - up_since_s < 10
 
 
-def test_after_a_crash_of_a_foreign_generator_missing_samples_come_first_then_surplus(make_server: MakeServer) -> None:
-    server = make_server()
-    run = server.start_slime(group_size=4)
+def test_after_a_crash_of_a_foreign_generator_missing_samples_come_first_then_surplus(
+    restartable: ServerProcess,
+) -> None:
+    server = restartable
+    run = server.start_slime("after-a-crash-of-a-f", group_size=4)
     run.wait_for_state("running")
     for sample in (*make_group("half", [0.0, 1.0]), *make_group("whole", [0.0, 1.0, 0.0, 1.0])):
         run.send(sample)
@@ -126,9 +134,9 @@ def test_after_a_crash_of_a_foreign_generator_missing_samples_come_first_then_su
     ]
 
 
-def test_everything_acknowledged_is_there_after_a_kill(make_server: MakeServer) -> None:
-    server = make_server()
-    run = server.start_slime(group_size=4)
+def test_everything_acknowledged_is_there_after_a_kill(restartable: ServerProcess) -> None:
+    server = restartable
+    run = server.start_slime("everything-acknowled", group_size=4)
     run.wait_for_state("running")
     for number in range(6):
         for sample in make_group(number, [0.0, 1.0, 0.0, 1.0]):

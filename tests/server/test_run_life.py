@@ -42,6 +42,12 @@ def shared(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory)
     return module_servers(generators=folder, max_restarts=1, start_wait_s=60)
 
 
+@pytest.fixture(scope="module")
+def restartable(module_servers: MakeServer) -> ServerProcess:
+    """A server that these tests end, and whose generators they edit."""
+    return module_servers(start_wait_s=60)
+
+
 # --- validation
 
 
@@ -123,13 +129,13 @@ def test_an_equal_start_returns_the_same_run_until_it_has_delivered(shared: Serv
 
 @pytest.mark.parametrize("change", ["generator", "input", "stopped"])
 def test_an_equal_start_is_another_run_once_something_changed(
-    make_server: MakeServer, tmp_path: Path, change: str
+    restartable: ServerProcess, tmp_path: Path, change: str
 ) -> None:
     rows = tmp_path / "in.jsonl"
     rows.write_text("{}\n")
-    server = make_server(start_wait_s=60)
-    first = server.start_slime(input_file=str(rows))
-    assert server.start_slime(input_file=str(rows)).run_id == first.run_id
+    server = restartable
+    first = server.start_slime(change, input_file=str(rows))
+    assert server.start_slime(change, input_file=str(rows)).run_id == first.run_id
     if change == "generator":
         path = server.generators / "idle_generator.py"
         path.write_text(path.read_text() + "# edited\n")
@@ -137,7 +143,7 @@ def test_an_equal_start_is_another_run_once_something_changed(
         rows.write_text("{}\n{}\n")
     else:
         first.stop()
-    second = server.start_slime(input_file=str(rows))
+    second = server.start_slime(change, input_file=str(rows))
     assert second.run_id != first.run_id
     assert first.view()["state"] == "stopped"
 
@@ -165,10 +171,9 @@ def test_a_resume_under_another_name_finds_the_run_that_knows_its_list(shared: S
 
 
 def test_an_explicit_run_id_decides(shared: ServerProcess) -> None:
-    first, second = (shared.start_slime("explicit", num_epoch=epochs) for epochs in "12")
-    for run in (first, second):
-        run.write(*make_group("seen", [0.0, 1.0, 0.0, 1.0]))
-    second.fetch()
+    first = shared.start_slime("explicit")
+    first.write(*make_group("held", [0.0, 1.0, 0.0, 1.0]))
+    assert shared.start_slime("explicit", num_epoch="2").run_id != first.run_id
     again = shared.start_slime("explicit", run_id=first.run_id)
     assert again.run_id == first.run_id
     assert again.fetch()["success"] is True
@@ -251,9 +256,9 @@ def test_a_stopped_run_ends_once_its_groups_are_read(shared: ServerProcess) -> N
     assert_error(shared.client.post("/s/stopped/get_rollout_data", json={}), 410, "run_ended")
 
 
-def test_sigterm_loses_nothing_and_exits_cleanly(make_server: MakeServer) -> None:
-    server = make_server()
-    run = server.start_slime()
+def test_sigterm_loses_nothing_and_exits_cleanly(restartable: ServerProcess) -> None:
+    server = restartable
+    run = server.start_slime("sigterm")
     run.wait_for_state("running")
     run.write(*make_group("g", [0.0, 1.0, 0.0, 1.0]))
     assert server.stop() in (0, -signal.SIGTERM)
@@ -264,12 +269,12 @@ def test_sigterm_loses_nothing_and_exits_cleanly(make_server: MakeServer) -> Non
     assert run.fetch()["success"] is True
 
 
-def test_an_ended_run_stays_ended_after_a_restart(make_server: MakeServer) -> None:
-    server = make_server()
-    run = server.start_slime()
+def test_an_ended_run_stays_ended_after_a_restart(restartable: ServerProcess) -> None:
+    server = restartable
+    run = server.start_slime("ended")
     run.stop()
     poll_until(lambda: run.view()["has_ended"])
     server.kill9()
     server.restart()
     assert run.view()["state"] == "stopped"
-    assert_error(server.client.post("/get_rollout_data", json={}), 410, "run_ended")
+    assert_error(server.client.post("/s/ended/get_rollout_data", json={}), 410, "run_ended")

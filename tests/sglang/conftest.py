@@ -51,13 +51,7 @@ def sglang_model(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def sglang_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real engine. It is shared: leave it idle."""
-    port = free_port()
-    options = {**ENGINE_OPTIONS, "--model-path": sglang_model, "--port": port}
-    words = [word for option in options.items() for word in option]
-    command = [sglang_python, HERE / "launch_engine.py", *words, *ENGINE_FLAGS]
-    with running(command, tmp_path_factory.mktemp("sglang") / "engine.log"):
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ok(f"{url}/model_info")
+    with engine_with(sglang_python, sglang_model, tmp_path_factory.mktemp("sglang") / "engine.log") as url:
         yield url
 
 
@@ -74,6 +68,18 @@ def sglang_router_url(sglang_python: str, sglang_url: str, tmp_path_factory: pyt
         yield url
 
 
+@contextmanager
+def engine_with(python: str, model: Path, log: Path) -> Iterator[str]:
+    """A real engine that serves a model folder; its address."""
+    port = free_port()
+    options = {**ENGINE_OPTIONS, "--model-path": model, "--port": port}
+    words = [word for option in options.items() for word in option]
+    with running([python, HERE / "launch_engine.py", *words, *ENGINE_FLAGS], log):
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ok(f"{url}/model_info")
+        yield url
+
+
 def free_port() -> int:
     """A loopback port on which nobody listens."""
     with socket.socket() as probe:
@@ -85,7 +91,11 @@ def free_port() -> int:
 def running(command: list[object], log: Path) -> Iterator[None]:
     """Run ``command`` in a process group of its own, and end the whole group."""
     with log.open("wb") as output:
-        process = subprocess.Popen([*map(str, command)], stdout=output, stderr=output, start_new_session=True)
+        # Several torch threads for so small a model wait for each other, on a busy machine most of the time.
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [*map(str, command)], stdout=output, stderr=output, start_new_session=True, env=environ
+        )
     try:
         yield
     except BaseException as error:
