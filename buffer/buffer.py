@@ -256,6 +256,11 @@ class Buffer:
         if changed:
             await buffer.record(*(group.row for group in changed))
 
+    def end_waits(self) -> None:
+        """Answer those who wait for groups or room, now and from now on: the server is about to end."""
+        for entry in self.entries:
+            entry.buffer.news.close()
+
     # --- time
 
     async def tick(self) -> None:

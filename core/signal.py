@@ -10,6 +10,7 @@ class Signal:
         self.count = 0
         """Number of notifications so far: who compares it before waiting cannot miss one."""
         self._waiters: set[asyncio.Future[None]] = set()
+        self._is_closed = False
 
     @property
     def has_waiters(self) -> bool:
@@ -22,8 +23,15 @@ class Signal:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def close(self) -> None:
+        """Wake all waiters, and let nobody wait any more."""
+        self._is_closed = True
+        self.notify()
+
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the next ``notify``, at most ``timeout_s`` seconds; whether it came."""
+        if self._is_closed:
+            return False
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:

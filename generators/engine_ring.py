@@ -76,11 +76,13 @@ class EngineRing:
         """The server that a rollout should talk to now: the least loaded one. Waits while no engine answers."""
         while True:
             await self._list_if_stale()
-            if self._current:
-                chosen = least_loaded(self._current)
-                if not chosen.resting:
-                    return chosen
+            if self._is_any_up():
+                return least_loaded(self._current)
             await self._wait_available()
+
+    def _is_any_up(self) -> bool:
+        """Whether there is an engine that did not fail when last asked. That a rest is over does not make it one."""
+        return any(not member.failures for member in self._current)
 
     @contextmanager
     def occupied(self, member: Member[Target]) -> Iterator[None]:
@@ -129,7 +131,7 @@ class EngineRing:
     async def _probe(self) -> bool:
         """Ask all engines, one caller at a time; those that come after it find its answer."""
         async with self._probing:
-            if any(not member.resting for member in self._current):
+            if self._is_any_up():
                 return True
             answers = await asyncio.gather(*(engine.is_available() for engine in self._engines))
             if any(answers):
@@ -137,7 +139,7 @@ class EngineRing:
             for member in self._current:
                 if answers[self._engines.index(member.server.engine)]:
                     member.recovered()
-            return any(not member.resting for member in self._current)
+            return self._is_any_up()
 
     async def _list_if_stale(self) -> None:
         async with self._listing:

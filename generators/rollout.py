@@ -76,10 +76,12 @@ class EngineCalls:
         """
         self.check()
         with self._lock:
-            call = (self.target.url, next(self._names))
+            member = self._member
+            call = (member.server.url, next(self._names))
         try:
             with self.group.in_flight(call):
                 yield self._bound(options, default_timeout, call)
+            member.recovered()
         except (openai.APITimeoutError, asyncio.CancelledError):
             self._abandon(call)
             self.check()

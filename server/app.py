@@ -26,34 +26,31 @@ from forebay.server.supervisor import Supervisor
 from forebay.telemetry.metrics import Metrics
 
 
-def create_app(settings: Settings, own_url: str) -> ASGIApp:
-    """The server as an ASGI app. Run processes reach it under ``own_url``, unless ``public_url`` is set."""
+def create_app(services: Services) -> ASGIApp:
+    """The server as an ASGI app over open services: hot routes in front, the framework behind, a guard before both."""
+    api = create_api()
+    api.state.services = services
+    hot = HotRoutes(api, services)
+    return Guard(hot, services.settings.token) if services.settings.token else hot
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings, own_url) as services:
-            app.state.services = services
-            await services.runs.resume_all()
-            yield
 
-    app = FastAPI(title="Forebay", version=version("forebay"), lifespan=lifespan)
-    app.state.refusals = slime.Refusals()
+def create_api() -> FastAPI:
+    """Every ordinary route, and a document of all."""
+    api = FastAPI(title="Forebay", version=version("forebay"))
+    api.state.refusals = slime.Refusals()
     for module in (slime, runs, groups, generators, run_process, operations):
-        app.include_router(module.router)
-    add_error_handlers(app)
-    add_hot_routes(app)
-
-    def services() -> Services:
-        found: Services = app.state.services
-        return found
-
-    hot = HotRoutes(app, services)
-    return Guard(hot, settings.token) if settings.token else hot
+        api.include_router(module.router)
+    add_error_handlers(api)
+    add_hot_routes(api)
+    return api
 
 
 @asynccontextmanager
 async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Services]:
-    """Open everything in order; on the way out, end run processes first and the store last."""
+    """Open everything in order; on the way out, end run processes first and the store last.
+
+    Run processes reach the server under ``own_url``, unless ``public_url`` is set. Raises ``StorageFailed``.
+    """
     working_dir = Path.cwd()
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(

@@ -1,7 +1,5 @@
 """The routes that carry samples, as plain ASGI: they answer before the framework is asked."""
 
-from collections.abc import Callable
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.buffer.buffer import Entry
@@ -18,7 +16,7 @@ Match = tuple[HotRoute, Find, str]
 class HotRoutes:
     """Takes the hot paths (``openapi.HOT_PATHS`` lists them), passes everything else on to ``app``."""
 
-    def __init__(self, app: ASGIApp, services: Callable[[], Services]) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
         self._services = services
         slime_read, slime_write, native_write = SlimeRead(), SlimeWrite(), NativeWrite()
@@ -40,7 +38,7 @@ class HotRoutes:
             return
         route, find, name = found
         try:  # noqa: SIM105 - a context manager costs a microsecond on each write
-            await route(self._services(), find, name, scope, receive, send)
+            await route(self._services, find, name, scope, receive, send)
         except ClientGone:
             pass
 

@@ -1,5 +1,6 @@
 """Running the server: a socket first, so that its address is known before anything starts."""
 
+import asyncio
 import gc
 import logging
 import signal
@@ -8,10 +9,12 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+import uvloop
 
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
-from forebay.server.app import create_app
+from forebay.server.app import create_app, open_services
+from forebay.server.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +51,30 @@ def url_of(bound: socket.socket) -> str:
 
 
 def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM: refuse new connections, end run processes, write everything down.
+    """Serve until SIGINT or SIGTERM: end long polls, finish requests, end run processes, write everything down.
 
-    The signal is then raised again, so that whoever sent it finds the exit status that it expects.
+    Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, bound, when_ready))
+
+
+async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
     url = url_of(bound)
-    config = uvicorn.Config(
-        create_app(settings, url),
-        log_config=None,
-        access_log=False,
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=10,
-    )
-    _Server(config, lambda: when_ready(url)).run(sockets=[bound])
+    async with open_services(settings, url) as services:
+        config = uvicorn.Config(
+            create_app(services),
+            log_config=None,
+            access_log=False,
+            http="httptools",
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=10,
+        )
+        await _Server(config, services, lambda: when_ready(url)).serve(sockets=[bound])
 
 
 def calm_collector() -> None:
@@ -79,20 +87,25 @@ def calm_collector() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it is ready."""
+    """Starts runs once it listens, and ends long polls before it waits for requests to end."""
 
-    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, when_ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._services = services
         self._when_ready = when_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
-            calm_collector()
-            self._when_ready()
+        await self._services.runs.resume_all()
+        calm_collector()
+        self._when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._services.buffer.end_waits()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn raises the signal once more after shutting down: a server that was asked to end ended well."""
+        """A server that was asked to end by SIGTERM ended well: uvicorn would raise the signal once more."""
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:

@@ -16,7 +16,7 @@ from forebay.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of a running server, made by the lifespan."""
+    """The parts of a running server, opened before the server listens."""
 
     settings: Settings
     buffer: Buffer

@@ -16,7 +16,7 @@ from forebay.core.errors import ForebayError
 from forebay.core.group import DiscardReason
 from forebay.core.settings import Settings
 from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
-from forebay.server.app import create_app
+from forebay.server.app import create_api
 from forebay.server.asgi import ClientGone
 from forebay.server.cli.app import app as cli
 from forebay.server.cli.demo_summary import REASONS
@@ -52,10 +52,7 @@ def test_every_setting_has_a_sentence_of_help() -> None:
 
 
 def routes() -> list[str]:
-    app: Any = create_app(Settings(), "http://127.0.0.1:0")
-    while hasattr(app, "_app"):
-        app = app._app
-    paths = app.openapi()["paths"]
+    paths = create_api().openapi()["paths"]
     return [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
 
 

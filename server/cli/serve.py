@@ -1,13 +1,12 @@
 """``forebay serve``."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths
 from forebay.telemetry.log import set_up_logging
@@ -41,28 +40,7 @@ def command(
     )
     set_up_logging(settings.log_level)
     bound = serve.listen(settings)
-    failure = _StartupFailure()
-    logging.getLogger("uvicorn.error").addFilter(failure)
-    try:
-        serve.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
-    except SystemExit:
-        raise (ForebayError(failure.reason) if failure.reason else SystemExit(1)) from None
-
-
-class _StartupFailure(logging.Filter):
-    """Keeps the reason of a refused startup, which uvicorn would log as a traceback and forget."""
-
-    reason = ""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if not text.startswith("Traceback"):
-            return True
-        kind, _, reason = text.strip().splitlines()[-1].partition(": ")
-        if not kind.startswith(ForebayError.__module__):
-            return True
-        self.reason = reason
-        return False
+    serve.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, Query
 from forebay.buffer.buffer import Entry
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
-from forebay.core.run import WORKING
 from forebay.core.signal import Patience
 from forebay.server.services import Services, services_of
 from forebay.server.views import closed_view, group_view, sample_view

@@ -276,6 +276,14 @@ async def test_fault_in_one_run_stops_no_deadline_of_another(
         check_books(buffer.get("run-1"))
 
 
+async def test_deadlines_are_kept_by_a_timer(clock: ManualClock) -> None:
+    async with asyncio.timeout(20), Buffer(MemoryStore(), built_in_hooks, clock, tick_s=0.001) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 1, [0.0])
+        clock.advance(301)
+        await until(lambda: states(entry)[1, 0] == "discarded: timed_out")
+
+
 async def test_sample_that_comes_in_time_while_a_reader_holds_the_run_saves_its_group(clock: ManualClock) -> None:
     async with open_buffer(MemoryStore(), clock) as buffer:
         entry = await buffer.add(make_run(group_size=4))

@@ -1,12 +1,15 @@
 """A trainer comes back with its list of finished ids: the run becomes exact with respect to it."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
+from forebay.buffer.store.rows import Location
 from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, put, read, states, take, uids_of
@@ -62,6 +65,33 @@ async def test_group_listed_while_its_ack_was_lost_is_not_sent_again(store: Stor
         assert states(entry)[2, 0] == "ready", "the reply of before the resume counts no more"
         assert entry.buffer.window.num_samples == 4
         check_books(entry)
+
+
+async def test_batch_that_is_being_fetched_during_a_resume_goes_to_nobody() -> None:
+    """Its reader belongs to the trainer of before."""
+    store = SlowReads()
+    async with open_buffer(store) as buffer:
+        entry = await add_with_groups(buffer, 1)
+        reader = asyncio.create_task(read(entry))
+        await store.is_reading.wait()
+        await resume(buffer)
+        store.may_read.set()
+        assert await reader is None
+        assert len((await take(entry)).rows) == 2
+        check_books(entry)
+
+
+class SlowReads(MemoryStore):
+    """A store whose bodies come when ``may_read`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reading, self.may_read = asyncio.Event(), asyncio.Event()
+
+    async def read(self, locations: Sequence[Location]) -> list[bytes]:
+        self.is_reading.set()
+        await self.may_read.wait()
+        return await super().read(locations)
 
 
 async def test_undelivered_groups_that_are_not_listed_are_told_again(store: Store) -> None:

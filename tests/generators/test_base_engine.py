@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from forebay.core.ids import group_id, group_rid_prefix
+from forebay.engines.balance import REST_FIRST_S
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
 
@@ -92,6 +93,23 @@ async def test_deadlines_stand_still_while_waiting_for_an_engine(buffer, write_r
         engine.available = True
         totals = await started
     assert (totals.num_completed, totals.num_groups_closed) == (2, 0)
+
+
+async def test_an_outage_is_one_wait_although_the_rest_of_a_failed_engine_is_short(buffer, write_rows) -> None:
+    def answer(call: ScriptedCall) -> str:
+        engine.available = call.number > 0
+        return "x"
+
+    async with ScriptedEngine(answer) as engine:
+        generator = BaseGenerator(engine.url, buffer.url, num_process=1)
+        started = asyncio.create_task(run(generator, write_rows({"instance_id": "a", "prompt": "a"})))
+        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1]["waiting_for_engine"])
+        done, _ = await asyncio.wait({started}, timeout=3 * REST_FIRST_S)
+        assert not done
+        engine.available = True
+        await started
+    told = [progress["waiting_for_engine"] for progress in buffer.progress]
+    assert (told.count(True), told[-1]) == (1, False)
 
 
 async def test_rollouts_are_spread_over_several_engines_and_move_away_from_a_dead_one(buffer, write_rows) -> None:
