@@ -314,6 +314,7 @@ class RunService:
         # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
         skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
         return {
+            "num_repeat_per_sample": run.settings.group_size,
             **run.payload,
             "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
             "skip_instance_ids": list(skip),
