@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -211,11 +211,7 @@ class RunService:
 
     async def _fail(self, run_id: str, error: ForebayError) -> None:
         logger.warning("run %s failed: %s", run_id, error)
-
-        def change(run: Run) -> None:
-            run.state, run.reason = RunState.FAILED, f"{error.message}\n{error.hint}".strip()
-
-        await self._buffer.update(run_id, change)
+        await self._end(run_id, RunState.FAILED, f"{error.message}\n{error.hint}".strip())
 
     # --- resuming
 
@@ -230,9 +226,8 @@ class RunService:
         streams = [entry for entry in reversed(self._buffer.entries) if entry.run.origin == "slime"]
         candidates = [entry for entry in streams if self._is_alike(entry, request)]
         by_name = [entry for entry in candidates if entry.run.name == name]
-        # A run of another name that still works has a trainer of its own.
-        idle = [entry for entry in candidates if entry.run.state not in WORKING]
-        by_task = [entry for entry in idle if entry.run.payload.get("input_file") == request.input_file]
+        free = [entry for entry in candidates if not _belongs_to_another(entry.run, request)]
+        by_task = [entry for entry in free if entry.run.payload.get("input_file") == request.input_file]
         for entry in (*by_name, *by_task):
             if self._buffer.covers(entry, request.listed):
                 return entry
@@ -277,7 +272,7 @@ class RunService:
                 continue
             try:
                 if not run.is_native_generator:
-                    await self._buffer.expect_repeats(run.run_id)
+                    await self._repeat_safely(run.run_id)
                 await self._supervisor.launch(replace(self._launch_spec(run), may_have_calls=True))
             except StartRefused as error:
                 await self._fail(run.run_id, error)
@@ -352,3 +347,11 @@ class RunService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _belongs_to_another(run: Run, request: StartRequest) -> bool:
+    """Whether a working run of another name only knows the listed ids because its own trainer listed them at its start.
+
+    Two streams that both lost their data list the same; the second must not take over the first one's new run.
+    """
+    return run.state in WORKING and Counter(request.listed) <= Counter(run.start_skip)

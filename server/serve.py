@@ -75,6 +75,7 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
             timeout_graceful_shutdown=10,
         )
         await _Server(config, services, lambda: when_ready(url)).serve(sockets=[bound])
+    logger.info("run processes have ended, and everything is written down")
 
 
 def calm_collector() -> None:

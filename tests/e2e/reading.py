@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from tests.kit import ServerProcess, SlimeRun
+from tests.kit import ServerProcess, SlimeRun, poll_until
 
 Json = dict[str, Any]
 
@@ -78,6 +78,10 @@ def processes_below(pid: int) -> list[psutil.Process]:
 
 
 def run_process_of(server: ServerProcess) -> psutil.Process:
-    """The process that runs the generator's code."""
-    (found,) = (p for p in processes_below(server.pid) if "forebay.generators.runtime" in " ".join(p.cmdline()))
-    return found
+    """The process that runs the generator's code, once there is one."""
+
+    def found() -> list[psutil.Process]:
+        return [p for p in processes_below(server.pid) if "forebay.generators.runtime" in " ".join(p.cmdline())]
+
+    (process,) = poll_until(found)
+    return process
