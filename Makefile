@@ -34,7 +34,7 @@ serve: install ## Run the server
 	@$(BIN)/forebay serve
 
 test: install ## Run the whole test suite
-	@$(PYTEST) -q
+	@$(PYTEST) -q -n 4 --dist loadfile
 
 test-sglang: install $(SGLANG_VENV)/.installed ## Run the tests that need the real SGLang
 	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q -m sglang

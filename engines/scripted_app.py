@@ -179,8 +179,7 @@ class ScriptedApp:
             answer = self._script(call)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except Exception as error:
-            # The script is the user's: its error is the answer, and is told.
+        except Exception as error:  # the script is the user's: its error is the answer, and is told
             logger.warning("the script raised on call %d", call.number, exc_info=True)
             return Reply(text=f"the script raised {error!r}", error_status=500)
         return Reply(text=answer) if isinstance(answer, str) else answer

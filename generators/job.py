@@ -52,7 +52,7 @@ class RolloutJob:
         """
         try:
             await self._serve()
-        except BaseExceptionGroup as failures:
+        except BaseExceptionGroup as failures:  # one cause is told, not the group
             first = next(_leaves(failures))
             if not isinstance(first, RunGone):
                 raise first from None

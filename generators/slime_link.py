@@ -7,6 +7,7 @@ from forebay.generators.link import (
     BufferBusy,
     ClosedGroups,
     Link,
+    LinkRefused,
     Progress,
     Verdict,
     retry_after_s,
@@ -45,5 +46,5 @@ class SlimeLink(Link):
     async def report(self, progress: Progress) -> None:
         """There is nobody to tell."""
 
-    async def closed_groups(self, after: int) -> ClosedGroups:
-        raise NotImplementedError("this buffer has no such feed: has_feed says so")
+    async def closed_groups(self, after: int) -> ClosedGroups:  # noqa: ARG002 - whatever is asked, there is no feed
+        raise LinkRefused("this buffer does not tell which groups it closed", hint="ask has_feed first")

@@ -30,7 +30,7 @@ class RunProcess:
         reader, writer = os.pipe()
         try:
             process = await _start_monitor(spec, report, reader, run_dir, working_dir)
-        except BaseException:
+        except BaseException:  # nobody will read the report: its ends are closed here
             os.close(writer)
             report.close()
             raise

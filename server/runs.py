@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.clock import Clock, SystemClock
-from forebay.core.errors import ForebayError, InputRefused, InvalidInput, RunNotFound, StartRefused, StorageFailed
+from forebay.core.errors import ForebayError, InputRefused, RunNotFound, StartRefused, StorageFailed
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.ports import ProcessOutcome
 from forebay.core.run import WORKING, Origin, Run, RunState
@@ -19,6 +19,7 @@ from forebay.generators.discovery import Catalog
 from forebay.generators.info import GeneratorInfo, InspectionPending
 from forebay.generators.run_code import copied_module
 from forebay.hooks.runner import HookRunner
+from forebay.server.resuming import find_resumable
 from forebay.server.starts import InputCheck, StartRequest, engine_urls
 from forebay.server.supervisor import LaunchSpec, Supervisor
 
@@ -95,7 +96,7 @@ class RunService:
 
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
         generator = await self._checked(request)
-        entry = self._find_resumable(request, name, origin)
+        entry = find_resumable(self._buffer, request, name, origin)
         if origin == "slime":
             await self._stop_earlier(name, entry)
         if entry is None:
@@ -215,37 +216,6 @@ class RunService:
 
     # --- resuming
 
-    def _find_resumable(self, request: StartRequest, name: str, origin: Origin) -> Entry | None:
-        """The run to attach to: the one that is named, else the newest that knows every listed id."""
-        run_id = request.payload.get("run_id")
-        if run_id is not None:
-            return self._named_run(str(run_id), request)
-        if not request.listed or origin == "native":
-            return None
-        # Never a run started natively: its trainer reads it by its id, and no name leads to it.
-        streams = [entry for entry in reversed(self._buffer.entries) if entry.run.origin == "slime"]
-        candidates = [entry for entry in streams if self._is_alike(entry, request)]
-        by_name = [entry for entry in candidates if entry.run.name == name]
-        free = [entry for entry in candidates if not _belongs_to_another(entry.run, request)]
-        by_task = [entry for entry in free if entry.run.payload.get("input_file") == request.input_file]
-        for entry in (*by_name, *by_task):
-            if self._buffer.covers(entry, request.listed):
-                return entry
-        return None
-
-    def _named_run(self, run_id: str, request: StartRequest) -> Entry:
-        entry = self._buffer.get(run_id)
-        if not self._is_alike(entry, request):
-            raise InvalidInput("the run has another task type or group size", field="run_id")
-        if not self._buffer.covers(entry, request.listed):
-            raise InvalidInput("skip_instance_ids lists ids that the run has not reported", field="skip_instance_ids")
-        return entry
-
-    @staticmethod
-    def _is_alike(entry: Entry, request: StartRequest) -> bool:
-        run = entry.run
-        return run.task_type == request.task_type and run.settings.group_size == request.settings.group_size
-
     async def _attach(self, entry: Entry, request: StartRequest, generator: GeneratorInfo | None, name: str) -> None:
         run_id = entry.run.run_id
         if entry.run.state in WORKING:
@@ -347,11 +317,3 @@ class RunService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _belongs_to_another(run: Run, request: StartRequest) -> bool:
-    """Whether a working run of another name only knows the listed ids because its own trainer listed them at its start.
-
-    Two streams that both lost their data list the same; the second must not take over the first one's new run.
-    """
-    return run.state in WORKING and Counter(request.listed) <= Counter(run.start_skip)

@@ -28,7 +28,7 @@ class DataDir:
         try:
             self._check_format()
             sync_directory(self.path)
-        except BaseException:
+        except BaseException:  # a directory that cannot be used must not stay locked
             self.close()
             raise
 

@@ -102,7 +102,7 @@ class Index:
             self._write(connection, fold)
             connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?", end)
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # also a cancellation: no transaction may stay open
             with suppress(sqlite3.Error):  # the first error is the one to tell
                 connection.execute("ROLLBACK")
             raise

@@ -47,7 +47,7 @@ class JournalStore(Store):
         try:
             with _told_as_storage_failed(self._unusable):
                 await self._do(writer.open)
-        except BaseException:
+        except BaseException:  # a store that was not opened holds neither a thread nor the lock
             await self._close()
             raise
         return self

@@ -103,8 +103,7 @@ class GenerationThread:
         try:
             if self._batch.rows or self._waiting:
                 self._advance()
-        except Exception as error:
-            # Whatever a step died of (out of memory, a model that does not fit), its calls must be answered.
+        except Exception as error:  # whatever a step died of (out of memory, a wrong model), its calls must be answered
             logger.exception("a generation step failed")
             self._fail_all(error)
         self._meter.note(len(self._batch.rows), sum(call.n for call in self._waiting), self._batch.num_tokens)

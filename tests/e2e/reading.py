@@ -81,7 +81,14 @@ def run_process_of(server: ServerProcess) -> psutil.Process:
     """The process that runs the generator's code, once there is one."""
 
     def found() -> list[psutil.Process]:
-        return [p for p in processes_below(server.pid) if "forebay.generators.runtime" in " ".join(p.cmdline())]
+        return [process for process in processes_below(server.pid) if "forebay.generators.runtime" in _words(process)]
 
     (process,) = poll_until(found)
     return process
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended since it was listed
+        return []
