@@ -156,10 +156,11 @@ async def test_abort_by_prefix_stops_those_calls_only(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ABORTING)
 async def test_abandoned_call_is_aborted_by_its_rid(kind: str) -> None:
-    async with ScriptedEngine(lambda _: Reply(hang=True)) as server:
+    async with ScriptedEngine(lambda call: "found" if call.number == 0 else Reply(hang=True)) as server:
         async with KINDS[kind](server.url) as engine:
+            await engine.chat(ask())  # what kind of engine it is takes time to find out
             with pytest.raises(TimeoutError):
-                await engine.chat(ask(rid="fb-late", timeout_s=0.3))
+                await engine.chat(ask(rid="fb-late", timeout_s=1.0))
         assert server.aborts == ["fb-late"]
 
 
