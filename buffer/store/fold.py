@@ -40,7 +40,8 @@ class Fold:
         """Groups as they were first seen."""
         self.groups: dict[tuple[str, str], GroupRow] = {}
         """Groups that have a row of their own, as they were last."""
-        self.samples: list[tuple[SampleRow, Location]] = []
+        self.samples: dict[tuple[str, str], list[tuple[SampleRow, Location]]] = {}
+        """By the group that they name."""
 
     def add(self, rows: Iterable[Row], location: Location | None) -> None:
         """Take in one record."""
@@ -58,10 +59,11 @@ class Fold:
                 self.active[row.run_id] = ActiveTime(row.active_s, is_set=True)
 
     def _add_sample(self, row: SampleRow, location: Location) -> None:
-        self.samples.append((row, location))
+        key = (row.run_id, row.group_id)
+        self.samples.setdefault(key, []).append((row, location))
         self._raise_active(row.run_id, row.at_s)
-        if row.outcome == "member" and (row.run_id, row.group_id) not in self.opened:
-            self.opened[row.run_id, row.group_id] = implied_group(row)
+        if row.outcome == "member" and key not in self.opened:
+            self.opened[key] = implied_group(row)
 
     def _raise_active(self, run_id: str, seconds: float) -> None:
         known = self.active.get(run_id)

@@ -3,25 +3,24 @@
 import itertools
 import sqlite3
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forebay.buffer.store import pages
 from forebay.buffer.store.columns import Table
 from forebay.buffer.store.fold import Fold
 from forebay.buffer.store.records import Position
-from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow, SampleRow
+from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow
 
 RUNS = Table("runs", RunRow, key=("run_id",))
 GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"))
-SAMPLES = Table("samples", SampleRow, key=("run_id", "uid"), extra=("segment", "offset", "length"))
 
 SCHEMA = (
     RUNS.schema,
     GROUPS.schema,
-    SAMPLES.schema,
-    "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
+    *pages.SCHEMA,
     # Apart from the runs, because a tick may come before the row of its run.
     "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL) WITHOUT ROWID",
     "CREATE TABLE complete_up_to (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER)",
@@ -109,25 +108,15 @@ class Index:
         self.position = end
 
     def _write(self, connection: sqlite3.Connection, fold: Fold) -> None:
-        connection.executemany(RUNS.upsert(), map(RUNS.to_values, fold.runs.values()))
-        connection.executemany(GROUPS.insert("IGNORE"), map(GROUPS.to_values, fold.opened.values()))
-        connection.executemany(GROUPS.upsert(), map(GROUPS.to_values, fold.groups.values()))
+        _write_rows(connection, RUNS.upsert, map(RUNS.to_values, fold.runs.values()))
+        _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, fold.opened.values()))
+        _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, fold.groups.values()))
         connection.executemany(
             "INSERT INTO active_times VALUES (?, ?) ON CONFLICT (run_id) DO UPDATE"
             " SET active_s = iif(?, excluded.active_s, max(active_s, excluded.active_s))",
             [(run_id, change.seconds, change.is_set) for run_id, change in fold.active.items()],
         )
-        self._write_samples(connection, fold.samples)
-
-    def _write_samples(self, connection: sqlite3.Connection, samples: list[tuple[SampleRow, Location]]) -> None:
-        """Many rows to a statement: each statement gives up the interpreter's lock once, and has to win it back."""
-        for start in range(0, len(samples), ROWS_PER_STATEMENT):
-            part = samples[start : start + ROWS_PER_STATEMENT]
-            values: list[Any] = []
-            for row, location in part:
-                values += SAMPLES.to_values(row)
-                values += (location.segment, location.offset, location.length)
-            connection.execute(SAMPLES.insert("REPLACE", len(part)), values)
+        _write_rows(connection, pages.insert, ([*key, pages.pack(part)] for key, part in fold.samples.items()))
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=256)
@@ -146,6 +135,14 @@ class Index:
         if self._connection is None:
             raise sqlite3.OperationalError("the index is not open")
         return self._connection
+
+
+def _write_rows(
+    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Iterable[Sequence[object]]
+) -> None:
+    """Many rows to a statement: each statement gives up the interpreter's lock once, and has to win it back."""
+    for part in batches(rows, ROWS_PER_STATEMENT):
+        connection.execute(statement(len(part)), list(itertools.chain.from_iterable(part)))
 
 
 def batches(items: Iterable[Any], size: int) -> Iterable[list[Any]]:

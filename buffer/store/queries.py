@@ -8,9 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from forebay.buffer.store import pages
 from forebay.buffer.store.columns import Values
-from forebay.buffer.store.index import GROUPS, RUNS, SAMPLES
-from forebay.buffer.store.rows import GroupRow, Location, RunRow, StoredSample
+from forebay.buffer.store.index import GROUPS, RUNS
+from forebay.buffer.store.rows import GroupRow, RunRow, StoredSample
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import LIVE
 
@@ -73,26 +74,24 @@ def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSamp
     states = sorted(LIVE)
     # CROSS JOIN fixes the order of the loops: a run's dead groups can hold many more samples than its live ones.
     cursor = connection.execute(
-        f"SELECT {SAMPLES.selection('s')} FROM groups g CROSS JOIN samples s USING (run_id, group_id)"
-        f" WHERE g.run_id = ? AND g.state IN ({', '.join('?' * len(states))}) AND s.outcome = 'member' ORDER BY s.seq",
+        "SELECT s.rows FROM groups g CROSS JOIN samples s USING (run_id, group_id)"
+        f" WHERE g.run_id = ? AND g.state IN ({', '.join('?' * len(states))}) ORDER BY s.seq",
         (run_id, *states),
     )
-    return _stored(cursor)
+    return [sample for sample in _unpacked(cursor) if sample.row.outcome == "member"]
 
 
 def group_samples(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[StoredSample]:
     """Every sample that names the group, in the order in which they came."""
-    cursor = connection.execute(
-        f"SELECT {SAMPLES.selection('s')} FROM samples s WHERE run_id = ? AND group_id = ? ORDER BY seq",
-        (run_id, group_id),
-    )
-    return _stored(cursor)
+    query = "SELECT rows FROM samples WHERE run_id = ? AND group_id = ? ORDER BY seq"
+    return _unpacked(connection.execute(query, (run_id, group_id)))
 
 
-def _stored(cursor: Iterable[Values]) -> list[StoredSample]:
-    return [StoredSample(SAMPLES.from_values(v), Location(*SAMPLES.extra_values(v))) for v in cursor]
+def _unpacked(cursor: Iterable[Values]) -> list[StoredSample]:
+    return pages.unpack(text for (text,) in cursor)
 
 
 def uids(connection: sqlite3.Connection, run_id: str) -> list[str]:
     """The uid of every sample of the run."""
-    return [uid for (uid,) in connection.execute("SELECT uid FROM samples WHERE run_id = ?", (run_id,))]
+    cursor = connection.execute("SELECT rows FROM samples WHERE run_id = ?", (run_id,))
+    return list(pages.uids(text for (text,) in cursor))

@@ -10,7 +10,7 @@ from tests.e2e.payloads import GROUP_SIZE, numbered_rows
 from tests.e2e.reading import Reader, check_account, start_as_slime
 from tests.kit import ServerProcess, SlimeRun, poll_until
 
-NUM_ROWS = 8
+NUM_ROWS = 4
 ROWS = numbered_rows(NUM_ROWS)
 LIMIT_S = 60.0
 
@@ -19,7 +19,7 @@ def refusal_of_another_group(run: SlimeRun) -> httpx.Response | None:
     """What the run process is answered that announces a group now; None as long as it is let in."""
     lines = run.client.get(f"{run.path}/log", params={"lines": 10_000}).json()["lines"]
     (url,) = {found[1] for line in lines if (found := re.match(r"buffer: (\S+)$", line))}
-    reply = run.client.post(f"{url}/progress", json={"opened": [["row-7", 0]]})
+    reply = run.client.post(f"{url}/progress", json={"opened": [["another", 0]]})
     return reply if reply.is_error else None
 
 
