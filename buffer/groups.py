@@ -69,8 +69,7 @@ class Group:
         return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where a sample belongs."""
 
     group: Group
@@ -121,14 +120,16 @@ class Groups:
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
         if group is None:
-            group = self._insert(self._new_row(instance_id, epoch, now_s, is_announced=is_announced))
+            group = self._insert(self._new_row(key, instance_id, epoch, now_s, is_announced=is_announced))
             self.schedule(group)
         return group
 
-    def _new_row(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> GroupRow:
+    def _new_row(
+        self, key: str, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False
+    ) -> GroupRow:
         return GroupRow(
             run_id=self.run_id,
-            group_id=group_id(instance_id, epoch),
+            group_id=key,
             instance_id=instance_id,
             epoch=epoch,
             state=GroupState.OPEN,
@@ -151,16 +152,16 @@ class Groups:
 
     def add(self, placement: Placement, sample: Sample, now_s: float) -> None:
         """Put a member sample into its group."""
-        group = placement.group
+        group, row = placement.group, placement.group.row
         group.samples.append(sample)
         group.slots.add(sample.slot)
         group.staged = None
-        group.row.last_sample_s = now_s
-        group.row.num_samples += 1
-        group.row.num_failed += sample.reward is None
+        row.last_sample_s = now_s
+        row.num_samples += 1
+        row.num_failed += sample.reward is None
         self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
-        self.changed[group.group_id] = group
+        self.changed[row.group_id] = group
         if len(group.samples) == 1:
             self.schedule(group)
 
@@ -169,8 +170,10 @@ class Groups:
         return group.row.num_samples >= self.settings.group_size
 
     def _place_at(self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float) -> Placement:
-        if slot is not None and slot >= self.settings.group_size and group_id(instance_id, epoch) not in self.by_id:
-            return Placement(Group(self._new_row(instance_id, epoch, now_s)), slot, "surplus")  # opens nothing
+        if slot is not None and slot >= self.settings.group_size:
+            key = group_id(instance_id, epoch)
+            if key not in self.by_id:
+                return Placement(Group(self._new_row(key, instance_id, epoch, now_s)), slot, "surplus")  # opens nothing
         group = self.open(instance_id, epoch, now_s)
         if group.state is not GroupState.OPEN:
             return Placement(group, -1 if slot is None else slot, "late")

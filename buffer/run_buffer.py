@@ -5,7 +5,10 @@ import logging
 from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+import msgspec
 
 from forebay.buffer.groups import Group, Groups, Placement, Sample
 from forebay.buffer.meta import MetaWindow
@@ -26,8 +29,7 @@ logger = logging.getLogger(__name__)
 AHEAD = "an earlier write failed"
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True):
     """What became of a sample; true once ``stored`` is done."""
 
     uid: str
@@ -35,6 +37,13 @@ class WriteResult:
     outcome: Outcome
     is_failed: bool
     stored: "Future[Location | None]"
+
+
+class _Pending(NamedTuple):
+    """A sample that the disk does not have yet; ``kept`` is what memory has of it."""
+
+    stored: "Future[Location | None]"
+    kept: Sample | None
 
 
 class RunBuffer:
@@ -68,7 +77,7 @@ class RunBuffer:
         self.is_stalled = False
         self.has_failed = False
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
-        self._pending: dict[str, Future[Location | None]] = {}
+        self._pending: dict[str, _Pending] = {}
         self._on_failure = on_failure
         self._ticked_s = active_s
         self.update_clock()
@@ -166,28 +175,36 @@ class RunBuffer:
     def _store(self, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> WriteResult:
         uid = sample.uid
         self.uids.add(uid)
-        stored = self._pending[uid] = self.store.append(rows, sample.body)
-
-        def when_stored(done: "Future[Location | None]") -> None:
-            self._pending.pop(uid, None)
-            self._check(done)
-            if kept is not None and not done.cancelled() and done.exception() is None:
-                kept.location, kept.body = done.result(), None
-
-        stored.add_done_callback(when_stored)
+        stored = self.store.append(rows, sample.body)
+        if not self._pending:
+            stored.add_done_callback(self._settle)
+        self._pending[uid] = _Pending(stored, kept)
         self.counts["bytes"] += len(sample.body)
         self.counts[outcome if sample.reward is not None or outcome != "member" else "failed"] += 1
         return WriteResult(uid, False, outcome, sample.reward is None, stored)
+
+    def _settle(self, _: "Future[Location | None]") -> None:
+        """Take note of what is stored. The disk confirms in order, so that one call serves a whole commit."""
+        settled = list(takewhile(lambda item: item[1].stored.done(), self._pending.items()))
+        for uid, (stored, kept) in settled:
+            del self._pending[uid]
+            self._check(stored)
+            if kept is not None and not stored.cancelled() and stored.exception() is None:
+                kept.location, kept.body = stored.result(), None
+        for waiting in self._pending.values():
+            waiting.stored.add_done_callback(self._settle)
+            break
 
     def _duplicate(self, sample: Incoming) -> WriteResult:
         self.counts["duplicate"] += 1
         repeated = self.groups.note_repeat(sample.instance_id, sample.uid)
         if repeated is not None:
             self.record(repeated.row)
-        stored = self._pending.get(sample.uid)
-        if stored is None:
-            stored = asyncio.get_running_loop().create_future()
-            stored.set_result(None)
+        pending = self._pending.get(sample.uid)
+        if pending is not None:
+            return WriteResult(sample.uid, True, "member", False, pending.stored)
+        stored: Future[Location | None] = asyncio.get_running_loop().create_future()
+        stored.set_result(None)
         return WriteResult(sample.uid, True, "member", False, stored)
 
     def _write_late(self, sample: Incoming, now_s: float) -> WriteResult:

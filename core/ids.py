@@ -7,6 +7,8 @@ from hashlib import blake2b
 InstanceId = str | int
 """An instance keeps the JSON type of its id: ``1`` is not ``"1"``."""
 
+_encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+
 
 def new_run_id() -> str:
     """``run-`` and 12 hex digits."""
@@ -20,8 +22,7 @@ def new_run_key() -> str:
 
 def group_id(instance_id: InstanceId, epoch: int) -> str:
     """16 hex digits that name the group of ``instance_id`` in ``epoch``; server and generator compute the same."""
-    key = json.dumps([instance_id, epoch], ensure_ascii=True, separators=(",", ":"))
-    return blake2b(key.encode(), digest_size=8).hexdigest()
+    return blake2b(_encode([instance_id, epoch]).encode(), digest_size=8).hexdigest()
 
 
 def run_rid_prefix(run_id: str) -> str:

@@ -159,11 +159,16 @@ _number_after_colon = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=[\s,}])").matc
 
 def find_reward(body: bytes) -> Span | None:
     """Where the reward stands, if the text of the body leaves no doubt: no other key could be meant."""
-    if body.count(b'reward"') != 1 or b"\\u006" in body or b"\\u007" in body:  # a key may be spelt with escapes
+    if body.count(b'reward"') != 1 or _may_spell_letters(body):
         return None
     at = body.rfind(b'"reward"')
     number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != 0x5C else None
     return number.span(1) if number else None
+
+
+def _may_spell_letters(body: bytes) -> bool:
+    """Whether a key may be spelt with escapes: ``\\u0061`` is an a."""
+    return b"\\u00" in body and (b"\\u006" in body or b"\\u007" in body)
 
 
 def set_reward(body: bytes, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:

@@ -119,6 +119,7 @@ class RolloutJob:
             with group.working():
                 return await self._parts.runner.sample(group, slot)
         except GroupClosed:
+            self._close(group)  # its time may be up before `_expire` has woken: its other calls must end as well
             return None
         except asyncio.CancelledError:
             # Cancelled once for the closed group; any more and the whole run is being stopped.

@@ -14,6 +14,7 @@ import uvloop
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
+from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], 
 
     Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, bound, when_ready))
 

@@ -33,7 +33,8 @@ class Store(ABC):
     - **Failure stops everything.** When an append fails, it and all later ones raise ``StorageFailed``, and none of
       them happened, until ``recover`` succeeds. The caller then loads its state again, as after a crash.
     - **Whole values.** A row replaces the row of the same key: run (``run_id``), group (``run_id, group_id``), sample
-      (``run_id, uid``). A tick replaces the run's ``active_s``, which a run or sample row may also raise, never lower.
+      (``run_id, group_id, uid``). A tick replaces the run's ``active_s``, which a run or sample row may also raise,
+      never lower.
     - A sample row whose group has no row yet opens it (state open, ``opened_s`` = the sample's ``at_s``), if it is a
       member.
 

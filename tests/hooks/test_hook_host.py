@@ -12,6 +12,7 @@ import uvloop
 
 from forebay.core.errors import HookFailed
 from forebay.hooks import Sizes, Verdict
+from tests.kit import poll_until
 
 SIZES = Sizes(group_size=2, min_valid_group_size=2, min_valid_item_size=1)
 GOOD = [0.0, 1.0]
@@ -230,7 +231,8 @@ async def test_what_a_hook_started_is_killed_with_the_host(
     async with make_runner(make_file(source), time_limit_s=2.5) as runner:
         with pytest.raises(HookFailed, match="longer"):
             await runner.judge(make_group(GOOD), SIZES)
-        assert is_gone(int((tmp_path / "pid").read_text()))
+        pid = int((tmp_path / "pid").read_text())
+        await asyncio.to_thread(poll_until, lambda: is_gone(pid))  # the kernel ends it a moment after the signal
 
 
 async def test_a_forked_child_that_outlives_the_host_does_not_hold_up_the_answer(
@@ -270,6 +272,7 @@ SERVER = """
 import asyncio, sys
 from pathlib import Path
 from forebay.hooks import HookInput, HookRunner, Sizes
+from tests.kit import poll_until
 async def bodies(): return [b'{"instance_id": 1, "reward": 1}']
 async def main():
     async with HookRunner(task_type="t", module_path=Path(sys.argv[1]), user_hooks=["is_valid_group"]) as runner:
