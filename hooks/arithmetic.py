@@ -37,7 +37,7 @@ def mean(values: Sequence[float]) -> float:
     try:
         return math.fsum(values) / len(values)
     except OverflowError:  # the sum is beyond float64, the mean is not
-        return bounded(math.fsum(value / len(values) for value in values))
+        return bounded(2 * math.fsum(value / len(values) / 2 for value in values))
 
 
 def deviation(values: Sequence[float], *, lost_degrees: int = 0) -> float:

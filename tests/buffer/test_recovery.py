@@ -271,7 +271,7 @@ async def test_failure_while_loading_again_is_tried_again(tmp_path: Path) -> Non
         assert batch is not None
         files.free_bytes = 0
         entry.delivery.release(batch.batch_id)
-        await turns()
+        await until(lambda: not buffer.is_healthy)
         files.free_bytes = 64 * 1024 + 20  # the probe of the recovery fits, what it writes then does not
         await until(lambda: files.free_bytes == 0)
         files.free_bytes = None
