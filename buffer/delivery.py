@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from forebay.buffer.choosing import Choice, Chooser, ReadRequest
 from forebay.buffer.groups import Group
 from forebay.buffer.meta import MetaWindow
 from forebay.buffer.pipeline import Pipeline, Staged, splice
@@ -17,26 +18,10 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import GroupRow, Location, RunRow
 from forebay.core.errors import RunEnded, StorageFailed
 from forebay.core.group import DiscardReason, GroupState
-from forebay.core.ids import InstanceId
 from forebay.core.sample import Parts
 from forebay.core.signal import Patience
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """What a trainer asks for. Without a size: everything that is ready, within the run's caps for legacy reads."""
-
-    num_groups: int | None = None
-    batch_size: int | None = None
-    """Rows, counted after the hooks; whole groups go until there are at least so many."""
-    is_slime: bool = False
-    """Each group goes out with exactly ``group_size`` rows."""
-
-    @property
-    def has_size(self) -> bool:
-        return self.num_groups is not None or self.batch_size is not None
 
 
 @dataclass(slots=True)
@@ -118,7 +103,7 @@ class Delivery:
         self._last_number += 1
         return f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
 
-    async def _choose_current(self, request: ReadRequest) -> list["_Choice"]:
+    async def _choose_current(self, request: ReadRequest) -> list[Choice]:
         """Groups that satisfy the request, none of which got a sample while others were asked about."""
         while True:
             await self._pipeline.evaluate()
@@ -137,9 +122,9 @@ class Delivery:
             num_needed = math.ceil(request.batch_size / run.settings.group_size)
         return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
 
-    async def _choose(self, request: ReadRequest) -> list["_Choice"]:
+    async def _choose(self, request: ReadRequest) -> list[Choice]:
         """Groups that satisfy the request; none at all if that is not possible."""
-        chooser = _Chooser(self._buffer, request)
+        chooser = Chooser(self._buffer, request)
         seen: list[Group] = []
         try:
             await self._consider_all(chooser, seen)
@@ -154,7 +139,7 @@ class Delivery:
             self._buffer.groups.put_back(left)
         return chooser.chosen
 
-    async def _consider_all(self, chooser: "_Chooser", seen: list[Group]) -> None:
+    async def _consider_all(self, chooser: Chooser, seen: list[Group]) -> None:
         """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
         for group in self._buffer.groups.take_ready():
             seen.append(group)
@@ -167,17 +152,17 @@ class Delivery:
                 if chooser.is_done:
                     return
 
-    async def _consider(self, chooser: "_Chooser", group: Group) -> None:
+    async def _consider(self, chooser: Chooser, group: Group) -> None:
         if not chooser.may_take(group):
             return
         staged = await self._pipeline.stage(group)
         if staged is None:
             return
         if not chooser.request.is_slime:
-            chooser.take(_Choice(group, staged, staged))
+            chooser.take(Choice(group, staged, staged))
         elif self._fits_slime(group, staged):
             size = self._buffer.run.settings.group_size
-            chooser.take(_Choice(group, Staged(staged.rows[:size], staged.samples), staged))
+            chooser.take(Choice(group, Staged(staged.rows[:size], staged.samples), staged))
 
     def _fits_slime(self, group: Group, staged: Staged) -> bool:
         """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
@@ -190,7 +175,7 @@ class Delivery:
             return False
         return True
 
-    def _tell_cuts(self, chosen: Sequence["_Choice"]) -> None:
+    def _tell_cuts(self, chosen: Sequence[Choice]) -> None:
         for choice in chosen:
             num_cut = len(choice.whole.rows) - len(choice.staged.rows)
             if num_cut:
@@ -309,62 +294,3 @@ class Delivery:
                 batch.groups, batch.reported = groups, [by_id[group.group_id] for group in batch.reported]
                 known[batch_id] = batch
         return known
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A group to hand out, and what of it goes out of the whole that its hooks made."""
-
-    group: Group
-    staged: Staged
-    whole: Staged
-
-    @property
-    def is_current(self) -> bool:
-        """Whether it got no further sample since its hooks were asked."""
-        return self.group.staged is self.whole
-
-
-class _Chooser:
-    """Adds up groups until a request is satisfied."""
-
-    def __init__(self, buffer: RunBuffer, request: ReadRequest) -> None:
-        self.request = request
-        self.chosen: list[_Choice] = []
-        self._settings = buffer.run.settings
-        self._num_rows = 0
-        self._num_bytes = 0
-        self._instances: set[InstanceId] = set()
-        self._is_capped = False
-
-    @property
-    def is_satisfied(self) -> bool:
-        if self.request.num_groups is not None:
-            return len(self.chosen) >= self.request.num_groups
-        if self.request.batch_size is not None:
-            return self._num_rows >= self.request.batch_size
-        return bool(self.chosen)
-
-    @property
-    def is_done(self) -> bool:
-        return self._is_capped or (self.request.has_size and self.is_satisfied)
-
-    def may_take(self, group: Group) -> bool:
-        """A read without a size holds at most one group of an instance: slime's client groups by instance id."""
-        return self.request.has_size or group.instance_id not in self._instances
-
-    def take(self, choice: _Choice) -> None:
-        """Add a group, unless the caps of a read without a size forbid it."""
-        if not self.request.has_size and self.chosen and self._is_over(choice.staged):
-            self._is_capped = True
-            return
-        self.chosen.append(choice)
-        self._num_rows += len(choice.staged.rows)
-        self._num_bytes += choice.staged.num_bytes
-        self._instances.add(choice.group.instance_id)
-
-    def _is_over(self, staged: Staged) -> bool:
-        limit = self._settings.legacy_read_max_groups
-        if limit is not None and len(self.chosen) >= limit:
-            return True
-        return self._num_bytes + staged.num_bytes > self._settings.legacy_read_max_bytes

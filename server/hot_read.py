@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Iterable
 
 from starlette.types import Receive
 
-from forebay.buffer.delivery import Batch, ReadRequest
+from forebay.buffer.choosing import ReadRequest
+from forebay.buffer.delivery import Batch
 from forebay.core.errors import StorageFailed
 from forebay.core.sample import Parts
 from forebay.server.asgi import ClientGone, encode, send_json, send_parts

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.delivery import Batch, ReadRequest
+from forebay.buffer.choosing import ReadRequest
+from forebay.buffer.delivery import Batch
 from forebay.buffer.run_buffer import WriteResult
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
