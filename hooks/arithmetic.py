@@ -40,13 +40,12 @@ def mean(values: Sequence[float]) -> float:
         return bounded(2 * math.fsum(value / len(values) / 2 for value in values))
 
 
-def deviation(values: Sequence[float], *, lost_degrees: int = 0) -> float:
-    """The standard deviation over ``len(values) - lost_degrees``; 0 where that is not positive."""
-    degrees = len(values) - lost_degrees
-    if degrees <= 0:
+def deviation(values: Sequence[float]) -> float:
+    """The population standard deviation; 0 of nothing."""
+    if not values:
         return 0.0
     centre = mean(values)
-    return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(degrees))
+    return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(len(values)))
 
 
 def z_scores(rewards: Sequence[object]) -> list[object]:

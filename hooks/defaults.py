@@ -82,7 +82,7 @@ class Defaults:
 
 
 def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> dict[str, Any]:
-    """slime's ``meta_info`` without ``finished_groups``; ``reward_std`` is the sample deviation (n - 1).
+    """slime's ``meta_info`` without ``finished_groups``; ``reward_std`` is the population deviation.
 
     Rewards that are not numbers are left out. Without any, the statistics are 0.
     """
@@ -92,7 +92,7 @@ def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> d
         "num_groups": num_groups,
         "avg_group_size": num_samples / num_groups if num_groups else 0,
         "avg_reward": arithmetic.mean(numbers),
-        "reward_std": arithmetic.deviation(numbers, lost_degrees=1),
+        "reward_std": arithmetic.deviation(numbers),
         "reward_min": min(numbers, default=0.0),
         "reward_max": max(numbers, default=0.0),
     }

@@ -165,7 +165,7 @@ def test_meta_info_has_slimes_numbers(hooks: Defaults) -> None:
             "num_groups": 2,
             "avg_group_size": 2.5,
             "avg_reward": statistics.fmean(rewards),
-            "reward_std": statistics.stdev(rewards),
+            "reward_std": statistics.pstdev(rewards),
             "reward_min": 0.0,
             "reward_max": 1.0,
         },
