@@ -73,7 +73,6 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             settings=settings,
             buffer=buffer,
             catalog=catalog,
-            supervisor=supervisor,
             runs=run_service,
             metrics=Metrics(lambda: operations.snapshot(buffer)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes),

@@ -10,7 +10,6 @@ from forebay.core.settings import Settings
 from forebay.generators.discovery import Catalog
 from forebay.server.asgi import BodyBudget
 from forebay.server.runs import RunService
-from forebay.server.supervisor import Supervisor
 from forebay.telemetry.metrics import Metrics
 
 
@@ -21,7 +20,6 @@ class Services:
     settings: Settings
     buffer: Buffer
     catalog: Catalog
-    supervisor: Supervisor
     runs: RunService
     metrics: Metrics
     bodies: BodyBudget
