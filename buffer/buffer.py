@@ -22,7 +22,6 @@ from forebay.core.errors import RunNotFound, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
-from forebay.core.signal import Signal
 from forebay.hooks.runner import HookRunner
 
 logger = logging.getLogger(__name__)
@@ -62,8 +61,6 @@ class Buffer:
         self._advancing: set[str] = set()
         self._recovering: asyncio.Task[None] | None = None
         self._healthy = asyncio.Event()
-        self.news = Signal()
-        """Notified when a run is added or replaced."""
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
@@ -135,7 +132,6 @@ class Buffer:
             await self._forget(run)
             raise
         entry.buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
-        self.news.notify()
         return entry
 
     async def update(self, run_id: str, change: Callable[[Run], None]) -> None:
@@ -292,7 +288,6 @@ class Buffer:
         loaded = [await self._loaded(row) for row in await self.store.load_runs()]
         for buffer in sorted(loaded, key=lambda buffer: buffer.run.started_at_s):
             self._install(buffer)
-        self.news.notify()
 
     async def _loaded(self, row: RunRow) -> RunBuffer:
         old = self._entries.get(row.run_id)
