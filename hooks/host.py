@@ -57,6 +57,7 @@ class Host:
             self._hooks,
             task_type=setup.task_type,
             contract=setup.contract,
+            normaliser=setup.normaliser,
             module_path=Path(setup.module_path) if setup.module_path else None,
             python_path=setup.python_path,
             loads_plugins=setup.loads_plugins,
@@ -153,7 +154,7 @@ def main() -> None:
 def _group(request: wire.Judge | wire.Process) -> Group:
     instance_id: InstanceId = json.loads(request.instance_id)
     if request.bodies is None:
-        return instance_id, pipeline.index_items(instance_id, request.rewards)
+        return instance_id, pipeline.index_items(instance_id, request.rewards, request.rollout_ids)
     return instance_id, pipeline.full_items(request.bodies)
 
 

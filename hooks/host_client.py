@@ -2,20 +2,23 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from asyncio.subprocess import Process
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from forebay.core.errors import HookFailed
+from forebay.core.errors import ForebayError, HookFailed
 from forebay.hooks import answers, wire
+from forebay.hooks.start_failures import StartFailures
 
 _CLOSE_GRACE_S = 2.0
 _STANDARD_ERROR = 2
@@ -26,7 +29,8 @@ T = TypeVar("T")
 class HostClient:
     """One hook host at a time, one request at a time.
 
-    A request that has begun goes on when its caller is cancelled: its answer is dropped, the host stays usable.
+    A request that has begun goes on when its caller is cancelled: its answer is dropped, the host stays usable. A host
+    that could not be set up is left alone for a while; until then each request gets the same failure at once.
     """
 
     def __init__(self, setup: wire.Setup, *, time_limit_s: float, start_limit_s: float, log_path: Path | None) -> None:
@@ -37,16 +41,32 @@ class HostClient:
         self._lock = asyncio.Lock()
         self._child: _Child | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._failures = StartFailures(time.monotonic)
+        self._refusal: ForebayError | None = None
+        self._refusable: set[asyncio.Task[Any]] = set()
         self.hello: wire.Hello | None = None
         """What the host last said of itself; None until it has been started once."""
 
-    async def ready(self) -> wire.Hello:
+    async def ready(self, *, is_refusable: bool = False) -> wire.Hello:
         """Start the host unless one runs. Raises ``HookFailed`` when it cannot be set up."""
-        return await self._shielded(self._start_locked())
+        work = self._start_locked()
+        return await self._shielded(self._refusably(work) if is_refusable else work)
 
-    async def ask(self, request: wire.Request, hook: str) -> wire.Reply:
+    async def ask(self, request: wire.Request, hook: str, *, is_refusable: bool = False) -> wire.Reply:
         """Send a request to a running host. Raises ``HookFailed``; ``hook`` is named if none was asked until then."""
-        return await self._shielded(self._ask_locked(request, hook))
+        work = self._ask_locked(request, hook)
+        return await self._shielded(self._refusably(work) if is_refusable else work)
+
+    @contextlib.contextmanager
+    def refuse(self, error: ForebayError) -> Iterator[None]:
+        """Within this, whoever asks, or has asked, and is refusable gets ``error`` at once; a busy host is killed."""
+        self._refusal = error
+        for task in self._refusable:
+            task.cancel()
+        try:
+            yield
+        finally:
+            self._refusal = None
 
     def decide(self, contract: str | None) -> None:
         """Keep the contract that an answer has shown, so that a host started later knows it."""
@@ -69,6 +89,22 @@ class HostClient:
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
+    async def _refusably(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._refusal is not None:
+            work.close()
+            raise copy.copy(self._refusal)
+        task = asyncio.current_task()
+        assert task is not None
+        self._refusable.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._refusal is None:
+                raise
+            raise copy.copy(self._refusal) from None
+        finally:
+            self._refusable.discard(task)
+
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
@@ -85,15 +121,23 @@ class HostClient:
 
     async def _running(self) -> "tuple[_Child, wire.Hello]":
         if self._child is None or not self._child.is_alive or self.hello is None:
-            child = await _Child.start(self._log_path)
-            culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
+            self._failures.check()
             try:
-                self.hello = await self._within(child, child.greet(self._setup), self._start_limit_s, culprit)
-            except HookFailed:
-                await child.kill()
+                self._child, self.hello = await self._started()
+            except HookFailed as error:
+                self._failures.note(error)
                 raise
-            self._child = child
+            self._failures.clear()
         return self._child, self.hello
+
+    async def _started(self) -> "tuple[_Child, wire.Hello]":
+        child = await _Child.start(self._log_path)
+        culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
+        try:
+            return child, await self._within(child, child.greet(self._setup), self._start_limit_s, culprit)
+        except HookFailed:
+            await child.kill()
+            raise
 
     async def _within(self, child: "_Child", work: Coroutine[Any, Any, T], limit_s: float, hook: str) -> T:
         """``work``, unless it takes longer than ``limit_s`` or the child dies: then the child is killed and blamed."""

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from forebay.core.run import Normaliser
 from forebay.hooks import answers
 from forebay.hooks.adapt import adapt
 from forebay.hooks.contract import ContractChoice
@@ -27,6 +28,7 @@ def load_hooks(
     *,
     task_type: str,
     contract: Contract | None,
+    normaliser: Normaliser,
     module_path: Path | None,
     python_path: Sequence[str],
     loads_plugins: bool,
@@ -47,7 +49,7 @@ def load_hooks(
     for point in installed_plugins() if loads_plugins else []:
         with _blamed(f"plugin {point.name}"):
             manager.register(point.load(), f"plugin {point.name}")
-    manager.register(Defaults(choice), BUILT_IN)
+    manager.register(Defaults(choice, normaliser), BUILT_IN)
     return choice
 
 

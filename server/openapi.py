@@ -1,8 +1,11 @@
-"""The hot routes in the OpenAPI document, which the framework does not know of."""
+"""What the framework tells of the hot routes, which it does not serve: in its document, and to other methods."""
 
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 _SAMPLE = {
     "type": "object",
@@ -26,7 +29,15 @@ _WAITING_READ = {
 }
 _BATCH = {
     "type": "object",
-    "properties": {**_BATCH_SIZE, "num_groups": {"type": "integer", "minimum": 1}, "wait_s": {"type": "number"}},
+    "properties": {
+        **_BATCH_SIZE,
+        "num_groups": {"type": "integer", "minimum": 1},
+        "wait_s": {"type": "number"},
+        "lease_s": {"type": "number"},
+        "step": {"type": "integer", "minimum": 0},
+        "max_staleness": {"type": "integer", "minimum": 0},
+        "request_id": {"type": "string", "maxLength": 200},
+    },
 }
 _SAMPLES = {"oneOf": [_SAMPLE, {"type": "array", "items": _SAMPLE}]}
 
@@ -40,21 +51,38 @@ HOT_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/buffer/read": ("slime", "Read finished groups, waiting for them if asked to.", _WAITING_READ),
     "/s/{name}/buffer/read": ("slime", "The same for a named stream.", _WAITING_READ),
     "/v1/runs/{run_id}/samples": ("samples", "Store one sample or an array; each gets its verdict.", _SAMPLES),
-    "/v1/runs/{run_id}/batches": ("batches", "Read whole groups, waiting up to wait_s for them.", _BATCH),
+    "/v1/runs/{run_id}/batches": ("batches", "Lease whole groups, waiting up to wait_s for them.", _BATCH),
 }
 
 
 def add_hot_routes(app: FastAPI) -> None:
-    """Let ``app.openapi()`` tell of the hot routes too."""
+    """Let ``app.openapi()`` tell of the hot routes too, and ``app`` answer 405 to other methods on their paths.
+
+    To be called when ``app`` has all its routes.
+    """
+    app.router.routes += [Route(path, _OtherMethods(app, path), include_in_schema=False) for path in HOT_PATHS]
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = framework()
-            document["paths"].update({path: {"post": _operation(path, *told)} for path, told in HOT_PATHS.items()})
+            for path, told in HOT_PATHS.items():
+                document["paths"].setdefault(path, {})["post"] = _operation(path, *told)
         return framework()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+class _OtherMethods:
+    """Answers on a hot path where no route of the framework does: with what the document says is allowed there."""
+
+    def __init__(self, app: FastAPI, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
+        allowed = sorted(method.upper() for method in self._app.openapi()["paths"][self._path])
+        raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
 
 
 def _operation(path: str, tag: str, summary: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -4,24 +4,15 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.clock import Clock, SystemClock
-from forebay.core.errors import ForebayError, InputRefused, RunNotFound, StartRefused, StorageFailed
 from forebay.core.ids import new_run_id, new_run_key
-from forebay.core.ports import ProcessOutcome
 from forebay.core.run import WORKING, Origin, Run, RunState
-from forebay.core.settings import Settings
-from forebay.generators.discovery import Catalog
 from forebay.generators.info import GeneratorInfo, InspectionPending
-from forebay.generators.run_code import copied_module
-from forebay.hooks.runner import HookRunner
-from forebay.server.resuming import find_resumable
-from forebay.server.starts import InputCheck, StartRequest, engine_urls
-from forebay.server.supervisor import LaunchSpec, Supervisor
+from forebay.server.launches import Launches, RunParts, set_generator
+from forebay.server.resuming import find_run
+from forebay.server.starts import StartRequest
 
 logger = logging.getLogger(__name__)
 
@@ -32,30 +23,28 @@ RESUME_GRACE_S = 1.0
 
 
 class RunService:
-    """Owns the life of runs. It is the ``RunHost`` that the supervisor asks and tells."""
+    """Owns the life of runs.
 
-    def __init__(self, settings: Settings, catalog: Catalog, working_dir: Path, clock: Clock | None = None) -> None:
-        self._settings = settings
-        self._catalog = catalog
+    A start copies the generator's code first, makes the run's hooks out of that copy next, and starts the process last.
+    """
+
+    def __init__(self, parts: RunParts, start_wait_s: float, clock: Clock | None = None) -> None:
+        """``start_wait_s`` is how long a start waits for the verdict on its generator before it replies."""
+        self._parts = parts
+        self._start_wait_s = start_wait_s
+        self._buffer = parts.buffer
+        self._supervisor = parts.supervisor
+        self._launches = Launches(parts)
         self._clock = clock or SystemClock()
-        self._input = InputCheck(settings, working_dir)
-        self._runs_dir = settings.data_dir.resolve() / "runs"
         self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held by a start under a name: its client repeats it without pause."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._own_url = settings.public_url
-        self._buffer: Buffer
-        self._supervisor: Supervisor
-
-    def connect(self, buffer: Buffer, supervisor: Supervisor, own_url: str) -> None:
-        """Give it what itself needs this service; once, before the first start."""
-        self._buffer, self._supervisor = buffer, supervisor
-        self._own_url = self._own_url or own_url
 
     def look_for_generators(self) -> None:
         """Begin inspecting the generators there are, so that the first start finds the verdicts."""
 
         async def scan() -> None:
-            await self._catalog.scan()
+            await self._parts.catalog.scan()
 
         self._in_background(scan())
 
@@ -64,60 +53,49 @@ class RunService:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def make_hooks(self, run: Run) -> HookRunner:
-        """The hooks of a run, out of the copy of its generator that it keeps."""
-        spec = self._launch_spec(run)
-        return HookRunner(
-            task_type=run.task_type,
-            contract=run.settings.contract or run.generator_contract,
-            module_path=copied_module(spec.module_path, spec.run_dir) if run.generator_path else None,
-            user_hooks=run.generator_hooks,
-            time_limit_s=run.settings.hook_time_limit_s,
-            log_path=spec.run_dir / "hooks.log",
-        )
-
-    def _launch_spec(self, run: Run) -> LaunchSpec:
-        run_dir = self._runs_dir / run.run_id / f"start-{run.num_starts}"
-        return LaunchSpec(run.run_id, Path(run.generator_path), run_dir, engine_urls(run.payload))
+        await self._launches.aclose()
 
     # --- starting
 
     async def start(self, payload: dict[str, Any], name: str, origin: Origin) -> Run:
-        """Start a run, or attach to one, as design and wire say. Raises ``InvalidInput``, ``StartRefused``."""
+        """Start a run, or attach to one, as design and wire say.
+
+        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
+        """
         request = StartRequest.parse(payload)
         if origin == "native":
-            return await self._start(request, name, origin)
+            return await self._start_natively(request, name)
         async with self._starting[name]:
             same = await self._same_start(request, name)
             if same is not None:
                 return same
             return await self._start(request, name, origin)
 
+    async def _start_natively(self, request: StartRequest, name: str) -> Run:
+        """A start whose reply was lost is made again under its ``start_id``, and must not make another run."""
+        if not request.start_id:
+            return await self._start(request, name, "native")
+        async with self._starting[f"/{request.start_id}"]:  # no name has a slash
+            runs = [entry.run for entry in self._buffer.entries if entry.run.origin == "native"]
+            same = next((run for run in runs if run.payload.get("start_id") == request.start_id), None)
+            return same or await self._start(request, name, "native")
+
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
         generator = await self._checked(request)
-        entry = find_resumable(self._buffer, request, name, origin)
-        if origin == "slime":
-            await self._stop_earlier(name, entry)
+        entry = await find_run(self._buffer, request, name, origin)
         if entry is None:
-            run = self._new_run(request, name, origin)
-            self._adopt(run, request, generator)
-            entry = await self._buffer.add(run)
-        else:
-            await self._attach(entry, request, generator, name)
-        if generator is None:
-            self._in_background(self._start_when_known(entry.run.run_id, request))
-        else:
-            self._in_background(self._launch(entry.run.run_id, request, generator))
-        return self._buffer.get(entry.run.run_id).run
+            return await self._add(request, generator, name, origin)
+        run_id = entry.run.run_id
+        async with self._launches.lock(run_id):  # several names, and its id, lead to it
+            return await self._attach(run_id, request, generator, name, origin)
 
     async def _checked(self, request: StartRequest) -> GeneratorInfo | None:
         """The generator, after it and the input were looked at; None while its verdict is not there yet."""
         try:
-            generator = await self._catalog.resolve(request.task_type, wait_s=self._settings.start_wait_s)
+            generator = await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
         except InspectionPending:
             return None
-        await self._input.check(request, generator)
+        await self._parts.input.check(request, generator)
         return generator
 
     async def _same_start(self, request: StartRequest, name: str) -> Run | None:
@@ -125,15 +103,30 @@ class RunService:
         entry = self._buffer.newest(name)
         if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
             return None
-        if not entry.run.generator_path:
-            return entry.run  # its generator is still being inspected
-        if entry.run.input_fingerprint != self._input.fingerprint(request):
+        if entry.run.input_fingerprint != self._parts.input.fingerprint(request):
             return None
+        if entry.run.state is RunState.VALIDATING:
+            return entry.run
         generator = await self._checked(request)
         if generator is None:
             return None
         now = (str(generator.path), generator.sha256)
         return entry.run if now == (entry.run.generator_path, entry.run.generator_sha256) else None
+
+    async def _add(self, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin) -> Run:
+        run = self._new_run(request, name, origin)
+        try:
+            if generator is not None:
+                await self._parts.folders.copy_code(run.run_id, 1, generator.path)
+            if origin == "slime":
+                await self._stop_earlier(name)
+            self._adopt(run, request, 1, generator)
+            await self._buffer.add(run)
+        except BaseException:  # also a start that is cancelled: nobody knows of the run
+            await self._parts.folders.remove(run.run_id)
+            raise
+        self._launches.begin(run.run_id, request, generator)
+        return self._buffer.get(run.run_id).run
 
     def _new_run(self, request: StartRequest, name: str, origin: Origin) -> Run:
         return Run(
@@ -149,21 +142,20 @@ class RunService:
             start_skip=list(request.listed),
         )
 
-    def _adopt(self, run: Run, request: StartRequest, generator: GeneratorInfo | None) -> None:
-        """Let a run begin (again) with this payload and generator."""
+    def _adopt(self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None) -> None:
+        """Let a run begin (again) with this payload, and with this generator if it is known."""
         run.payload, run.settings = request.payload, request.settings
-        run.input_fingerprint = self._input.fingerprint(request)
-        run.num_starts += 1
+        run.input_fingerprint = self._parts.input.fingerprint(request)
         run.started_at_s = self._clock.wall()
         run.state, run.reason, run.has_ended = RunState.VALIDATING, "", False
         run.process_ended_s = None
         run.is_last_slot_reported = run.is_waiting_for_engine = run.has_delivered = False
         if generator is not None:
-            self._set_generator(run, generator)
+            set_generator(run, number, generator)
 
-    async def _stop_earlier(self, name: str, resumed: Entry | None) -> None:
+    async def _stop_earlier(self, name: str, resumed: str = "") -> None:
         """Stop what runs under the name, but for the run that is about to be resumed; a reply waits only so long."""
-        runs = [entry.run for entry in self._buffer.entries if entry is not resumed]
+        runs = [entry.run for entry in self._buffer.entries if entry.run.run_id != resumed]
         stops = [
             self._in_background(self.stop(run.run_id))
             for run in runs
@@ -172,145 +164,60 @@ class RunService:
         if stops:
             await asyncio.wait(stops, timeout=STOP_WAIT_S)
 
-    async def _launch(self, run_id: str, request: StartRequest, generator: GeneratorInfo) -> None:
-        """Start the process. This may take a while: an engine is told first to drop what an earlier one left behind."""
-        await self._buffer.replace_hooks(run_id)
-        run = self._buffer.get(run_id).run
-        if run.state is not RunState.VALIDATING:
-            return  # it was stopped meanwhile
-        try:
-            await self._supervisor.launch(self._launch_spec(run))
-        except StartRefused as error:
-            await self._fail(run_id, error)
-            return
-        self._in_background(self._check_rest(run_id, run.num_starts, request, generator))
-
-    async def _start_when_known(self, run_id: str, request: StartRequest) -> None:
-        """Go on with a start whose generator was still being inspected when the reply went out."""
-        try:
-            generator = await self._catalog.resolve(request.task_type, wait_s=None)
-            await self._input.check(request, generator)
-            if self._buffer.get(run_id).run.state is RunState.VALIDATING:
-                await self._buffer.update(run_id, lambda run: self._set_generator(run, generator))
-                await self._launch(run_id, request, generator)
-        except ForebayError as error:
-            await self._fail(run_id, error)
-
-    @staticmethod
-    def _set_generator(run: Run, generator: GeneratorInfo) -> None:
-        run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
-        run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
-        run.generator_contract = None if generator.hooks else generator.contract
-
-    async def _check_rest(self, run_id: str, num_starts: int, request: StartRequest, generator: GeneratorInfo) -> None:
-        try:
-            await self._input.check_rest(request, generator)
-        except InputRefused as error:
-            if self._buffer.get(run_id).run.num_starts == num_starts:
-                await self._supervisor.stop(run_id)
-                await self._fail(run_id, error)
-
-    async def _fail(self, run_id: str, error: ForebayError) -> None:
-        logger.warning("run %s failed: %s", run_id, error)
-        await self._end(run_id, RunState.FAILED, f"{error.message}\n{error.hint}".strip())
-
-    # --- resuming
-
-    async def _attach(self, entry: Entry, request: StartRequest, generator: GeneratorInfo | None, name: str) -> None:
-        run_id = entry.run.run_id
-        if entry.run.state in WORKING:
-            await self.stop(run_id, RESUME_GRACE_S)
+    async def _attach(
+        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin
+    ) -> Run:
+        number = self._buffer.get(run_id).run.num_starts + 1
+        if generator is not None:
+            await self._parts.folders.copy_code(run_id, number, generator.path)
+        if origin == "slime":
+            await self._stop_earlier(name, run_id)
+        await self.stop(run_id, RESUME_GRACE_S)
         entry = self._buffer.get(run_id)
-        self._adopt(entry.run, request, generator)
+        self._adopt(entry.run, request, number, generator)
         entry.run.name = name
-        await self._buffer.reconcile(entry, request.listed)
+        if origin == "native" and not request.lists_ids:  # its trainer has checkpoints, and says itself what to undo
+            await self._buffer.go_on(entry)
+        else:
+            await self._buffer.reconcile(entry, request.listed)
         await self._buffer.expect_repeats(run_id)
         self._buffer.make_newest(run_id)
+        if generator is not None:
+            await self._buffer.replace_hooks(run_id)
         logger.info("run %s is resumed: %d ids listed", run_id, len(request.listed))
+        self._launches.begin(run_id, request, generator)
+        return self._buffer.get(run_id).run
 
     # --- the server's own start, and stopping
 
     async def resume_all(self) -> None:
-        """Start again what was running when the server went down."""
-        for entry in self._buffer.entries:
-            run = entry.run
-            if run.has_ended or run.state not in WORKING:
-                continue
-            request = StartRequest.parse(run.payload)
-            if run.state is RunState.VALIDATING and not run.generator_path:
-                self._in_background(self._start_when_known(run.run_id, request))
-                continue
-            try:
-                if not run.is_native_generator:
-                    await self._repeat_safely(run.run_id)
-                await self._supervisor.launch(replace(self._launch_spec(run), may_have_calls=True))
-            except StartRefused as error:
-                await self._fail(run.run_id, error)
+        """Start again what was running when the server went down; what was being validated is validated again."""
+        for run_id in [entry.run.run_id for entry in self._buffer.entries if entry.run.state in WORKING]:
+            async with self._launches.lock(run_id):
+                if not self._launches.is_under_way(run_id):  # requests are answered already: it may be started anew
+                    await self._resume(self._buffer.get(run_id).run)
+
+    async def _resume(self, run: Run) -> None:
+        if run.state in WORKING:
+            await self._parts.records.expect_repeats(run.run_id)
+        if run.state is RunState.VALIDATING:
+            self._launches.begin(run.run_id, StartRequest.parse(run.payload), None, may_have_calls=True)
+        elif run.state is RunState.RUNNING:
+            await self._launches.relaunch(run)
 
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
+        await self._launches.end(run_id)
         run = self._buffer.get(run_id).run
         if self._supervisor.is_alive(run_id):
             await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
-            await self._end(run_id, RunState.STOPPED, "stopped")
+            await self._parts.records.end(run_id, RunState.STOPPED, "stopped")
 
     def log_tail(self, run_id: str, num_lines: int) -> list[str]:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""
-        return self._supervisor.log_tail(self._launch_spec(self._buffer.get(run_id).run).run_dir, num_lines)
-
-    async def _end(self, run_id: str, state: RunState, reason: str) -> None:
-        entry = self._buffer.get(run_id)
-        now_s = entry.buffer.active.now_s()
-
-        def change(run: Run) -> None:
-            run.state, run.reason, run.process_ended_s = state, reason, now_s
-            run.is_waiting_for_engine = False
-
-        await self._buffer.update(run_id, change)
-        current = self._buffer.get(run_id).buffer
-        current.groups.schedule_all(now_s)
-
-    # --- what the supervisor asks and tells
-
-    async def launch_payload(self, run_id: str) -> dict[str, Any]:
-        """The caller's payload with the run's private buffer address, and with every id that it need not generate."""
         run = self._buffer.get(run_id).run
-        # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
-        skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
-        return {
-            "num_repeat_per_sample": run.settings.group_size,
-            **run.payload,
-            "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
-            "skip_instance_ids": list(skip),
-        }
-
-    async def process_started(self, run_id: str, attempt: int) -> None:
-        """The run's process is up, for the first time or after a crash."""
-        if attempt > 1 and not self._buffer.get(run_id).run.is_native_generator:
-            await self._repeat_safely(run_id)
-
-        def change(run: Run) -> None:
-            run.state, run.process_ended_s = RunState.RUNNING, None
-            run.is_waiting_for_engine = run.is_last_slot_reported = False
-
-        await self._buffer.update(run_id, change)
-
-    async def _repeat_safely(self, run_id: str) -> None:
-        try:
-            await self._buffer.expect_repeats(run_id)
-        except StorageFailed:
-            logger.warning("run %s: the journal fails, repeated samples may open further groups", run_id)
-
-    async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
-        """The run has no process any more."""
-        state = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed": RunState.FAILED}[outcome.kind]
-        log = "\n".join(outcome.log_tail)
-        told = "\n".join(part for part in (outcome.error, outcome.traceback, log and f"last log lines:\n{log}") if part)
-        try:
-            await self._end(run_id, state, told or outcome.kind)
-        except RunNotFound:
-            logger.warning("a process of run %s ended, which the buffer does not know", run_id)
+        return self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection, Request
 
 from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.retention import Retention
 from forebay.core.errors import NoRun, RunNotFound
 from forebay.core.settings import Settings
 from forebay.generators.discovery import Catalog
@@ -21,6 +22,7 @@ class Services:
     buffer: Buffer
     catalog: Catalog
     runs: RunService
+    retention: Retention
     metrics: Metrics
     bodies: BodyBudget
 
@@ -35,7 +37,8 @@ class Services:
         """The same for a writer, who is told 404. Raises ``RunNotFound``."""
         entry = self.buffer.newest(name)
         if entry is None:
-            raise RunNotFound(name or "(none was started)")
+            told = NoRun(name)
+            raise RunNotFound(name, message=told.message, hint=told.hint)
         return entry
 
 

@@ -13,6 +13,7 @@ from forebay.generators.info import GeneratorInfo
 from forebay.generators.rows import validate_rows
 
 ROWS_BEFORE_REPLY = 1_000
+MAX_START_ID_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class StartRequest:
     listed: list[InstanceId]
     """``skip_instance_ids``."""
     input_file: str | None
+    lists_ids: bool
+    """Whether the payload has ``skip_instance_ids`` at all."""
+    start_id: str
+    """A native start repeated under it is the same start; "" means that the caller gave none."""
 
     @classmethod
     def parse(cls, payload: dict[str, Any]) -> "StartRequest":
@@ -37,7 +42,22 @@ class StartRequest:
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
-        return cls(payload, task_type, RunSettings.parse(payload), _listed(payload), input_file or None)
+        return cls(
+            payload=payload,
+            task_type=task_type,
+            settings=RunSettings.parse(payload),
+            listed=_listed(payload),
+            input_file=input_file or None,
+            lists_ids=payload.get("skip_instance_ids") is not None,
+            start_id=_start_id(payload),
+        )
+
+
+def _start_id(payload: dict[str, Any]) -> str:
+    start_id = payload.get("start_id") or ""
+    if not isinstance(start_id, str) or len(start_id) > MAX_START_ID_LENGTH:
+        raise InvalidInput(f"start_id must be a string of up to {MAX_START_ID_LENGTH} characters", field="start_id")
+    return start_id
 
 
 def _listed(payload: dict[str, Any]) -> list[InstanceId]:

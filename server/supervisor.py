@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from forebay.core.errors import StartRefused
 from forebay.core.ports import ProcessOutcome, RunHost
-from forebay.generators.run_code import copy_code
+from forebay.generators.run_code import copied_module
 from forebay.generators.run_log import log_path, read_tail
 from forebay.generators.run_spec import Report, RunSpec
 from forebay.server.engine_aborts import AbortCalls, EngineAborts
@@ -24,7 +23,10 @@ OUTCOME_LOG_LINES = 50
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A run to start a process for. ``module_path`` is the user's file; the process uses its copy in ``run_dir``."""
+    """A run to start a process for. ``module_path`` is the user's file; the process uses its copy in ``run_dir``.
+
+    The copy must be there (``generators.run_code.copy_code``).
+    """
 
     run_id: str
     module_path: Path
@@ -96,16 +98,13 @@ class Supervisor:
         await self._aborts.wait_for_all()
 
     async def launch(self, spec: LaunchSpec) -> None:
-        """Copy the generator (once in the life of a run), start its process, and watch over it.
-
-        Raises StartRefused if the copy fails, RuntimeError if the run has a process already.
-        """
+        """Start a process of the run, and watch over it. Raises RuntimeError if the run has one already."""
         if spec.run_id in self._runs:
             raise RuntimeError(f"run {spec.run_id} has a process already: stop it first")
         run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s)
         try:
-            await self._prepare(spec)
-        except BaseException:  # cancelled or refused: a run that never started is not held
+            await self._aborts.wait_for(spec.run_id)
+        except BaseException:  # cancelled: a run that never started is not held
             del self._runs[spec.run_id]
             raise
         run.task = asyncio.create_task(self._supervise(run), name=f"supervise {spec.run_id}")
@@ -130,14 +129,6 @@ class Supervisor:
     def log_tail(self, run_dir: Path, num_lines: int = 100) -> list[str]:
         """The last lines that the processes of the run in ``run_dir`` printed."""
         return read_tail(log_path(run_dir), num_lines)
-
-    async def _prepare(self, spec: LaunchSpec) -> None:
-        try:
-            await asyncio.to_thread(copy_code, spec.module_path, spec.run_dir)
-        except OSError as error:
-            told = f"the generator {spec.module_path} cannot be copied to {spec.run_dir}: {error}"
-            raise StartRefused(told, hint="make room, or the file readable, and start again") from error
-        await self._aborts.wait_for(spec.run_id)
 
     async def _supervise(self, run: _Supervised) -> None:
         try:
@@ -177,7 +168,7 @@ class Supervisor:
         payload = await self._host.launch_payload(spec.run_id)
         if run.stopping.is_set():
             return None
-        module_path = await asyncio.to_thread(copy_code, spec.module_path, spec.run_dir)
+        module_path = copied_module(spec.module_path, spec.run_dir)
         process = await RunProcess.start(
             RunSpec(str(module_path), str(spec.module_path.parent), payload),
             run_dir=spec.run_dir,

@@ -162,7 +162,7 @@ def test_the_same_uid_again_is_acknowledged_and_counted_once(run: NativeRun) -> 
     first, twin = run.write(sample, sample)
     assert (first["duplicate"], twin["duplicate"]) == (False, True)
     [again] = run.write(sample | {"reward": 0.5})
-    assert (again["status"], again["duplicate"]) == (200, True)
+    assert again == {"status": 200, "uid": "same", "duplicate": True}
     [group] = run.groups()
     assert group["num_samples"] == 1
     assert run.group(group["group_id"])["samples"][0]["reward"] == 1.0
@@ -287,6 +287,9 @@ def test_a_full_disk_is_507_and_writing_resumes_by_itself(small_disk: Path, make
     for sample in refused:
         assert_error(run.send(sample), 507, "storage_failed")
     assert_error(run.client.post(f"{run.path}/samples", json=refused[0]), 507, "storage_failed")
+    starts = run.client.post("/v1/runs", json={"task_type": "idle", "group_size": 4})
+    assert_error(starts, 507, "storage_failed")
+    assert [path.name for path in (small_disk / "data" / "runs").iterdir()] == [run.run_id], "nothing is left of it"
     assert run.fetch()["success"] is False
     assert run.client.get("/readyz").status_code == 503
     assert run.client.get("/healthz").status_code == 200

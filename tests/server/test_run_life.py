@@ -1,6 +1,7 @@
 """The life of a run over HTTP: validating, running, crashed, finished, ended; starts refused and repeated."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,14 @@ def test_an_ended_run_stays_ended_after_a_restart(restartable: ServerProcess) ->
     server.restart()
     assert run.view()["state"] == "stopped"
     assert_error(server.client.post("/s/ended/get_rollout_data", json={}), 410, "run_ended")
+
+
+def test_a_start_repeated_under_its_id_is_the_same_run(server: ServerProcess) -> None:
+    body = {"task_type": "idle", "group_size": 4, "start_id": "lost-reply"}
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: server.client.post("/v1/runs", json=body), range(4)))
+    assert [reply.status_code for reply in replies] == [201] * 4
+    assert len({reply.json()["run_id"] for reply in replies}) == 1
+    other = server.client.post("/v1/runs", json=body | {"start_id": "another"}).json()
+    assert other["run_id"] != replies[0].json()["run_id"]
+    assert_error(server.client.post("/v1/runs", json=body | {"start_id": 7}), 422, "invalid_input", "start_id")
