@@ -13,12 +13,10 @@ Match = tuple[HotRoute, Find, str]
 """A route, how it finds its run, and by what."""
 
 
-class HotRoutes:
-    """Takes the hot paths (``openapi.HOT_PATHS`` lists them), passes everything else on to ``app``."""
+class HotPaths:
+    """Which path leads to which route (``openapi.HOT_PATHS`` lists them)."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app = app
-        self._services = services
+    def __init__(self) -> None:
         slime_read, slime_write, native_write = SlimeRead(), SlimeWrite(), NativeWrite()
         self._named: dict[str, tuple[HotRoute, Find]] = {
             "buffer/write": (slime_write, Services.writable),
@@ -31,18 +29,8 @@ class HotRoutes:
             "v1/runs": {"samples": (native_write, _by_id), "batches": (NativeRead(), _by_id)},
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._match(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        route, find, name = found
-        try:  # noqa: SIM105 - a context manager costs a microsecond on each write
-            await route(self._services, find, name, scope, receive, send)
-        except ClientGone:
-            pass
-
-    def _match(self, path: str) -> Match | None:
+    def match(self, path: str) -> Match | None:
+        """The route of a POST to ``path``, and how it finds its run; None if it is no hot path."""
         found = self._named.get(path[1:])
         if found is not None:
             return (*found, "")
@@ -53,6 +41,26 @@ class HotRoutes:
         name, _, action = rest.partition("/")
         found = self._by_kind.get(kind, {}).get(action)
         return None if found is None else (*found, name)
+
+
+class HotRoutes:
+    """Takes the hot paths, passes everything else on to ``app``."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._services = services
+        self._paths = HotPaths()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._paths.match(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        route, find, name = found
+        try:  # noqa: SIM105 - a context manager costs a microsecond on each write
+            await route(self._services, find, name, scope, receive, send)
+        except ClientGone:
+            pass
 
 
 def _by_key(services: Services, run_key: str) -> Entry:

@@ -21,8 +21,15 @@ class Call(NamedTuple):
     services: Services
     entry: Entry
     body: bytes
+    held: HeldBody
+    """The room that the body takes; more is to be reserved for what comes out of a compressed one."""
+    scope: Scope
     receive: Receive
     send: Send
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header, given in lower case; several are joined with commas."""
+        return b",".join(value for key, value in self.scope["headers"] if key == name)
 
 
 class HotRoute(ABC):
@@ -35,7 +42,7 @@ class HotRoute(ABC):
         try:
             entry = find(services, name)
             held = await services.bodies.read(scope, receive)
-            await self.answer(Call(services, entry, held.data, receive, send))
+            await self.answer(Call(services, entry, held.data, held, scope, receive, send))
         except ForebayError as error:
             await send_json(send, error.status, encode(self.told(error)), error_headers(error))
         finally:

@@ -5,14 +5,17 @@ import time
 import msgspec
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.run_buffer import WriteResult
+from forebay.buffer.receipt import Receipt
+from forebay.core.binary_sample import read_any_sample
 from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import read_sample
+from forebay.core.token_arrays import is_samples, split_samples
 from forebay.server.asgi import encode, error_body, error_headers, send_json
+from forebay.server.encodings import is_ndjson, number_lines, plain_body, split_lines
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
 
 _Refusal = InvalidInput | BufferFull
-_Verdict = WriteResult | _Refusal
+_Verdict = Receipt | _Refusal
 _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 _STORED = b'{"success":true,"message":"the sample is stored","duplicate":false,"data":{"data":['
@@ -29,18 +32,28 @@ class SlimeWrite(SlimeRoute):
         result = await call.entry.buffer.write_when_room(sample, call.services.settings.write_wait_s)
         await result.stored
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
-        head = _KNOWN if result.is_duplicate else _STORED
-        await send_json(call.send, 200, b"".join((head, call.body, _END)))
+        head, tail = reply_to(result)
+        await send_json(call.send, 200, b"".join((head, call.body, tail)))
+
+
+def reply_to(receipt: Receipt) -> tuple[bytes, bytes]:
+    """What stands before and after the sample in the reply to its write."""
+    return (_KNOWN if receipt.is_duplicate else _STORED), _END
 
 
 class NativeWrite(HotRoute):
-    """``/v1/runs/{run_id}/samples``: one sample or an array, and a verdict for each."""
+    """``/v1/runs/{run_id}/samples``: one sample, an array, or one on each line, and a verdict for each."""
 
     async def answer(self, call: Call) -> None:
         began_s = time.perf_counter()
-        is_array = call.body.lstrip()[:1] == b"["
-        verdicts = [_accept(call.entry, item) for item in (_items(call.body) if is_array else [call.body])]
+        body, kind = await plain_body(call), call.header(b"content-type")
+        is_binary, lines = is_samples(kind), split_lines(body) if is_ndjson(kind) else None
+        is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
+        split = split_samples if is_binary else _items
+        items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
+        verdicts = [_accept(call.entry, item) for item in items]
         results = [await _stored(verdict) for verdict in verdicts]
+        number_lines(results, lines or ())
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
         if not is_array and isinstance(verdicts[0], _Refusal):
             raise verdicts[0]
@@ -57,7 +70,7 @@ def _items(body: bytes) -> list[bytes]:
 
 def _accept(entry: Entry, item: bytes) -> _Verdict:
     try:
-        return entry.buffer.write(read_sample(item, is_lenient=False))
+        return entry.buffer.write(read_any_sample(item))
     except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
         return error
 
@@ -66,5 +79,7 @@ async def _stored(verdict: _Verdict) -> dict[str, object]:
     if isinstance(verdict, _Refusal):
         return {"status": verdict.status, **error_body(verdict)}
     await verdict.stored
-    outcome = "failed" if verdict.is_failed and verdict.outcome == "member" else verdict.outcome
-    return {"status": 200, "uid": verdict.uid, "duplicate": verdict.is_duplicate, "outcome": outcome}
+    told: dict[str, object] = {"status": 200, "uid": verdict.uid, "duplicate": verdict.is_duplicate}
+    if verdict.is_duplicate:  # what became of the first one is in the store alone
+        return told
+    return told | {"outcome": "failed" if verdict.is_failed and verdict.outcome == "member" else verdict.outcome}

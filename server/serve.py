@@ -14,6 +14,7 @@ import uvloop
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
+from forebay.server.express import ExpressProtocol
 from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
 
@@ -68,7 +69,7 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
             create_app(services),
             log_config=None,
             access_log=False,
-            http="httptools",
+            http=ExpressProtocol.over(services),
             lifespan="off",
             server_header=False,
             date_header=False,

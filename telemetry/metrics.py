@@ -1,9 +1,11 @@
 """What ``GET /metrics`` shows: latencies as they happen, and counts read when somebody asks."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -18,22 +20,38 @@ class Metrics:
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Snapshots(snapshot))
-        self.write_seconds = Histogram(
-            "forebay_write_seconds",
-            "Time from the last byte of a written body to its acknowledgement.",
-            buckets=BUCKETS_S,
-            registry=self.registry,
+        self.write_seconds = Latencies(
+            "forebay_write_seconds", "Time from the last byte of a written body to its acknowledgement."
         )
-        self.read_seconds = Histogram(
-            "forebay_read_seconds",
-            "Time to choose a batch and send it, without waiting for groups.",
-            buckets=BUCKETS_S,
-            registry=self.registry,
+        self.read_seconds = Latencies(
+            "forebay_read_seconds", "Time to choose a batch and send it, without waiting for groups."
         )
+        self.registry.register(self.write_seconds)
+        self.registry.register(self.read_seconds)
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class Latencies(Collector):
+    """A histogram of seconds, used from one thread: each write is counted, and the library's locks cost 2 µs."""
+
+    def __init__(self, name: str, told: str) -> None:
+        self._name = name
+        self._told = told
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        bounds = [*map(str, BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._told, buckets=buckets, sum_value=self._sum_s)
 
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -48,7 +66,9 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_buffered_bytes": ("Bytes of those samples.", ()),
     "forebay_runs": ("Runs, by state.", ("state",)),
     "forebay_runs_stalled": ("Runs that made no progress for their group deadline.", ()),
+    "forebay_runs_alarmed": ("Runs of which many groups in a row ended undelivered.", ()),
     "forebay_journal_bytes": ("Bytes of the journal.", ()),
+    "forebay_journal_segments": ("Segment files of the journal.", ()),
     "forebay_journal_quarantined": ("Corrupt records set aside since the server started.", ()),
     "forebay_storage_healthy": ("1 while the journal takes writes.", ()),
 }
