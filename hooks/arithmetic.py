@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from forebay.core.run import Normaliser
+
 EPSILON = 1e-8
 """Added to a deviation before dividing by it; a smaller deviation counts as none."""
 
@@ -16,7 +18,7 @@ def is_number(value: object) -> bool:
     return _is_real(value) and -_LARGEST <= value <= _LARGEST
 
 
-def is_valid_reward(value: object) -> bool:
+def is_valid_reward(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a number within [0, 1]."""
     return _is_real(value) and 0 <= value <= 1
 
@@ -42,26 +44,70 @@ def mean(values: Sequence[float]) -> float:
 
 def deviation(values: Sequence[float]) -> float:
     """The population standard deviation; 0 of nothing."""
-    if not values:
-        return 0.0
-    centre = mean(values)
+    return _deviation(values, mean(values)) if values else 0.0
+
+
+def _deviation(values: Sequence[float], centre: float) -> float:
     return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(len(values)))
 
 
-def z_scores(rewards: Sequence[object]) -> list[object]:
-    """Each valid reward minus their mean, over their population deviation plus ε; what is not valid stays as it is.
+def advantages(rewards: Sequence[object], rollout_ids: Sequence[str], normaliser: Normaliser) -> list[object]:
+    """What each valid reward becomes within its group; what is not valid stays as it is, and counts nowhere.
 
-    Rewards that are all zero stay zero, rewards without spread become zero (GRPO, arXiv:2402.03300, as in slime).
+    With r the rewards of n rollouts, m their mean and s their population deviation:
+
+    - "grpo": (r - m) / (s + ε) (GRPO, arXiv:2402.03300, as in slime)
+    - "rloo": r - mean of the other rollouts' rewards (RLOO, arXiv:2402.14740)
+    - "dr_grpo": r - m (Dr. GRPO, arXiv:2503.20783)
+
+    Rewards that share a rollout id other than "" are of one rollout: together they are one r, their mean, and all get
+    what it becomes; no ids at all mean as many rollouts as rewards. Rewards that are all zero stay zero, and rewards
+    without spread become zero.
     """
-    valid = [reward if _is_real(reward) and 0 <= reward <= 1 else None for reward in rewards]
-    numbers = [reward for reward in valid if reward is not None]
-    if not any(numbers):
-        return list(rewards)
-    centre, spread = mean(numbers), deviation(numbers)
-    if spread < EPSILON:
-        return [raw if reward is None else 0.0 for raw, reward in zip(rewards, valid, strict=True)]
-    scale = spread + EPSILON
-    return [raw if reward is None else (reward - centre) / scale for raw, reward in zip(rewards, valid, strict=True)]
+    valid = [place for place, reward in enumerate(rewards) if is_valid_reward(reward)]
+    numbers = [reward for reward in rewards if is_valid_reward(reward)]
+    told = [rollout_ids[place] for place in valid] if rollout_ids else ()
+    made = list(rewards)
+    for place, advantage in zip(valid, valid_advantages(numbers, told, normaliser), strict=True):
+        made[place] = advantage
+    return made
+
+
+def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], normaliser: Normaliser) -> Sequence[float]:
+    """The same where every reward is valid."""
+    if not any(rewards):
+        return rewards
+    if not any(rollout_ids):
+        return _centred(rewards, normaliser)
+    keys: list[object] = [told or place for place, told in enumerate(rollout_ids)]
+    forks: dict[object, list[float]] = {}
+    for key, reward in zip(keys, rewards, strict=True):
+        forks.setdefault(key, []).append(reward)
+    made = dict(zip(forks, _centred([_common(group) for group in forks.values()], normaliser), strict=True))
+    return [made[key] for key in keys]
+
+
+def _common(rewards: list[float]) -> float:
+    return rewards[0] if min(rewards) == max(rewards) else mean(rewards)
+
+
+def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float]:
+    """One advantage for each rollout's reward."""
+    centre = mean(rewards)
+    if normaliser == "grpo":
+        spread = _deviation(rewards, centre)
+        scale = spread + EPSILON
+        return [0.0] * len(rewards) if spread < EPSILON else [(reward - centre) / scale for reward in rewards]
+    if min(rewards) == max(rewards):  # a single one, too
+        return [0.0] * len(rewards)
+    # With n rewards, r less the mean of the others is (r - mean) n / (n - 1).
+    factor = len(rewards) / (len(rewards) - 1) if normaliser == "rloo" else 1.0
+    return [(reward - centre) * factor for reward in rewards]
+
+
+def share(reward: float, num_kept: int, group_size: int, num_copies: int) -> float:
+    """What is left of a reward when ``num_kept`` rows stand for ``group_size``, and it goes out with its copies."""
+    return bounded(reward * (group_size / num_kept) / (1 + num_copies))
 
 
 def num_copies(num_kept: int, group_size: int) -> list[int]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from forebay.core.ids import InstanceId
+from forebay.core.run import Normaliser
+from forebay.core.sample import rollout_id
 from forebay.hooks import arithmetic
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.specs import hookimpl
@@ -17,8 +19,9 @@ from forebay.hooks.types import Group, Item
 class Defaults:
     """Answers every read hook. Works on items with a body and on items that have only their index columns."""
 
-    def __init__(self, choice: ContractChoice) -> None:
+    def __init__(self, choice: ContractChoice, normaliser: Normaliser = "grpo") -> None:
         self._choice = choice
+        self._normaliser = normaliser
 
     @hookimpl(trylast=True)
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
@@ -50,11 +53,13 @@ class Defaults:
 
     @hookimpl(trylast=True)
     def normalize_group_data(self, group: Group) -> Group:
-        """Replace each reward by its z-score; the reward as it was goes to ``raw_reward``."""
+        """Replace each reward by its advantage, as the run's normaliser says; as it was it goes to ``raw_reward``."""
         items = group[1]
         rewards = [item.get("reward") for item in items]
-        for item, raw, score in zip(items, rewards, arithmetic.z_scores(rewards), strict=True):
-            item["reward"] = score
+        rollout_ids = [rollout_id(item.get("rollout_id")) for item in items]
+        made = arithmetic.advantages(rewards, rollout_ids, self._normaliser)
+        for item, raw, advantage in zip(items, rewards, made, strict=True):
+            item["reward"] = advantage
             item["raw_reward"] = raw
         return group
 
@@ -71,7 +76,7 @@ class Defaults:
         copies = arithmetic.num_copies(len(items), group_size)
         for item, num in zip(items, copies, strict=True):
             if arithmetic.is_number(item.get("reward")):
-                item["reward"] = arithmetic.bounded(item["reward"] * (group_size / len(items)) / (1 + num))
+                item["reward"] = arithmetic.share(item["reward"], len(items), group_size, num)
         num_missing = max(0, group_size - len(items))
         return instance_id, items + [copy.deepcopy(items[index % len(items)]) for index in range(num_missing)]
 

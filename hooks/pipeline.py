@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from forebay.core.ids import InstanceId
@@ -44,10 +45,11 @@ class Outcome:
     is_filtered: bool
 
 
-def index_items(instance_id: InstanceId, rewards: Sequence[float]) -> list[Item]:
+def index_items(instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str]) -> list[Item]:
     """Items of the index columns only, for hooks that are all built in; ``row`` tells them apart."""
     return [
-        {"instance_id": instance_id, "reward": reward, "messages": [], _ROW: row} for row, reward in enumerate(rewards)
+        {"instance_id": instance_id, "reward": reward, "rollout_id": told, "messages": [], _ROW: row}
+        for row, (reward, told) in enumerate(zip_longest(rewards, rollout_ids, fillvalue=""))
     ]
 
 

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from forebay.hooks import answers, defaults, pipeline, wire
+from forebay.core.errors import ForebayError
+from forebay.core.run import Normaliser
+from forebay.hooks import answers, columns, defaults, pipeline, wire
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.host_client import HostClient
 from forebay.hooks.loading import installed_plugins
@@ -25,8 +28,8 @@ class HookRunner:
 
     ``user_hooks`` are the hooks that the generator file at ``module_path`` has (``check_hooks`` tells); without any,
     the file is not loaded. ``python_path`` goes in front of the host's. ``contract`` is what the payload or the file
-    declares. One request to the host may take ``time_limit_s``, loading it ``start_limit_s``. What hooks print goes to
-    ``log_path``, else to standard error.
+    declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by. One request to the host may take
+    ``time_limit_s``, loading it ``start_limit_s``. What hooks print goes to ``log_path``, else to standard error.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class HookRunner:
         *,
         task_type: str,
         contract: Contract | None = None,
+        normaliser: Normaliser = "grpo",
         module_path: Path | None = None,
         python_path: Sequence[Path] = (),
         user_hooks: Collection[str] = (),
@@ -46,10 +50,10 @@ class HookRunner:
         self._user_hooks = frozenset(user_hooks)
         self._plugins = [point.name for point in installed_plugins()] if plugins else []
         choice = ContractChoice(contract, has_transform="transform_group" in self._user_hooks)
-        self._built_in = defaults.Defaults(choice)
         self._choice = choice
+        self._normaliser = normaliser
         paths = [str(path) for path in python_path]
-        setup = wire.Setup(task_type, contract, str(self._file or ""), paths, bool(self._plugins))
+        setup = wire.Setup(task_type, contract, normaliser, str(self._file or ""), paths, bool(self._plugins))
         self._host = HostClient(setup, time_limit_s=time_limit_s, start_limit_s=start_limit_s, log_path=log_path)
         self._notifier = Notifier(self._deliver)
 
@@ -63,6 +67,13 @@ class HookRunner:
         await self._notifier.close(_NOTIFY_GRACE_S)
         await self._host.close()
 
+    def refuse(self, error: ForebayError) -> AbstractContextManager[None]:
+        """Within this, ``judge`` and ``process`` raise ``error`` at once where users' code would answer.
+
+        Those that have begun do so as well: nobody wants their answers any more. Everything else goes on.
+        """
+        return self._host.refuse(error)
+
     @property
     def contract(self) -> Contract | None:
         """The contract in force; None while the generator file's first answer is awaited."""
@@ -75,6 +86,8 @@ class HookRunner:
 
         Installed plugins count until the host has been started and said what they implement.
         """
+        if self._file is None and not self._plugins:
+            return False
         hooks = ("get_group_data_meta_info",) if stage == "meta_info" else _GROUP_HOOKS
         return any(self._is_outside(hook) for hook in hooks)
 
@@ -93,27 +106,23 @@ class HookRunner:
         Slots whose samples failed are not counted in ``sizes``: hooks cannot ask for them.
         """
         if not self.in_host("judge"):
-            items = pipeline.index_items(group.instance_id, group.rewards)
-            whole = (group.instance_id, items)
-            return Verdict(*self._built_in.is_valid_group(whole, sizes.group_size, sizes.min_valid_group_size))
+            return columns.judge(group.rewards, sizes, self._choice.current)
         hook = "is_valid_group"
-        await self._host.ready()
+        await self._host.ready(is_refusable=True)
         bodies = await group.bodies() if self._is_outside(hook) else None
-        request = wire.Judge(_key(group), group.rewards, bodies, _fields(sizes))
-        reply = cast(wire.Judged, await self._host.ask(request, hook))
+        request = wire.Judge(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes))
+        reply = cast(wire.Judged, await self._host.ask(request, hook, is_refusable=True))
         self._host.decide(reply.contract)
         return Verdict(reply.is_valid, reply.is_finished)
 
     async def process(self, group: HookInput, sizes: Sizes) -> Processed:
         """Ask for the rows of a group: filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
         if not self.in_host("process"):
-            items = pipeline.index_items(group.instance_id, group.rewards)
-            whole = (group.instance_id, items)
-            return pipeline.index_rows(pipeline.process(self._built_in, whole, sizes, self._choice.current))
-        hello = await self._host.ready()
+            return columns.process(group.rewards, group.rollout_ids, sizes, self._choice.current, self._normaliser)
+        hello = await self._host.ready(is_refusable=True)
         bodies = await group.bodies() if _needs_bodies(hello) else None
-        request = wire.Process(_key(group), group.rewards, bodies, _fields(sizes))
-        reply = cast(wire.Rows, await self._host.ask(request, "is_valid_group"))
+        request = wire.Process(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes))
+        reply = cast(wire.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
         return Processed(reply.rows, reply.num_kept, reply.is_filtered)
 

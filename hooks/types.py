@@ -1,8 +1,10 @@
 """What goes into the hooks and what comes out: the words that the buffer and the hook host share."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from forebay.core.ids import InstanceId
 
@@ -41,18 +43,19 @@ class Verdict:
 
 @dataclass(slots=True)
 class HookInput:
-    """One group: its samples' rewards, and a way to get their bodies when a hook needs to see them.
+    """One group: its samples' index columns, and a way to get their bodies when a hook needs to see them.
 
-    ``bodies`` yields one JSON object per reward, as stored, in the same order.
+    ``bodies`` yields one JSON object per reward, as stored, in the same order. Samples that share a rollout id other
+    than "" are forks of one rollout; an empty list means that none has one.
     """
 
     instance_id: InstanceId
     rewards: list[float]
     bodies: Callable[[], Awaitable[list[bytes]]]
+    rollout_ids: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct, gc=False):
     """One row of a batch.
 
     Without ``body`` it is the stored body of sample number ``source`` with ``reward`` set in, and ``raw_reward`` unless

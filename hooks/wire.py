@@ -5,6 +5,7 @@ Bodies, ids and whatever users' hooks answer travel as JSON bytes inside, which 
 
 import msgspec
 
+from forebay.core.run import Normaliser
 from forebay.hooks.types import Contract, Row
 
 HEADER_BYTES = 8
@@ -15,6 +16,7 @@ class Setup(msgspec.Struct, tag="setup"):
 
     task_type: str
     contract: Contract | None
+    normaliser: Normaliser
     module_path: str
     python_path: list[str]
     loads_plugins: bool
@@ -25,6 +27,7 @@ class Judge(msgspec.Struct, tag="judge"):
 
     instance_id: bytes
     rewards: list[float]
+    rollout_ids: list[str]
     bodies: list[bytes] | None
     sizes: tuple[int, int, int]
 
@@ -34,6 +37,7 @@ class Process(msgspec.Struct, tag="process"):
 
     instance_id: bytes
     rewards: list[float]
+    rollout_ids: list[str]
     bodies: list[bytes] | None
     sizes: tuple[int, int, int]
 

@@ -1,0 +1,131 @@
+"""How rewards become advantages: numbers worked out by hand, what holds for all, and the way a run's choice takes."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.core.run import Normaliser
+from forebay.hooks import HookInput, HookRunner, columns
+from forebay.hooks.arithmetic import advantages
+from forebay.hooks.contract import ContractChoice
+from forebay.hooks.defaults import Defaults
+from forebay.hooks.pipeline import index_items, index_rows, process
+from forebay.hooks.types import Sizes
+from tests.conftest import MakeServer
+from tests.kit import ServerProcess, assert_error, make_sample
+
+NORMALISERS: list[Normaliser] = ["grpo", "rloo", "dr_grpo"]
+KEEPS_ALL = "def filter_item(item, task_type):\n    return True\n"
+"""Something of the user's, so that the whole pipeline runs in the hook host."""
+
+normalisers = st.sampled_from(NORMALISERS)
+rows = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["", "a", "b"])), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "rewards", "rollouts", "expected"),
+    [
+        ("grpo", [0.0, 1.0, 1.0, 1.0], "", [-math.sqrt(3), *[1 / math.sqrt(3)] * 3]),
+        ("rloo", [0.0, 1.0, 1.0, 0.5], "", [-2.5 / 3, 0.5, 0.5, -0.5 / 3]),
+        ("dr_grpo", [0.0, 1.0, 1.0, 0.5], "", [-0.625, 0.375, 0.375, -0.125]),
+        ("grpo", [0.0, 1.0, 1.0, 1.0], ".aaa", [-1.0, 1.0, 1.0, 1.0]),
+        ("rloo", [0.0, 1.0, 1.0, 0.5], "..bb", [-0.875, 0.625, 0.25, 0.25]),
+        ("dr_grpo", [0.0, 0.5, 1.0], ".cc", [-0.375, 0.375, 0.375]),
+        ("dr_grpo", [0.25, 0.75, 2.5], "", [-0.25, 0.25, 2.5]),
+        ("rloo", [0.25, 0.75, 2.5, 0.75], ".ddd", [-0.5, 0.5, 2.5, 0.5]),
+        ("rloo", [0.7], "", [0.0]),
+        ("rloo", [0.2, 0.8], "aa", [0.0, 0.0]),
+        ("dr_grpo", [0.1, 0.1, 0.1], "", [0.0, 0.0, 0.0]),
+        ("grpo", [0.2, 0.8], "aa", [0.0, 0.0]),
+        ("rloo", [], "", []),
+    ],
+)
+def test_the_numbers_are_those_of_the_formulas(
+    normaliser: Normaliser, rewards: list[float], rollouts: str, expected: list[float]
+) -> None:
+    ids = [letter.strip(".") for letter in rollouts]
+    assert advantages(rewards, ids, normaliser) == pytest.approx(expected, abs=1e-7)
+
+
+@given(group=rows, normaliser=normalisers)
+def test_rollouts_balance_and_forks_share(group: list[tuple[float, str]], normaliser: Normaliser) -> None:
+    made = advantages([reward for reward, _ in group], [told for _, told in group], normaliser)
+    by_rollout: dict[object, set[object]] = {}
+    for place, ((_, told), advantage) in enumerate(zip(group, made, strict=True)):
+        by_rollout.setdefault(told or place, set()).add(advantage)
+    assert all(len(values) == 1 for values in by_rollout.values())
+    numbers = [float(str(value)) for values in by_rollout.values() for value in values]
+    assert all(math.isfinite(number) for number in numbers)
+    if any(reward for reward, _ in group):
+        assert math.fsum(numbers) == pytest.approx(0, abs=1e-6)
+
+
+@given(rewards=st.lists(st.floats(0, 1), min_size=2, max_size=12))
+def test_rloo_compares_with_the_mean_of_the_others(rewards: list[float]) -> None:
+    others = [math.fsum(rewards) - reward for reward in rewards]
+    expected = [reward - rest / (len(rewards) - 1) for reward, rest in zip(rewards, others, strict=True)]
+    assert advantages(rewards, [], "rloo") == pytest.approx(expected, abs=1e-9)
+
+
+@given(
+    group=st.lists(st.tuples(st.floats(-1, 2), st.sampled_from(["", "a"])), max_size=12),
+    size=st.integers(1, 14),
+    normaliser=normalisers,
+    contract=st.sampled_from(["A", "B"]),
+)
+def test_columns_give_what_items_give(
+    group: list[tuple[float, str]], size: int, normaliser: Normaliser, contract: Any
+) -> None:
+    rewards, ids = [reward for reward, _ in group], [told for _, told in group]
+    sizes = Sizes(size, max(1, size - 1), max(1, size // 2))
+    hooks = Defaults(ContractChoice(contract), normaliser)
+    outcome = process(hooks, (1, index_items(1, rewards, ids)), sizes, contract)
+    assert columns.process(rewards, ids, sizes, contract, normaliser) == index_rows(outcome)
+    verdict = columns.judge(rewards, sizes, contract)
+    whole = (1, index_items(1, rewards, ids))
+    assert (verdict.is_valid, verdict.is_finished) == hooks.is_valid_group(whole, size, sizes.min_valid_group_size)
+
+
+@pytest.mark.parametrize("source", ["", KEEPS_ALL])
+async def test_the_hook_host_normalises_as_the_server_does(
+    source: str,
+    make_file: Callable[[str], Path],
+    make_runner: Callable[..., AbstractAsyncContextManager[HookRunner]],
+) -> None:
+    rewards, ids = [0.0, 1.0, 1.0, 0.5], ["", "", "b", "b"]
+
+    async def bodies() -> list[bytes]:
+        samples = [make_sample(instance_id=7, reward=r, rollout_id=i) for r, i in zip(rewards, ids, strict=True)]
+        return [json.dumps(sample).encode() for sample in samples]
+
+    path = make_file(source) if source else None
+    async with make_runner(path, normaliser="rloo") as runner:
+        done = await runner.process(HookInput(7, rewards, bodies, ids), Sizes(4, 4, 2))
+    assert [row.reward for row in done.rows] == pytest.approx([-0.875, 0.625, 0.25, 0.25], abs=1e-9)
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_a_run_normalises_as_it_was_told(has_hook: bool, make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server()
+    if has_hook:
+        idle = server.generators / "idle_generator.py"
+        idle.write_text(idle.read_text() + KEEPS_ALL)
+    run = server.start_run(group_size=4, normaliser="rloo")
+    told = [(0.0, None), (1.0, "main"), (1.0, 7), (0.5, 7)]
+    run.write(*(make_sample(uid=f"u{n}", reward=r, rollout_id=rollout) for n, (r, rollout) in enumerate(told)))
+    data = run.read(num_groups=1, wait_s=20)["data"]
+    assert [row["reward"] for row in data] == pytest.approx([-0.875, 0.625, 0.25, 0.25], abs=1e-9)
+    assert [row["raw_reward"] for row in data] == [0.0, 1.0, 1.0, 0.5]
+
+
+def test_an_unknown_normaliser_is_refused_with_the_names(server: ServerProcess) -> None:
+    reply = server.client.post("/v1/runs", json={"task_type": "idle", "group_size": 4, "normaliser": "ppo"})
+    error = assert_error(reply, 422, "invalid_input", "normaliser")
+    assert all(name in error["message"] for name in NORMALISERS)
