@@ -5,11 +5,11 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
-PACKAGES := core telemetry hooks engines buffer generators server
+PACKAGES := core telemetry hooks engines client buffer generators server
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-sglang test-soak bench lint fix types layers docs clean
+.PHONY: help install demo demo-rl serve test test-sglang test-soak bench lint fix types layers docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ $(VENV)/.installed: pyproject.toml Makefile
 
 demo: install ## Run everything at once: engine, server, a run, a trainer
 	@$(BIN)/forebay demo
+
+demo-rl: install ## Watch a tiny model learn: engine, server, GRPO trainer (ARGS='--seed 1 --dir FOLDER')
+	@$(BIN)/python examples/grpo_loop/loop.py $(ARGS)
 
 serve: install ## Run the server
 	@$(BIN)/forebay serve

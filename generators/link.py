@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from forebay.client import flow
 from forebay.core.errors import ForebayError
 from forebay.generators.schedule import GroupKey, Plan
 
@@ -77,17 +78,8 @@ class ClosedGroups:
     is_run_over: bool = False
 
 
-class Backoff:
-    """Pauses that double from ``first_s`` to ``max_s``, unless the other side says how long."""
-
-    def __init__(self, first_s: float = 0.1, max_s: float = 15.0) -> None:
-        self._first_s = self._next_s = first_s
-        self._max_s = max_s
-
-    def next_s(self, told_s: float | None = None) -> float:
-        """Seconds of the next pause."""
-        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
-        return pause_s if told_s is None else max(told_s, self._first_s)
+class Backoff(flow.Backoff):
+    """The same pauses, to be awaited."""
 
     async def wait(self, told_s: float | None = None) -> None:
         """Wait the next pause, or the ``told_s`` seconds that the other side asked for."""

@@ -5,6 +5,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from forebay.client.verdicts import REPEATABLE_CODES, read_verdicts
+from forebay.core.errors import ForebayError
+from forebay.core.token_arrays import SAMPLES_TYPE, is_binary, join_samples
 from forebay.generators.link import (
     ACKNOWLEDGED,
     BUSY,
@@ -21,7 +24,7 @@ from forebay.generators.schedule import Plan
 
 FEED_WAIT_S = 25.0
 JSON = {"Content-Type": "application/json"}
-REPEATABLE_CODES = frozenset({"buffer_full", "storage_failed"})
+SAMPLES = {"Content-Type": SAMPLES_TYPE}
 OVER_STATES = frozenset({"stopped", "failed"})
 
 
@@ -44,10 +47,12 @@ class ServerLink(Link):
         )
 
     async def write(self, samples: list[bytes]) -> list[Verdict]:
-        response = await self._try("POST", "samples", content=b"[" + b",".join(samples) + b"]", headers=JSON)
-        results = _results(response, len(samples))
-        if results is not None:
-            return [_verdict(result) for result in results]
+        has_arrays = any(is_binary(sample) for sample in samples)
+        content = join_samples(samples) if has_arrays else b"[" + b",".join(samples) + b"]"
+        response = await self._try("POST", "samples", content=content, headers=SAMPLES if has_arrays else JSON)
+        errors = None if response is None else read_verdicts(response.content, len(samples))
+        if errors is not None:
+            return [_verdict(error) for error in errors]
         if response is None or response.status_code in BUSY or len(samples) > 1:
             raise BufferBusy(retry_after_s(response), may_split=response is not None)
         return [Verdict(problem=f"{response.status_code}: {response.text[:500]}")]
@@ -77,21 +82,7 @@ def _decoded(response: httpx.Response) -> dict[str, Any]:
     return dict(msgspec.json.decode(response.content))
 
 
-def _results(response: httpx.Response | None, count: int) -> list[dict[str, Any]] | None:
-    """The verdicts of the server, one per sample; None if it gave none."""
-    if response is None or not response.content:
-        return None
-    try:
-        results = msgspec.json.decode(response.content).get("results")
-    except (msgspec.DecodeError, AttributeError):
-        return None
-    return results if isinstance(results, list) and len(results) == count else None
-
-
-def _verdict(result: dict[str, Any]) -> Verdict:
-    error = result.get("error")
-    if not error:
+def _verdict(error: ForebayError | None) -> Verdict:
+    if error is None:
         return ACKNOWLEDGED
-    if error.get("code") in REPEATABLE_CODES:
-        return REPEAT
-    return Verdict(problem=f"{error.get('code')}: {error.get('message')}")
+    return REPEAT if error.code in REPEATABLE_CODES else Verdict(problem=f"{error.code}: {error}")

@@ -1,5 +1,6 @@
 """The link to slime's own rollout buffer, or to any address without a run key: samples one by one, nothing else."""
 
+from forebay.core.token_arrays import as_json
 from forebay.generators.link import (
     ACKNOWLEDGED,
     BUSY,
@@ -38,7 +39,8 @@ class SlimeLink(Link):
         return verdicts
 
     async def _write_one(self, sample: bytes) -> Verdict:
-        response = await self._try("POST", "buffer/write", content=sample, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        response = await self._try("POST", "buffer/write", content=as_json(sample), headers=headers)
         if response is None or response.status_code in BUSY:
             raise BufferBusy(retry_after_s(response))
         return Verdict(problem=f"{response.status_code}: {response.text[:500]}") if response.is_error else ACKNOWLEDGED

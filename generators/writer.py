@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.client.binary import encode_sample
 from forebay.core.signal import Signal
 from forebay.generators.link import Backoff, BufferBusy, Link, Verdict
 
@@ -40,7 +41,7 @@ class Writer:
 
     async def put(self, sample: Sample) -> None:
         """Take a sample, once there is room. Raises ``TypeError`` if it cannot be JSON."""
-        outgoing = _Outgoing(sample, msgspec.json.encode(sample))
+        outgoing = _Outgoing(sample, encode_sample(sample))
         while len(self._waiting) >= self._max_waiting:
             await self._changed.wait(60.0)
         self._waiting.append(outgoing)

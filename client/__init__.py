@@ -1,0 +1,24 @@
+"""What a trainer, or a generator that runs elsewhere, imports: batches out of the buffer, samples into it."""
+
+from forebay.client.buffer_client import AsyncBufferClient, BufferClient
+from forebay.client.errors import SamplesRefused, ServerUnreachable, WriterClosed
+from forebay.client.model import Batch, CheckpointInfo, CheckpointResult, Group, RewindResult, RunStats
+from forebay.client.outbox import Limits
+from forebay.client.writer import AsyncSampleWriter, SampleWriter
+
+__all__ = [
+    "AsyncBufferClient",
+    "AsyncSampleWriter",
+    "Batch",
+    "BufferClient",
+    "CheckpointInfo",
+    "CheckpointResult",
+    "Group",
+    "Limits",
+    "RewindResult",
+    "RunStats",
+    "SampleWriter",
+    "SamplesRefused",
+    "ServerUnreachable",
+    "WriterClosed",
+]

@@ -1,0 +1,350 @@
+"""The clients of a trainer. Both say the same (``reading.py``); one blocks, the other is awaited."""
+
+import os
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.client.model import (
+    Batch,
+    BatchLike,
+    CheckpointInfo,
+    CheckpointResult,
+    RewindResult,
+    RunStats,
+)
+from forebay.client.reading import Reading, Wanted, start_payload
+from forebay.client.transport import AsyncBackground, AsyncTransport, Background, Transport
+
+DEFAULT_URL = "http://127.0.0.1:8889"
+RETRY_FOR_S = 120.0
+LEASE_S = 600.0
+JOIN_S = 5.0
+
+
+class BufferClient:
+    """Reads batches of a run, and tells the buffer what became of them::
+
+        with BufferClient("http://127.0.0.1:8889") as client:
+            client.start("math", group_size=8, input_file="tasks.jsonl", remote_engine_url="http://127.0.0.1:30000")
+            for step, batch in enumerate(client.batches(num_groups=16)):
+                train(batch.rows)
+                client.checkpoint(step)  # before the model of this step becomes visible
+
+    A batch is leased: it is this client's until it is checkpointed, acked or released, and while the client lives its
+    lease is extended, at a third of ``lease_s``, by a thread of the client's own. A lease that is lost all the same
+    (this process stood still for longer than ``lease_s``, or somebody rewound the run) is told by ``LeaseLost`` at the
+    next call that has to do with batches, once for each lost batch. ``rewind`` to the last checkpoint is the remedy.
+
+    Leaving the ``with`` block, by its end or by an error, gives back what is still leased: batches that were
+    checkpointed or acked stay so, all others are ready for the next reader at once.
+
+    Every call is made again while nobody answers or the server says that it is busy, for up to ``retry_for_s`` seconds:
+    a restart of the server is not noticed. No repetition does anything twice. Errors are those of
+    ``forebay.core.errors``, and ``ServerUnreachable``. May be used by several threads.
+
+    ``token`` is the server's, by default the environment's ``FOREBAY_TOKEN``. With ``as_tensors`` the token arrays of a
+    batch come as tensors for ``collate``, many times faster than as lists, and its rows are without them.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        *,
+        retry_for_s: float = RETRY_FOR_S,
+        as_tensors: bool = False,
+    ) -> None:
+        self._transport = Transport(url, token or os.environ.get("FOREBAY_TOKEN"))
+        self._run = self._transport.run
+        self._reading = Reading(retry_for_s, as_tensors=as_tensors)
+        self._reading.leases.wake = self._keep
+        self._keeper: Background | None = None
+        self._keeper_lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what is still leased, and let go of the connections. What leaving the ``with`` block does."""
+        with self._keeper_lock:
+            keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.stop()
+        try:
+            self._run(self._reading.leave())
+        finally:
+            if keeper is not None:
+                keeper.join(JOIN_S)
+            self._transport.close()
+
+    def _keep(self) -> None:
+        with self._keeper_lock:
+            if self._keeper is None:
+                self._keeper = Background(self._transport, self._reading.keep(), "forebay-leases")
+            else:
+                self._keeper.wake()
+
+    # --- runs
+
+    @property
+    def run_id(self) -> str:
+        """The run that was started or attached to; empty before."""
+        return self._reading.run_id
+
+    def start(self, task_type: str, group_size: int, input_file: str | Path | None = None, **settings: Any) -> RunStats:
+        """Start a run and attach to it.
+
+        ``input_file`` is a path on the server. ``settings`` are the other fields of a start: ``remote_engine_url``,
+        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes.
+
+        Raises ``StartRefused``, ``InvalidInput``.
+        """
+        return self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
+
+    def attach(self, run_id: str) -> RunStats:
+        """Go on with a run that exists. Raises ``RunNotFound``."""
+        return self._run(self._reading.attach(run_id))
+
+    def runs(self) -> list[RunStats]:
+        """Every run of the server, oldest first."""
+        return self._run(self._reading.runs())
+
+    def stats(self) -> RunStats:
+        """The run in numbers."""
+        return self._run(self._reading.stats())
+
+    def stop(self) -> RunStats:
+        """End the run's process. Its data stays, and what is complete can still be read."""
+        return self._run(self._reading.stop())
+
+    def set_weight_version(self, version: int) -> None:
+        """Tell which policy the engines have now (0 or more): staleness counts from it."""
+        self._run(self._reading.set_weight_version(version))
+
+    # --- batches
+
+    def batches(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """Iterate over batches of ``num_groups`` groups, or of as many as have ``batch_size`` rows, until the run has
+        ended.
+
+        The last batch may be smaller; with ``drop_last`` the groups that would make it are left in the buffer.
+        ``step`` is what the first batch will be used for, each further one is for the step after; it is only
+        recorded and shown. ``max_staleness`` replaces the run's own bound. A run has ended for this iterator also
+        when all that is left of it is leased to this client.
+
+        Raises ``RunEnded`` at the end of a run that failed, ``LeaseLost``.
+        """
+        return self._iterate(Wanted(num_groups, batch_size, lease_s, step, max_staleness), drop_last=drop_last)
+
+    def _iterate(self, wanted: Wanted, *, drop_last: bool) -> Iterator[Batch]:
+        while batch := self._run(self._reading.next_batch(wanted, drop_last=drop_last)):
+            yield batch
+            wanted = wanted.next()
+
+    def read(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        wait_s: float | None = None,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+    ) -> Batch | None:
+        """One batch; None if there is none within ``wait_s`` seconds. Without ``wait_s`` it waits as long as it takes.
+
+        Raises ``RunEnded`` when nothing will ever come, ``LeaseLost``.
+        """
+        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
+        return self._run(self._reading.read(wanted, wait_s))
+
+    def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
+        """Fix batches to the checkpoint of ``step`` and ack them, all or none: a rewind to it will not undo them.
+
+        By default these are ALL batches that this client handed out and that no checkpoint holds. A loop that reads
+        ahead must name those that it trained on, or the checkpoint claims batches that the model has not seen::
+
+            trained = []
+            for batch in prefetch(client.batches(num_groups=16)):
+                train(batch.rows)
+                trained.append(batch)
+                if is_time_to_save():
+                    client.checkpoint(step, trained)
+                    trained.clear()
+
+        Call it before the model file becomes visible: a mark without a model is harmless, a model without its mark is
+        not. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
+        """
+        return self._run(self._reading.checkpoint(step, batches))
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """The checkpoints that the run knows, by step."""
+        return self._run(self._reading.checkpoints())
+
+    def rewind(self, step: int | None) -> RewindResult:
+        """Undo all that no checkpoint up to ``step`` holds: those groups are ready again, in their order, for whoever
+        reads next, and every lease of the run is revoked. None goes to before the first checkpoint.
+
+        What a trainer calls when it loads a model. Raises ``CheckpointNotFound``, which lists the known steps.
+        """
+        return self._run(self._reading.rewind(step))
+
+    def ack(self, batch: BatchLike) -> None:
+        """A batch is done with; the next ``checkpoint`` holds it. For loops without checkpoints.
+
+        Raises ``LeaseLost``.
+        """
+        self._run(self._reading.ack(batch))
+
+    def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
+        """Give batches back: their groups are ready for the next reader. Raises ``BatchAcked``."""
+        self._run(self._reading.release(batches))
+
+
+class AsyncBufferClient:
+    """``BufferClient`` to be awaited: the same methods, entered with ``async with``, iterated with ``async for``.
+
+    Leases are extended by a task. A read that is cancelled loses nothing: what it had leased is the next read's.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        *,
+        retry_for_s: float = RETRY_FOR_S,
+        as_tensors: bool = False,
+    ) -> None:
+        self._transport = AsyncTransport(url, token or os.environ.get("FOREBAY_TOKEN"))
+        self._run = self._transport.run
+        self._reading = Reading(retry_for_s, as_tensors=as_tensors)
+        self._reading.leases.wake = self._keep
+        self._keeper: AsyncBackground | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As ``BufferClient.close``."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.stop()
+        try:
+            await self._run(self._reading.leave())
+        finally:
+            await self._transport.close()
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = AsyncBackground(self._transport, self._reading.keep(), "forebay-leases")
+        else:
+            self._keeper.wake()
+
+    # --- runs
+
+    @property
+    def run_id(self) -> str:
+        """The run that was started or attached to; empty before."""
+        return self._reading.run_id
+
+    async def start(
+        self, task_type: str, group_size: int, input_file: str | Path | None = None, **settings: Any
+    ) -> RunStats:
+        """As ``BufferClient.start``."""
+        return await self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
+
+    async def attach(self, run_id: str) -> RunStats:
+        """As ``BufferClient.attach``."""
+        return await self._run(self._reading.attach(run_id))
+
+    async def runs(self) -> list[RunStats]:
+        """As ``BufferClient.runs``."""
+        return await self._run(self._reading.runs())
+
+    async def stats(self) -> RunStats:
+        """As ``BufferClient.stats``."""
+        return await self._run(self._reading.stats())
+
+    async def stop(self) -> RunStats:
+        """As ``BufferClient.stop``."""
+        return await self._run(self._reading.stop())
+
+    async def set_weight_version(self, version: int) -> None:
+        """As ``BufferClient.set_weight_version``."""
+        await self._run(self._reading.set_weight_version(version))
+
+    # --- batches
+
+    def batches(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+        drop_last: bool = False,
+    ) -> AsyncIterator[Batch]:
+        """As ``BufferClient.batches``."""
+        return self._iterate(Wanted(num_groups, batch_size, lease_s, step, max_staleness), drop_last=drop_last)
+
+    async def _iterate(self, wanted: Wanted, *, drop_last: bool) -> AsyncIterator[Batch]:
+        while batch := await self._run(self._reading.next_batch(wanted, drop_last=drop_last)):
+            yield batch
+            wanted = wanted.next()
+
+    async def read(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        wait_s: float | None = None,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+    ) -> Batch | None:
+        """As ``BufferClient.read``."""
+        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
+        return await self._run(self._reading.read(wanted, wait_s))
+
+    async def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
+        """As ``BufferClient.checkpoint``."""
+        return await self._run(self._reading.checkpoint(step, batches))
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """As ``BufferClient.checkpoints``."""
+        return await self._run(self._reading.checkpoints())
+
+    async def rewind(self, step: int | None) -> RewindResult:
+        """As ``BufferClient.rewind``."""
+        return await self._run(self._reading.rewind(step))
+
+    async def ack(self, batch: BatchLike) -> None:
+        """As ``BufferClient.ack``."""
+        await self._run(self._reading.ack(batch))
+
+    async def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
+        """As ``BufferClient.release``."""
+        await self._run(self._reading.release(batches))

@@ -1,0 +1,128 @@
+"""Which batches a client holds, and until when."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from forebay.core.errors import ForebayError
+
+EXTENSIONS_PER_LEASE = 3
+TRIES_PER_EXTENSION = 4
+"""Further tries before half of the time to the next extension is over, when nobody answers."""
+NEVER_S = 3_600.0
+
+
+@dataclass(slots=True)
+class _Held:
+    lease_s: float
+    due_s: float
+    is_acked: bool = False
+    """Needs no extension; belongs to the next checkpoint all the same."""
+
+
+class Leases:
+    """The batches that were handed out and that no checkpoint holds. Several threads may use it.
+
+    ``wake`` is called when something is due earlier than was said before.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._lost: dict[str, ForebayError] = {}
+        self._busy: set[str] = set()
+        """Batches that a call is about to end: an extension that fails meanwhile says nothing."""
+        self.wake: Callable[[], None] = lambda: None
+
+    def add(self, batch_id: str, lease_s: float) -> None:
+        """A batch was handed out, or its lease renewed."""
+        with self._lock:
+            self._held[batch_id] = _Held(lease_s, self._clock() + lease_s / EXTENSIONS_PER_LEASE)
+        self.wake()
+
+    def drop(self, batch_ids: Iterable[str]) -> None:
+        """These batches are this client's no more, as it wanted."""
+        with self._lock:
+            for batch_id in batch_ids:
+                self._held.pop(batch_id, None)
+                self._lost.pop(batch_id, None)
+
+    def forget(self) -> None:
+        """Everything was taken back, lost leases included."""
+        with self._lock:
+            self._held.clear()
+            self._lost.clear()
+
+    def acked(self, batch_id: str) -> None:
+        """A batch was acked; a checkpoint is still to hold it."""
+        with self._lock:
+            if batch_id in self._held:
+                self._held[batch_id].is_acked = True
+
+    @contextmanager
+    def busy(self, batch_ids: Iterable[str]) -> Iterator[None]:
+        """While a call ends these batches, nothing that is said of their leases counts."""
+        ids = set(batch_ids)
+        with self._lock:
+            self._busy |= ids
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy -= ids
+
+    @property
+    def all_ids(self) -> list[str]:
+        """Batches that no checkpoint holds, in the order in which they were handed out."""
+        with self._lock:
+            return list(self._held)
+
+    @property
+    def leased_ids(self) -> list[str]:
+        """Those of them that are not acked."""
+        with self._lock:
+            return [batch_id for batch_id, held in self._held.items() if not held.is_acked]
+
+    # --- keeping them
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until a lease is to be extended."""
+        with self._lock:
+            due_s = [held.due_s for held in self._held.values() if not held.is_acked]
+        return max(0.0, min(due_s) - self._clock()) if due_s else NEVER_S
+
+    def due(self) -> list[tuple[str, float]]:
+        """Batches whose leases are to be extended now, with their seconds."""
+        now_s = self._clock()
+        with self._lock:
+            return [
+                (batch_id, held.lease_s)
+                for batch_id, held in self._held.items()
+                if held.due_s <= now_s and not held.is_acked
+            ]
+
+    def extended(self, batch_id: str, *, is_done: bool) -> None:
+        """A lease was extended; or nobody answered, and it is to be tried again soon."""
+        with self._lock:
+            if held := self._held.get(batch_id):
+                pause_s = held.lease_s / EXTENSIONS_PER_LEASE
+                held.due_s = self._clock() + (pause_s if is_done else pause_s / (2 * TRIES_PER_EXTENSION))
+
+    def lose(self, batch_id: str, error: ForebayError) -> None:
+        """The server says that a batch is not this client's any more."""
+        with self._lock:
+            if batch_id in self._held and batch_id not in self._busy:
+                del self._held[batch_id]
+                self._lost[batch_id] = error
+            elif batch_id in self._held:
+                self._held[batch_id].due_s = self._clock() + self._held[batch_id].lease_s / EXTENSIONS_PER_LEASE
+
+    def check(self) -> None:
+        """Raise the error of a lost lease, once for each."""
+        with self._lock:
+            if self._lost:
+                raise self._lost.pop(next(iter(self._lost)))

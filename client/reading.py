@@ -1,0 +1,287 @@
+"""What a trainer says to the server, as flows."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+import msgspec
+
+from forebay.client.errors import ServerUnreachable, make_error
+from forebay.client.flow import (
+    Call,
+    Flow,
+    Json,
+    Lost,
+    Patience,
+    Pause,
+    Reply,
+    answered,
+    decoded,
+    failure,
+    json_call,
+)
+from forebay.client.leases import Leases
+from forebay.client.model import (
+    Batch,
+    BatchLike,
+    CheckpointInfo,
+    CheckpointResult,
+    RewindResult,
+    RunStats,
+    batch_ids,
+)
+from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
+from forebay.core.tensor_blob import TENSORS_TYPE, blob_json, is_blob
+
+logger = logging.getLogger(__name__)
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+POLL_S = 5.0
+"""Seconds of the longest poll: short enough to notice the end of a run that this client itself keeps from ending."""
+REPLY_TIMEOUT_S = 60.0
+LEAVING_RETRY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for with each batch."""
+
+    num_groups: int | None
+    batch_size: int | None
+    lease_s: float
+    step: int | None
+    max_staleness: int | None
+
+    def __post_init__(self) -> None:
+        if (self.num_groups is None) == (self.batch_size is None):
+            raise InvalidInput("give either num_groups or batch_size", field="num_groups")
+
+    def body(self) -> Json:
+        """The request's, without what differs from try to try."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def next(self) -> "Wanted":
+        """The same for the next step."""
+        return self if self.step is None else replace(self, step=self.step + 1)
+
+    def last(self, num_left: int, *, drop_last: bool) -> "Wanted":
+        """What to ask for once more when a run has ended with so many groups: all of them, unless those are dropped."""
+        return self if drop_last else replace(self, num_groups=num_left, batch_size=None)
+
+
+class Reading:
+    """The protocol of one reader. Its methods return flows; it holds what outlives them."""
+
+    def __init__(self, retry_for_s: float, *, as_tensors: bool = False) -> None:
+        self._retry_for_s = retry_for_s
+        self._as_tensors = as_tensors
+        self.leases = Leases()
+        self.run_id = ""
+        self._unanswered: dict[Wanted, str] = {}
+        """Request ids of reads that were broken off: their batches may be leased, and are asked for again."""
+
+    # --- runs
+
+    def start(self, payload: Json) -> Flow[RunStats]:
+        """Start a run and attach to it. Made again after a lost reply, under its ``start_id``, it is the same start."""
+        payload = {"start_id": f"start-{token_hex(12)}", **payload}
+        call = json_call("POST", "v1/runs", payload, REPLY_TIMEOUT_S)
+        return self._attached(decoded((yield from answered(call, self._retry_for_s)), call))
+
+    def attach(self, run_id: str) -> Flow[RunStats]:
+        """Go on with a run. Raises ``RunNotFound``."""
+        return self._attached((yield from self._ask("GET", f"v1/runs/{run_id}")))
+
+    def _attached(self, view: Json) -> RunStats:
+        stats = msgspec.convert(view, RunStats)
+        if stats.run_id != self.run_id:
+            self.leases.drop(self.leases.all_ids)
+            self._unanswered.clear()
+        self.run_id = stats.run_id
+        return stats
+
+    def runs(self) -> Flow[list[RunStats]]:
+        """Every run of the server, oldest first."""
+        return msgspec.convert((yield from self._ask("GET", "v1/runs"))["runs"], list[RunStats])
+
+    def stats(self) -> Flow[RunStats]:
+        """The run in numbers."""
+        return msgspec.convert((yield from self._ask("GET", self._path())), RunStats)
+
+    def stop(self) -> Flow[RunStats]:
+        """End the run's process."""
+        return msgspec.convert((yield from self._ask("POST", self._path("stop"), {})), RunStats)
+
+    def set_weight_version(self, version: int) -> Flow[None]:
+        """Announce the policy from which staleness counts."""
+        yield from self._ask("PUT", self._path("weight_version"), {"weight_version": version})
+
+    # --- batches
+
+    def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
+        """A batch, or None once ``wait_s`` is over."""
+        patience, poll_s = Patience(wait_s), 0.0
+        while True:
+            batch = yield from self._lease(wanted, min(poll_s, patience.left_s))
+            if batch is not None or patience.left_s <= 0:
+                return batch
+            poll_s = POLL_S
+
+    def next_batch(self, wanted: Wanted, *, drop_last: bool) -> Flow[Batch | None]:
+        """A batch, however long it takes; None when there will be none.
+
+        A run has not ended for the server while this client itself holds leases: then having nothing else ends it here.
+        Raises ``RunEnded`` for a run that failed.
+        """
+        poll_s, num_seen = 0.0, 0
+        while True:
+            try:
+                batch = yield from self._lease(wanted, poll_s)
+                if batch is not None:
+                    return batch
+                stats = yield from self.stats()
+                if not stats.has_ended or stats.groups.get("open"):
+                    poll_s = min(POLL_S, 2 * poll_s + 1)
+                    continue
+                num_left = stats.groups.get("ready", 0)
+                if num_left and (batch := (yield from self._lease(wanted.last(num_left, drop_last=drop_last), 0.0))):
+                    return batch
+            except RunEnded:
+                stats = yield from self.stats()
+                _check_not_failed(stats)
+                return None
+            if self.leases.leased_ids if not num_left else drop_last:
+                _check_not_failed(stats)
+                return None
+            # Groups that were there and did not go out may be gone by now, discarded by the read: look again at once.
+            poll_s, num_seen = 0.0 if num_left != num_seen else POLL_S, num_left
+
+    def _lease(self, wanted: Wanted, wait_s: float) -> Flow[Batch | None]:
+        """One request, repeated under its id until it is answered, also by the next call if this one is broken off."""
+        self.leases.check()
+        request_id, is_answered = self._unanswered.pop(wanted, "") or f"read-{token_hex(12)}", False
+        body = {**wanted.body(), "wait_s": round(wait_s, 3), "request_id": request_id}
+        call = json_call("POST", self._path("batches"), body, wait_s + REPLY_TIMEOUT_S)
+        if self._as_tensors:
+            call = replace(call, headers={**call.headers, "Accept": TENSORS_TYPE})
+        try:
+            reply = yield from answered(call, self._retry_for_s)
+            is_answered = True
+        finally:
+            if not is_answered:
+                self._unanswered[wanted] = request_id
+        content = reply.body if is_blob(reply.body) else b""
+        told = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
+        if told["batch_id"] is None:
+            return None
+        self.leases.add(told["batch_id"], told["lease_s"])
+        names = ("batch_id", "meta_info", "lease_s", "num_groups")
+        return Batch(**{name: told[name] for name in names}, rows=told["data"], step=wanted.step, content=content)
+
+    def ack(self, batch: BatchLike) -> Flow[None]:
+        """A batch is done with."""
+        self.leases.check()
+        for batch_id in batch_ids(batch):
+            with self.leases.busy([batch_id]):
+                yield from self._ask("POST", self._path(f"batches/{batch_id}/ack"), {})
+                self.leases.acked(batch_id)
+
+    def release(self, batches: BatchLike | Iterable[BatchLike]) -> Flow[None]:
+        """Give batches back."""
+        for batch_id in batch_ids(batches):
+            with self.leases.busy([batch_id]):
+                yield from self._ask("POST", self._path(f"batches/{batch_id}/release"), {})
+                self.leases.drop([batch_id])
+
+    def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None) -> Flow[CheckpointResult]:
+        """Fix batches to a step; by default all that no checkpoint holds."""
+        self.leases.check()
+        ids = self.leases.all_ids if batches is None else batch_ids(batches)
+        with self.leases.busy(ids):
+            told = yield from self._ask("POST", self._path("checkpoints"), {"step": step, "batch_ids": ids})
+            self.leases.drop(ids)
+        return msgspec.convert(told, CheckpointResult)
+
+    def checkpoints(self) -> Flow[list[CheckpointInfo]]:
+        """The checkpoints that the run knows, by step."""
+        told = yield from self._ask("GET", self._path("checkpoints"))
+        return msgspec.convert(told["checkpoints"], list[CheckpointInfo])
+
+    def rewind(self, step: int | None) -> Flow[RewindResult]:
+        """Undo what no checkpoint up to ``step`` holds."""
+        ids = self.leases.all_ids
+        with self.leases.busy(ids):
+            told = yield from self._ask("POST", self._path("rewind"), {"step": step})
+            self.leases.forget()
+        self._unanswered.clear()
+        return msgspec.convert(told, RewindResult)
+
+    # --- leases
+
+    def keep(self) -> Flow[None]:
+        """Extend leases when they are due, for ever."""
+        while True:
+            yield Pause(self.leases.pause_s, is_wakeable=True)
+            for batch_id, lease_s in self.leases.due():
+                yield from self._extend(batch_id, lease_s)
+
+    def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
+        call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
+        told: Reply | Lost = yield call
+        if isinstance(told, Reply) and told.status < 300:
+            self.leases.extended(batch_id, is_done=True)
+            return
+        error = failure(told, call)
+        if isinstance(told, Reply) and told.status in (404, 409) and not isinstance(error, BatchAcked):
+            self.leases.lose(batch_id, _as_lost(batch_id, error))
+            return
+        logger.warning("the lease of %s could not be extended, trying again: %s", batch_id, error)
+        self.leases.extended(batch_id, is_done=False)
+
+    def leave(self) -> Flow[None]:
+        """Give back what is still leased. What cannot be told is left to the leases' end."""
+        self._retry_for_s = min(self._retry_for_s, LEAVING_RETRY_S)
+        for batch_id in self.leases.leased_ids:
+            try:
+                yield from self.release(batch_id)
+            except (ServerUnreachable, NotFound) as error:
+                logger.warning("%s was not released, its lease will run out: %s", batch_id, error)
+                return
+            except ForebayError as error:
+                logger.warning("%s was not released: %s", batch_id, error)
+
+    # --- asking
+
+    def _path(self, rest: str = "") -> str:
+        if not self.run_id:
+            raise InvalidInput("no run is chosen", hint="call start() or attach(run_id) first", field="run_id")
+        return f"v1/runs/{self.run_id}/{rest}".rstrip("/")
+
+    def _ask(self, method: str, path: str, body: Json | None = None) -> Flow[dict[str, Any]]:
+        call: Call = json_call(method, path, body)
+        return decoded((yield from answered(call, self._retry_for_s)), call)
+
+
+def _check_not_failed(stats: RunStats) -> None:
+    if stats.state == "failed":
+        raise RunEnded(stats.run_id, f"failed: {stats.reason.strip().rpartition(chr(10))[2]}")
+
+
+def _as_lost(batch_id: str, error: Exception) -> ForebayError:
+    """What the trainer is told at its next call."""
+    hint = getattr(error, "hint", "") or "rewind to the last checkpoint"
+    return make_error("lease_lost", f"the lease of {batch_id} is lost: {error}", hint=hint)
+
+
+def start_payload(
+    task_type: str, group_size: int, input_file: str | Path | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The body of a start; what is None is left out."""
+    given = {"task_type": task_type, "group_size": group_size, **settings}
+    if input_file is not None:
+        given["input_file"] = str(input_file)
+    return {name: value for name, value in given.items() if value is not None}
