@@ -13,9 +13,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.core.signal import Signal
+from forebay.core.token_arrays import SAMPLES_TYPE, as_json, split_samples
 from forebay.engines.serving import serve_app
 
 Sample = dict[str, Any]
+
+
+def _decoded(body: bytes, content_type: str) -> list[Sample]:
+    if content_type != SAMPLES_TYPE:
+        samples: list[Sample] = json.loads(body)
+        return samples
+    return [json.loads(as_json(sample)) for sample in split_samples(body)]
 
 
 class FakeBuffer:
@@ -35,6 +43,7 @@ class FakeBuffer:
         }
         self.samples: list[Sample] = []
         self.batch_sizes: list[int] = []
+        self.content_types: list[str] = []
         self.progress: list[dict[str, Any]] = []
         self.answers: list[Response] = []
         self.refused: Callable[[Sample], dict[str, Any] | None] = lambda _: None
@@ -73,10 +82,11 @@ class FakeBuffer:
         return self._scripted() or JSONResponse(self.plan)
 
     async def _samples(self, request: Request) -> Response:
-        batch = json.loads(await request.body())
+        batch = _decoded(await request.body(), request.headers["Content-Type"])
         if (scripted := self._scripted()) is not None:
             return scripted
         self.batch_sizes.append(len(batch))
+        self.content_types.append(request.headers["Content-Type"])
         results = [self._take(sample) for sample in batch]
         self.changed.notify()
         return JSONResponse({"results": results})

@@ -1,0 +1,91 @@
+"""A batch of binary samples as tensors, read while it is sent: no more than a stretch of its arrays is in memory."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from forebay.buffer.outgoing import Outgoing, Planned
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.abc import Slice, Store
+from forebay.buffer.store.rows import Location
+from forebay.core.sample import set_reward
+from forebay.core.token_arrays import HEAD_BYTES, Places, read_places
+from forebay.core.token_rows import Stretch, TokenRow, make_row
+from forebay.server.asgi import Reply
+from forebay.server.tensor_reply import TENSORS_HEADER, Pieces, blob_pieces, tensor_pieces
+
+STRETCH_BYTES = 1 << 20
+"""What is read at a time."""
+
+Stored = Sequence[Slice | bytes | memoryview]
+"""A blob of which pieces may still be in the store."""
+Frame = tuple[bytes, bytes]
+
+
+async def tensor_reply(buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame) -> Reply:
+    """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
+
+    ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
+    """
+    await buffer.find_binary([each.sample for each in rows.planned if each.sample is not None])
+    pieces: Stored | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
+    if pieces is None:
+        await rows.load_all()
+        pieces = await tensor_pieces(list(rows), group_sizes, *frame)
+    return Reply(TENSORS_HEADER, sum(map(len, pieces)), read_pieces(buffer.store, pieces))
+
+
+async def stored_blob(
+    store: Store, planned: Sequence[Planned], group_sizes: Sequence[int], head: bytes, tail: bytes
+) -> list[Slice | bytes] | None:
+    """The blob that ``tensor_pieces`` would make; None unless every row is of a binary sample in the store.
+
+    Of the samples, only the JSON is read. Raises ``StorageFailed``.
+    """
+    locations = [at for each in planned if (at := _location(each)) is not None]
+    if len(locations) < len(planned):
+        return None
+    heads = await store.read_slices([Slice(at, 0, HEAD_BYTES) for at in locations])
+    places = [read_places(each) for each in heads]
+    texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
+    rows = [_row(*each) for each in zip(planned, locations, places, texts, strict=True)]
+    return blob_pieces(rows, group_sizes, head, tail)
+
+
+def _location(planned: Planned) -> Location | None:
+    """Where the binary sample lies of which only the reward is to be changed."""
+    sample = planned.sample
+    is_plain = sample is not None and sample.is_binary and sample.reward_span is not None and not planned.finish
+    return sample.location if sample is not None and is_plain else None
+
+
+def _row(planned: Planned, at: Location, places: Places, text: bytes) -> TokenRow[Slice]:
+    sample, row = planned.sample, planned.row
+    assert sample is not None
+    assert sample.reward_span is not None
+    start, end = sample.reward_span
+    rest = set_reward(text, (start - places.json, end - places.json), row.reward, row.raw_reward)
+    tokens = Slice(at, HEAD_BYTES, places.logprobs)
+    logprobs, loss_mask = Slice(at, places.logprobs, places.loss_mask), Slice(at, places.loss_mask, places.json)
+    return make_row(
+        Stretch(places.num_tokens, tokens),
+        Stretch(len(logprobs) // 4, logprobs) if places.has_logprobs else None,
+        Stretch(len(loss_mask), loss_mask) if places.has_loss_mask else None,
+        b"".join(rest),
+    )
+
+
+async def read_pieces(store: Store, stored: Stored) -> AsyncIterator[Pieces]:
+    """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
+    taken: list[Slice | bytes | memoryview] = []
+    num_bytes = 0
+    for piece in stored:
+        if taken and num_bytes + len(piece) > STRETCH_BYTES:
+            yield await _read(store, taken)
+            taken, num_bytes = [], 0
+        taken.append(piece)
+        num_bytes += len(piece)
+    yield await _read(store, taken)
+
+
+async def _read(store: Store, stored: Stored) -> Pieces:
+    found = iter(await store.read_slices([piece for piece in stored if isinstance(piece, Slice)]))
+    return [next(found) if isinstance(piece, Slice) else piece for piece in stored]

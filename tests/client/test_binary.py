@@ -1,0 +1,96 @@
+"""What a writer sends of a sample with arrays."""
+
+import json
+import math
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.client.binary import encode_sample
+from forebay.core.token_arrays import as_json, is_binary
+from tests.kit import make_sample
+
+LISTS = {"tokens": [1, 2, 3], "logprobs": [-0.5, -0.25, -1.0], "loss_mask": [0, 1, 1]}
+
+
+def decoded(body: bytes) -> Any:
+    return json.loads(as_json(body))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda values: values,
+        tuple,
+        np.array,
+        torch.tensor,
+        lambda values: torch.tensor(values, dtype=torch.bfloat16 if isinstance(values[0], float) else torch.int16),
+        lambda values: (
+            torch.tensor(values, dtype=torch.float64, requires_grad=True)
+            if isinstance(values[0], float)
+            else torch.tensor(values)
+        ),
+        lambda values: array("d" if isinstance(values[0], float) else "q", values),
+        lambda values: array("f", values) if isinstance(values[0], float) else np.array(values, dtype=np.int32),
+        lambda values: np.array(values * 2)[: len(values)],
+        lambda values: np.repeat(np.array(values), 2)[::2],
+    ],
+    ids=["list", "tuple", "numpy", "torch", "small torch", "torch with grad", "array", "exact", "slice", "strided"],
+)
+def test_every_kind_of_array_is_sent_as_the_same_bytes(make: Any) -> None:
+    sample = make_sample(**LISTS)
+    body = encode_sample(sample | {name: make(values) for name, values in LISTS.items()})
+    assert body == encode_sample(sample)
+    assert is_binary(body)
+    assert decoded(body) == sample
+
+
+def test_a_sample_without_tokens_is_json() -> None:
+    sample = make_sample(logprobs=[-0.5])
+    assert json.loads(encode_sample(sample)) == sample
+    assert json.loads(encode_sample(sample | {"tokens": None})) == sample | {"tokens": None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": ["a"]},
+        {"tokens": [2**31]},
+        {"tokens": [1.5]},
+        {"tokens": "abc"},
+        {"tokens": {"1": 2}},
+        {"tokens": 7},
+        {"tokens": [[1], [2]]},
+        {"loss_mask": [0.5, 1, 1]},
+        {"loss_mask": [0, 256, 1]},
+        {"logprobs": ["x", 1, 2]},
+        {"logprobs": [{"token": 1}]},
+    ],
+)
+def test_values_that_fit_into_no_array_go_as_they_are(changes: Any) -> None:
+    sample = make_sample(**(LISTS | changes))
+    body = encode_sample(sample)
+    assert not is_binary(body)
+    assert json.loads(body) == sample
+
+
+def test_numpy_arrays_that_fit_into_no_array_go_as_lists() -> None:
+    body = encode_sample(make_sample(tokens=np.array([2**40]), values=np.array([0.5]), step=np.int64(3)))
+    assert json.loads(body)["tokens"] == [2**40]
+    body = encode_sample(make_sample(tokens=np.array([1]), values=np.array([0.5]), step=np.int64(3)))
+    assert is_binary(body)
+    assert (decoded(body)["values"], decoded(body)["step"]) == ([0.5], 3)
+
+
+def test_a_logprob_that_an_engine_leaves_out_is_null_again() -> None:
+    body = encode_sample(make_sample(**(LISTS | {"logprobs": [None, -0.5, math.inf]})))
+    assert is_binary(body)
+    assert decoded(body)["logprobs"] == [None, -0.5, None]
+
+
+def test_what_cannot_be_json_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="object is not a JSON value"):
+        encode_sample(make_sample(**LISTS, thing=object()))
