@@ -37,7 +37,9 @@ class RolloutClient(openai.OpenAI):
         while True:
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    return super().request(cast_to, bound, **how)
+                    reply = super().request(cast_to, bound, **how)
+                self.rollout.trace.note(reply)
+                return reply
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise
@@ -69,7 +71,9 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
         while True:
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    return await super().request(cast_to, bound, **how)
+                    reply = await super().request(cast_to, bound, **how)
+                self.rollout.trace.note(reply)
+                return reply
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise

@@ -15,6 +15,7 @@ from forebay.engines.balance import Member
 from forebay.engines.wire import UNAVAILABLE_STATUSES
 from forebay.generators.engine_ring import EngineRing, Target
 from forebay.generators.groups import Call, GroupClosed, OpenGroup
+from forebay.generators.trace import TokenTrace
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Rollout:
         self.attempt = attempt
         self.rollout_id = f"{group.group_id}-{slot:04x}"
         self.extra_info: dict[str, Any] = {}
+        self.trace = TokenTrace()
         self.calls = calls
 
     @property

@@ -62,7 +62,7 @@ def finished_sample(
     rollout: Rollout, trajectory: Trajectory, sampling_params: dict[str, Any], outcome: RewardOutcome
 ) -> Sample:
     """The sample of a rollout that came to its end; failed if it could not be given a reward."""
-    sample = _head(rollout)
+    sample = {**_head(rollout), **rollout.trace.fields()}
     sample["messages"] = trajectory.messages
     sample["extra_info"] = _extra_info(rollout, trajectory, sampling_params)
     if outcome.kind:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +14,7 @@ from forebay.core.errors import ForebayError, InvalidInput
 from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.reply import Choice, ReplyWriter
 from forebay.engines.tiny.service import Service
-from forebay.engines.tiny.wire import AbortBody, ChatBody, JSONObject, error_body
+from forebay.engines.tiny.wire import AbortBody, ChatBody, JSONObject, WeightsBody, error_body
 
 router = APIRouter()
 
@@ -45,7 +46,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         return StreamingResponse(_stream(request, call, reply, with_usage), media_type="text/event-stream")
     with _running(request, call):
         choices = await _collect(call)
-    return JSONResponse(reply.whole(choices))
+    return JSONResponse(reply.whole(choices, service.thread.weights.version))
 
 
 @router.post("/abort_request")
@@ -56,6 +57,24 @@ async def abort_request(body: AbortBody, request: Request) -> Response:
     elif body.rid:
         _service(request).thread.abort(body.rid)
     return Response()
+
+
+@router.post("/update_weights_from_disk")
+async def update_weights_from_disk(body: WeightsBody, request: Request) -> Response:
+    """Go on with the weights in another folder. Calls in flight keep what they have, and go on with them.
+
+    SGLang 0.5.23 ends them unless told not to; here ``abort_all_requests`` asks for that. A folder that does not fit is
+    a 400, and the weights stay as they are.
+    """
+    thread = _service(request).thread
+    if body.abort_all_requests:
+        thread.abort_all()
+    told = {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+    try:
+        await thread.update_weights(Path(body.model_path), body.weight_version)
+    except InvalidInput as error:
+        return JSONResponse({**told, "success": False, "message": error.message}, status_code=400)
+    return JSONResponse(told)
 
 
 @router.get("/health")

@@ -22,6 +22,34 @@ class Prefill:
     logits: Any
 
 
+class PrefillCache:
+    """The prompts read last, up to ``max_tokens`` tokens of them. The newest is kept whatever its length."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._kept: dict[tuple[int, ...], Prefill] = {}
+        self._num_tokens = 0
+
+    def get(self, prompt_ids: tuple[int, ...]) -> Prefill | None:
+        """The prompt's prefill, if it is still there."""
+        return self._kept.get(prompt_ids)
+
+    def put(self, prompt_ids: tuple[int, ...], prefill: Prefill) -> Prefill:
+        """Keep a prefill, and let the oldest go; gives it back."""
+        self._kept[prompt_ids] = prefill
+        self._num_tokens += len(prompt_ids)
+        while self._num_tokens > self._max_tokens and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._num_tokens -= len(oldest)
+        return prefill
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._kept.clear()
+        self._num_tokens = 0
+
+
 class Batch(Generic[RowT]):
     """The rows in flight. A row's numbers depend on its own tokens only, up to float32 rounding."""
 

@@ -13,7 +13,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice grew by. The last one has a ``finish_reason``; ``num_tokens`` counts the whole choice so far."""
+    """What one choice grew by. The last one has a ``finish_reason``; ``num_tokens`` counts the whole choice so far.
+
+    ``versions`` names the weights behind each of ``tokens``.
+    """
 
     index: int
     text: str
@@ -21,6 +24,7 @@ class Piece:
     num_tokens: int
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -58,12 +62,14 @@ class Row:
         self._matched: str | int | None = None
         self._text = TextStream(tokenizer, call.params.stop)
         self._untold: list[TokenChoice] = []
+        self._versions: list[str] = []
         self._num_tokens = 0
 
-    def accept(self, token: TokenChoice, eos_token_ids: frozenset[int]) -> None:
-        """Take the next token, and finish where it ends the choice."""
+    def accept(self, token: TokenChoice, eos_token_ids: frozenset[int], version: str) -> None:
+        """Take the next token, which the weights ``version`` gave, and finish where it ends the choice."""
         self.last_token = token.token_id
         self._untold.append(token)
+        self._versions.append(version)
         self._num_tokens += 1
         if token.token_id in eos_token_ids and not self.call.params.ignore_eos:
             self.finish("stop", token.token_id)
@@ -90,4 +96,5 @@ class Row:
         if not text and not finished:
             return None
         tokens, self._untold = tuple(self._untold), []
-        return Piece(self.index, text, tokens, self._num_tokens, self.finish_reason, self._matched)
+        versions, self._versions = tuple(self._versions), []
+        return Piece(self.index, text, tokens, self._num_tokens, self.finish_reason, self._matched, versions)

@@ -5,15 +5,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.tiny.batch import Batch, Prefill
+from forebay.engines.tiny.batch import Batch, Prefill, PrefillCache
 from forebay.engines.tiny.calls import Call, Piece, Row
 from forebay.engines.tiny.extra import require, torch_threads
 from forebay.engines.tiny.load import Load, LoadMeter
-from forebay.engines.tiny.model import LoadedModel
+from forebay.engines.tiny.model import LoadedModel, take_weights
 from forebay.engines.tiny.sampling import pick_tokens
 
 logger = logging.getLogger(__name__)
@@ -21,9 +23,23 @@ logger = logging.getLogger(__name__)
 MAX_PREFILL_TOKENS = 2048
 """Prompt tokens read between two steps (one longer prompt is read whole), so that newcomers do not stall the rows."""
 
+MAX_KEPT_TOKENS = 16_384
+"""Tokens of prompts whose caches are kept: the samples of a group ask with one prompt, one call each."""
+
 STOP_TIMEOUT_S = 10.0
 
+FIRST_VERSION = "default"
+"""What SGLang calls the weights that it was started with."""
+
 Outbox = list[tuple[Call, "Piece | Exception"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights that tokens come from: the folder that they were read from, and what the trainer calls them."""
+
+    path: Path
+    version: str = FIRST_VERSION
 
 
 class GenerationThread:
@@ -31,10 +47,12 @@ class GenerationThread:
 
     def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
         self.max_rows = max_rows
+        self.weights = Weights(model.path)
         self._model = model
         self._threads = threads
         self._meter = LoadMeter(max_rows, max_rows * model.context_length)
         self._batch: Batch[Row] = Batch(model)
+        self._prefills = PrefillCache(MAX_KEPT_TOKENS)
         self._waiting: deque[Call] = deque()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stopping = False
@@ -79,6 +97,18 @@ class GenerationThread:
         """End this call within a step: nobody reads it any more."""
         self._inbox.put(partial(self._abort, lambda other: other is call))
 
+    async def update_weights(self, path: Path, version: str | None) -> None:
+        """Between two steps, take the weights in the folder ``path``; without a version they keep the one before.
+
+        Calls in flight go on with them after the tokens that they have. ``InvalidInput`` where the folder does not fit,
+        ``EngineUnavailable`` once stopped.
+        """
+        if not self.is_alive:
+            raise EngineUnavailable("the engine is stopping", status_code=503)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put(partial(self._update, path, version, done))
+        await done
+
     # What follows runs on the thread.
 
     def _run(self) -> None:
@@ -120,7 +150,7 @@ class GenerationThread:
             [row.call.num_top_logprobs for row in rows],
         )
         for row, token in zip(rows, picked, strict=True):
-            row.accept(token, self._model.eos_token_ids)
+            row.accept(token, self._model.eos_token_ids, self.weights.version)
         self._meter.generated(len(rows))
         self._tell()
 
@@ -129,14 +159,31 @@ class GenerationThread:
         added: list[tuple[Row, Prefill]] = []
         calls = self._fitting()
         for call in calls:
-            with self._meter.prefilling(len(call.prompt_ids)):
-                prefill = self._batch.prefill(call.prompt_ids)
+            prefill = self._prefill(call.prompt_ids)
             added += [(Row(call, index, self._model.tokenizer), prefill) for index in range(call.n)]
         self._batch.join(added)
         # Only now, so that a step that fails finds every call either waiting or in the batch.
         for _ in calls:
             self._waiting.popleft()
         return added
+
+    def _prefill(self, prompt_ids: tuple[int, ...]) -> Prefill:
+        kept = self._prefills.get(prompt_ids)
+        if kept is not None:
+            self._meter.reused(len(prompt_ids))
+            return kept
+        with self._meter.prefilling(len(prompt_ids)):
+            return self._prefills.put(prompt_ids, self._batch.prefill(prompt_ids))
+
+    def _update(self, path: Path, version: str | None, done: "asyncio.Future[None]") -> None:
+        error: Exception | None = None
+        try:
+            take_weights(self._model, path)
+            self._prefills.clear()
+            self.weights = Weights(path, version or self.weights.version)
+        except Exception as failed:  # noqa: BLE001 - handed to the caller; the thread has others to answer
+            error = failed
+        self._in_loop(_settle, done, error)
 
     def _fitting(self) -> list[Call]:
         num_free, num_read = self.max_rows - len(self._batch.rows), 0
@@ -178,10 +225,23 @@ class GenerationThread:
         self._send([(call, told) for call in calls])
 
     def _send(self, outbox: Outbox) -> None:
-        if outbox and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_deliver, outbox)
+        if outbox:
+            self._in_loop(_deliver, outbox)
+
+    def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _deliver(outbox: Outbox) -> None:
     for call, piece in outbox:
         call.pieces.put_nowait(piece)
+
+
+def _settle(done: "asyncio.Future[None]", error: Exception | None) -> None:
+    if done.done():  # the caller has gone
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -20,7 +20,13 @@ class Load:
     num_tokens: int = 0
     tokens_per_s: float = 0.0
     num_prefilled: int = 0
+    num_reused: int = 0
     prefill_s: float = 0.0
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of prompt tokens that were not read again."""
+        return self.num_reused / max(1, self.num_reused + self.num_prefilled)
 
 
 class LoadMeter:
@@ -47,6 +53,10 @@ class LoadMeter:
         if elapsed_s >= WINDOW_S:
             self.load = replace(self.load, tokens_per_s=self._num_generated / elapsed_s)
             self._window_start, self._num_generated = time.monotonic(), 0
+
+    def reused(self, num_tokens: int) -> None:
+        """Count a prompt that was read before."""
+        self.load = replace(self.load, num_reused=self.load.num_reused + num_tokens)
 
     @contextmanager
     def prefilling(self, num_tokens: int) -> Iterator[None]:

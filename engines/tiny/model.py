@@ -70,6 +70,32 @@ def load_model(path: Path) -> LoadedModel:
     )
 
 
+def take_weights(model: LoadedModel, path: Path) -> None:
+    """Put the weights of the folder ``path`` in the place of the model's own.
+
+    ``InvalidInput`` where it holds no model of the same shape; nothing has changed then.
+    """
+    if not (path / "config.json").is_file():
+        raise InvalidInput(f"{path} is not a model folder: it has no config.json", field="model_path")
+    kind = require("transformers").AutoModelForCausalLM
+    try:
+        network, told = kind.from_pretrained(path, local_files_only=True, output_loading_info=True)
+    except Exception as error:  # a cut or foreign file raises whatever its reader raises
+        raise InvalidInput(f"the weights in {path} cannot be read: {error}", field="model_path") from error
+    # What a file lacks is made up by the reader.
+    if told["missing_keys"]:
+        lacking = ", ".join(sorted(told["missing_keys"])[:3])
+        raise InvalidInput(f"the weights in {path} are not complete: {lacking} are missing", field="model_path")
+    state = network.state_dict()
+    if _shapes(state) != _shapes(model.network.state_dict()):
+        raise InvalidInput(f"the weights in {path} are of a model of another shape", field="model_path")
+    model.network.load_state_dict(state)
+
+
+def _shapes(state: Any) -> dict[str, Any]:
+    return {name: tensor.shape for name, tensor in state.items()}
+
+
 def _eos_token_ids(network: Any, tokenizer: Any) -> frozenset[int]:
     declared = network.generation_config.eos_token_id
     ids = declared if isinstance(declared, list) else [declared]

@@ -10,6 +10,14 @@ from forebay.engines.tiny.sampling import TokenChoice
 from forebay.engines.tiny.wire import JSONObject
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a caller asked to be told beside the text."""
+
+    logprobs: bool = False
+    token_ids: bool = False
+
+
 @dataclass(slots=True)
 class Choice:
     """One choice, put together from its pieces."""
@@ -19,11 +27,13 @@ class Choice:
     num_tokens: int = 0
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    versions: list[str] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
         """Grow by a piece."""
         self.text += piece.text
         self.tokens.extend(piece.tokens)
+        self.versions.extend(piece.versions)
         self.num_tokens = piece.num_tokens
         self.finish_reason, self.matched_stop = piece.finish_reason, piece.matched_stop
 
@@ -31,17 +41,18 @@ class Choice:
 class ReplyWriter:
     """Writes the bodies of one call's reply."""
 
-    def __init__(self, call: Call, model: str, tokenizer: Any, *, with_logprobs: bool) -> None:
+    def __init__(self, call: Call, model: str, tokenizer: Any, told: Told) -> None:
         self._call = call
         self._model = model
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+        self._told = told
         self._created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice]) -> JSONObject:
-        """The body of a call that does not stream."""
+    def whole(self, choices: Sequence[Choice], version: str) -> JSONObject:
+        """The body of a call that does not stream; ``version`` names the weights of now."""
         told = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return {**self._head("chat.completion"), "choices": told, "usage": self.usage(choices)}
+        metadata = _weight_metadata(choices[0].versions, version)
+        return {**self._head("chat.completion"), "choices": told, "usage": self.usage(choices), "metadata": metadata}
 
     def opening(self, index: int) -> JSONObject:
         """The first chunk of a choice."""
@@ -73,6 +84,15 @@ class ReplyWriter:
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
             "matched_stop": choice.matched_stop,
+            **self._token_ids(choice),
+        }
+
+    def _token_ids(self, choice: Choice) -> JSONObject:
+        if not self._told.token_ids:
+            return {}
+        return {
+            "prompt_token_ids": list(self._call.prompt_ids),
+            "response_token_ids": [token.token_id for token in choice.tokens],
         }
 
     def _chunk(
@@ -82,7 +102,7 @@ class ReplyWriter:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def _logprobs(self, tokens: Sequence[TokenChoice]) -> JSONObject | None:
-        if not self._with_logprobs:
+        if not self._told.logprobs:
             return None
         return {"content": [{**self._token(t.token_id, t.logprob), "top_logprobs": self._top(t)} for t in tokens]}
 
@@ -92,3 +112,15 @@ class ReplyWriter:
     def _token(self, token_id: int, logprob: float) -> JSONObject:
         text = self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _weight_metadata(versions: Sequence[str], current: str) -> JSONObject:
+    """Which weights gave which tokens, as SGLang tells it: of the first choice, and the newest of them by itself."""
+    spans: list[JSONObject] = []
+    for at, version in enumerate(versions):
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = at + 1
+        else:
+            spans.append({"version": version, "start": at, "end": at + 1})
+    spans = spans or [{"version": current, "start": 0, "end": 0}]
+    return {"weight_version": spans[-1]["version"], "weight_versions": spans}

@@ -10,7 +10,7 @@ from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.generate import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
 from forebay.engines.tiny.prompt import build_call, encode_prompt
-from forebay.engines.tiny.reply import ReplyWriter
+from forebay.engines.tiny.reply import ReplyWriter, Told
 from forebay.engines.tiny.wire import ChatBody, JSONObject
 
 DEFAULT_NAME = "tiny"
@@ -43,7 +43,8 @@ class Service:
 
     def reply_writer(self, call: Call, body: ChatBody) -> ReplyWriter:
         """What writes the reply to a call."""
-        return ReplyWriter(call, body.model or self._name, self._model.tokenizer, with_logprobs=bool(body.logprobs))
+        told = Told(logprobs=bool(body.logprobs), token_ids=body.return_token_ids)
+        return ReplyWriter(call, body.model or self._name, self._model.tokenizer, told)
 
     def models(self) -> JSONObject:
         """The body of ``GET /v1/models``."""
@@ -61,12 +62,12 @@ class Service:
         """The body of ``GET /model_info``, with the names of SGLang 0.5.23."""
         config = self._model.network.config
         return {
-            "model_path": str(self._model.path),
+            "model_path": str(self.thread.weights.path),
             "served_model_name": self._name,
             "tokenizer_path": str(self._model.path),
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": "default",
+            "weight_version": self.thread.weights.version,
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": config.model_type,
@@ -100,7 +101,7 @@ class Service:
             "max_running_requests": load.max_rows,
             "token_usage": load.num_tokens / load.max_tokens,
             "gen_throughput": load.tokens_per_s,
-            "cache_hit_rate": 0.0,
+            "cache_hit_rate": load.cache_hit_rate,
             "utilization": load.num_running / load.max_rows,
             "total_prefill_uncached_tokens": load.num_prefilled,
             "total_prefill_busy_us": int(load.prefill_s * 1e6),

@@ -68,6 +68,7 @@ class ChatBody(BaseModel):
     rid: str | None = None
     continue_final_message: bool = False
     ignore_eos: bool = False
+    return_token_ids: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -90,6 +91,12 @@ class ChatBody(BaseModel):
             raise ValueError("continue_final_message needs an assistant message at the end")
         return self
 
+    @model_validator(mode="after")
+    def _token_ids_come_whole(self) -> Self:
+        if self.return_token_ids and self.stream:
+            raise ValueError("return_token_ids is not supported with stream")
+        return self
+
     @property
     def limit(self) -> int | None:
         """The most tokens to generate, if the caller said."""
@@ -106,6 +113,16 @@ class AbortBody(BaseModel):
 
     rid: str | None = None
     abort_all: bool = False
+
+
+class WeightsBody(BaseModel):
+    """``POST /update_weights_from_disk``; SGLang's other fields change nothing here and are ignored."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_path: Annotated[str, Field(min_length=1)]
+    weight_version: str | None = None
+    abort_all_requests: bool = False
 
 
 def new_rid() -> str:

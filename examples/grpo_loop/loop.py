@@ -1,0 +1,199 @@
+"""A whole RL loop on this machine: a tiny model learns to add better than it could.
+
+    python examples/grpo_loop/loop.py --dir /tmp/rl
+
+Kill any of its processes and start it again with the same --dir: it goes on where it was.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from history import History, describe, draw, make_entry, save_picture
+from rich.console import Console
+from rich.live import Live
+from services import Services, served_model, update_engine
+from trainer import Recipe, Trainer, model_folders, step_folder
+
+from forebay.client import Batch, BufferClient
+from forebay.core.errors import ForebayError
+from forebay.engines.tiny.model import ensure_model
+from forebay.engines.tiny.recipe import question
+from forebay.server.cli.children import Children
+
+RUN_NAME = "grpo-loop"
+RETRY_FOR_S = 20.0
+POLL_S = 2.0
+PLENTY_OF_EPOCHS = 100_000
+MAX_STALENESS = 2
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The parts of the loop, and the order in which a step does things."""
+
+    client: BufferClient
+    trainer: Trainer
+    history: History
+    models: Path
+    engine_url: str
+    num_groups: int
+    check_alive: Callable[[], None]
+
+    def resume(self) -> None:
+        """Go back to the newest visible model: what it was not trained on is ready again, unchanged."""
+        step = self.trainer.step
+        undone = self.client.rewind(step or None)
+        if undone.num_groups:
+            print(f"{undone.num_groups} groups were read and not trained on for good: they come again", flush=True)
+        self.history.cut(step)
+        self.client.set_weight_version(step)
+
+    def step(self) -> None:
+        """Read a batch, train on it, and make the new model the one that generates."""
+        began_s = time.monotonic()
+        batch = self._next_batch()
+        self.trainer.train(batch)
+        step = self.trainer.step
+        # In this order. Killed before `save`, the batch comes again; killed after it, the model has seen the batch.
+        self.client.checkpoint(step)
+        self.history.add(make_entry(step, batch, time.monotonic() - began_s))
+        folder = self.trainer.save(self.models)
+        update_engine(self.engine_url, folder, step)
+        self.client.set_weight_version(step)
+
+    def _next_batch(self) -> Batch:
+        is_told = False
+        while True:
+            self.check_alive()
+            batch = self.client.read(num_groups=self.num_groups, wait_s=POLL_S, step=self.trainer.step + 1)
+            if batch is not None:
+                return batch
+            if not is_told and self.client.stats().is_waiting_for_engine:
+                print("The run waits for its engine, at the address that it was started with.", flush=True)
+                is_told = True
+
+
+def attach(client: BufferClient, folder: Path, engine_url: str, options: argparse.Namespace) -> None:
+    """Go on with the run of this folder, or start it."""
+    mine = [run for run in client.runs() if run.name == RUN_NAME]
+    if mine:
+        client.attach(mine[-1].run_id)
+        return
+    batch_size = options.num_groups * options.group_size
+    client.start(
+        "math",
+        group_size=options.group_size,
+        input_file=write_sums(folder / "sums.jsonl"),
+        name=RUN_NAME,
+        remote_engine_url=engine_url,
+        num_epoch=PLENTY_OF_EPOCHS,
+        shuffle_seed=options.seed,
+        num_process=options.num_process,
+        num_reward_workers=2,
+        sampling_params={"max_tokens": 12, "temperature": 1.0, "logprobs": True, "return_token_ids": True},
+        max_staleness=MAX_STALENESS,
+        # A batch being trained on and half of the next: what is generated further ahead learns from older weights.
+        max_buffer_size=batch_size + batch_size // 2,
+    )
+
+
+def write_sums(path: Path) -> Path:
+    """A hundred sums of two digits."""
+    sums = [(left, right) for left in range(10) for right in range(10)]
+    rows = [
+        {"instance_id": f"{left}+{right}", "prompt": question(left, right), "label": str(left + right)}
+        for left, right in sums
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def newest_model(models: Path, engine_url: str | None) -> Path:
+    """The newest visible model. At first that is a copy of the one that the engine has, or of the built-in one."""
+    models.mkdir(parents=True, exist_ok=True)
+    if not model_folders(models):
+        draft = models / ".first"
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(served_model(engine_url) if engine_url else ensure_model(), draft)
+        draft.rename(step_folder(models, 0))
+    return model_folders(models)[-1]
+
+
+def run(options: argparse.Namespace) -> History:
+    """Everything, up to ``options.steps``."""
+    folder: Path = options.dir.resolve()
+    model_folder = newest_model(folder / "models", options.engine)
+    step = int(model_folder.name.rpartition("-")[2])
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    trainer = Trainer(model_folder, Recipe(seed=options.seed), step)
+    history = History(folder / "history.jsonl")
+    with Children() as children:
+        services = Services(folder, children)
+        engine_url = options.engine or services.start_engine(model_folder)
+        # Before the server: its run goes on as soon as it is up, and its samples shall name their weights.
+        update_engine(engine_url, model_folder, step)
+        try:
+            with BufferClient(services.start_server(), retry_for_s=RETRY_FOR_S) as client:
+                attach(client, folder, engine_url, options)
+                parts = (client, trainer, history, folder / "models", engine_url, options.num_groups)
+                train(Loop(*parts, services.check_alive), options.steps)
+        except ForebayError:
+            services.check_alive()  # that one of them has ended says more than that it does not answer
+            raise
+    return history
+
+
+def train(loop: Loop, num_steps: int) -> None:
+    """Step by step, with a curve that grows."""
+    loop.resume()
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        while loop.trainer.step < num_steps:
+            if console.is_terminal:
+                live.update(draw(loop.history, f"step {loop.trainer.step + 1} of {num_steps}"), refresh=True)
+            loop.step()
+            if not console.is_terminal:
+                print(describe(loop.history.entries[-1]), flush=True)
+        if console.is_terminal:
+            live.update(draw(loop.history, "done"), refresh=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, help="everything is kept here, and found again; else a new folder in /tmp")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the sums, and of the minibatches")
+    parser.add_argument("--engine", help="address of an SGLang that can read --dir; without it, the tiny engine")
+    parser.add_argument("--num-groups", type=int, default=32, help="groups of a step")
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--num-process", type=int, default=64, help="rollouts at once")
+    options = parser.parse_args()
+    options.dir = options.dir or Path(tempfile.mkdtemp(prefix="forebay-rl-"))
+    options.dir.mkdir(parents=True, exist_ok=True)
+    print(f"Everything is kept in {options.dir}", flush=True)
+    try:
+        history = run(options)
+        save_picture(history, options.dir / "reward.png")
+    except KeyboardInterrupt:
+        print(f"Interrupted. Start it again with --dir {options.dir} to go on.", file=sys.stderr)
+        return 130
+    except ForebayError as error:
+        print(f"{error}\n{error.hint}\nStart it again with --dir {options.dir} to go on.", file=sys.stderr)
+        return 1
+    gain = "" if history.gain is None else f": the last five steps are {history.gain:+.3f} above the first five"
+    print(f"{len(history.entries)} steps{gain}. The curve is {options.dir / 'reward.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
