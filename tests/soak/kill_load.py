@@ -16,11 +16,9 @@ REWARDS = (0.0, 1.0, 0.5, 0.25)
 
 @dataclass
 class Receipt:
-    """A batch that arrived whole. ``is_settled``: the same server gave its reader a further one, so it knew."""
+    """A batch that arrived whole, and that the server was told is done."""
 
     groups: list[str]
-    lifetime: int
-    is_settled: bool = False
 
 
 @dataclass
@@ -44,14 +42,13 @@ class KillLoad:
 
     def __init__(self, server: ServerProcess, run: NativeRun, *, num_writers: int = 4, num_readers: int = 2) -> None:
         self.ledger = Ledger()
-        self.lifetime = 0
         self._server = server
         self._path = run.path
         self._news = threading.Condition()
         self._no_more_groups = threading.Event()
         self._no_more_reads = threading.Event()
         self._writers = [threading.Thread(target=self._write, args=(n,)) for n in range(num_writers)]
-        self._readers = [threading.Thread(target=self._read) for _ in range(num_readers)]
+        self._readers = [threading.Thread(target=self._read, args=(n,)) for n in range(num_readers)]
         for thread in (*self._writers, *self._readers):
             thread.start()
 
@@ -108,32 +105,32 @@ class KillLoad:
             answer = self._post(client, "samples", sample)
             if answer is not None:
                 self._note(lambda: self.ledger.acknowledged.add(sample["uid"]))
-                if answer["results"][0]["outcome"] != "member":
+                [verdict] = answer["results"]
+                if not (verdict["duplicate"] or verdict["outcome"] == "member"):
                     self.ledger.broken.append(f"{sample['uid']}: {answer}")
                 return
 
-    def _read(self) -> None:
-        last: Receipt | None = None
+    def _read(self, name: int) -> None:
+        number = 0
         with httpx.Client(timeout=5) as client:
             while not self._no_more_reads.is_set():
-                lifetime = self.lifetime
-                answer = self._post(client, "batches", {"num_groups": 1, "wait_s": 0.2})
+                request = {"num_groups": 1, "wait_s": 0.2, "request_id": f"{name}-{number}"}
+                answer = self._post(client, "batches", request)
                 if answer is None or answer["batch_id"] is None:
                     continue
-                if last is not None and last.lifetime == lifetime == self.lifetime:
-                    last.is_settled = True
-                last = self._receive(answer, lifetime)
+                while self._post(client, f"batches/{answer['batch_id']}/ack", {}) is None:
+                    pass
+                self._receive(answer)
+                number += 1
 
-    def _receive(self, answer: Json, lifetime: int) -> Receipt:
+    def _receive(self, answer: Json) -> None:
         by_instance: dict[str, list[str]] = defaultdict(list)
         for row in answer["data"]:
             by_instance[row["instance_id"]].append(row["uid"])
         for instance_id, uids in by_instance.items():
             if sorted(uids) != [f"{instance_id}/{slot}" for slot in range(GROUP_SIZE)]:
                 self.ledger.broken.append(f"group {instance_id} came as {uids}")
-        receipt = Receipt(list(by_instance), lifetime)
-        self._note(lambda: self.ledger.receipts.append(receipt))
-        return receipt
+        self._note(lambda: self.ledger.receipts.append(Receipt(list(by_instance))))
 
     def _note(self, change: Callable[[], None]) -> None:
         with self._news:

@@ -29,7 +29,6 @@ def kill_rounds(make_server: MakeServer, rounds: int) -> tuple[Path, str, Ledger
         for _ in range(rounds):
             load.wait_for_acknowledgements(rng.choice(RUN_FOR_ACKNOWLEDGEMENTS))
             server.kill9()
-            load.lifetime += 1
             if rng.random() < 0.2:
                 (server.data_dir / "index.sqlite").unlink()
             server.restart()
@@ -59,14 +58,11 @@ async def check_samples(data_dir: Path, run_id: str, ledger: Ledger) -> dict[str
 
 
 def check_receipts(ledger: Ledger, states: dict[str, GroupState]) -> None:
-    """Every group arrived, and again only where the server died before it could note that it had."""
+    """Every group arrived and was acknowledged, once: whichever replies the deaths of the server cut off."""
     received = ledger.times_received()
     assert {group_id(instance_id, 0) for instance_id in received} == set(states)
     assert set(states.values()) == {GroupState.ACKED}
-    for instance_id, receipts in received.items():
-        assert not any(receipt.is_settled for receipt in receipts[:-1]), f"{instance_id} was delivered twice"
-        lifetimes = [receipt.lifetime for receipt in receipts]
-        assert len(set(lifetimes)) == len(lifetimes), f"{instance_id} was delivered twice by one server"
+    assert [instance_id for instance_id, receipts in received.items() if len(receipts) > 1] == []
 
 
 def check_journal(data_dir: Path, run_id: str, states: dict[str, GroupState]) -> int:
