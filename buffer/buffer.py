@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from forebay.buffer import deadlines
 from forebay.buffer.delivery import Delivery
-from forebay.buffer.groups import Sample
-from forebay.buffer.loading import give_back_leases, load_run, members
+from forebay.buffer.loading import load_run, read_back
+from forebay.buffer.meta import MetaWindow
 from forebay.buffer.pipeline import Pipeline
-from forebay.buffer.resume import covers, held_instances, reconcile
-from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.resume import apply, covers, held_instances, reconcile
+from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import RunRow
 from forebay.core.clock import Clock, SystemClock
@@ -58,6 +58,7 @@ class Buffer:
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._advancing: set[str] = set()
         self._recovering: asyncio.Task[None] | None = None
         self._healthy = asyncio.Event()
@@ -103,7 +104,8 @@ class Buffer:
         """The run that this secret key authorises. Raises ``RunNotFound``, without telling the key."""
         run_id = self._by_key.get(run_key)
         if run_id is None:
-            raise RunNotFound("with this key")
+            told = "no run has this key"
+            raise RunNotFound("", message=told, hint="write to the remote_buffer_url that run_rollout is given")
         return self.get(run_id)
 
     def newest(self, name: str) -> Entry | None:
@@ -129,10 +131,14 @@ class Buffer:
         try:
             await buffer.save_run()
         except BaseException:  # a run that is not stored does not exist
-            await self._forget(run)
+            self._forget(run)
             raise
-        entry.buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
         return entry
+
+    def tell_started(self, run_id: str) -> None:
+        """Notify of ``run_started``: once the run has the hooks that it keeps, and before its process starts."""
+        run, buffer = self.get(run_id).run, self.get(run_id).buffer
+        buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
 
     async def update(self, run_id: str, change: Callable[[Run], None]) -> None:
         """Change a run and store it, waiting out a full disk."""
@@ -162,7 +168,7 @@ class Buffer:
         self._by_key[run.run_key] = run.run_id
         self._note_newest(run)
 
-    async def _forget(self, run: Run) -> None:
+    def _forget(self, run: Run) -> None:
         self._entries.pop(run.run_id, None)
         self._by_key.pop(run.run_key, None)
         self._newest.clear()
@@ -170,19 +176,24 @@ class Buffer:
             self._note_newest(entry.run)
         hooks = self._hooks.pop(run.run_id, None)
         if hooks is not None:
-            await hooks.__aexit__(None, None, None)
+            self._retire(hooks)
 
     async def replace_hooks(self, run_id: str) -> None:
-        """Use the hooks of the run's present generator, after it was attached to with other code."""
-        hooks = self._make_hooks(self.get(run_id).run)
-        await hooks.__aenter__()
+        """Use the hooks of the run's present generator, whose code must be in place. Nothing staged before counts."""
         async with self._locked(run_id) as buffer:
-            old, self._hooks[run_id] = self._hooks[run_id], hooks
-            buffer.hooks = hooks
+            old, buffer.hooks = buffer.hooks, self._make_hooks(buffer.run)
+            self._hooks[run_id] = buffer.hooks
+            await buffer.hooks.__aenter__()
             buffer.window.keep_samples = buffer.new_window().keep_samples
             for group in buffer.groups.in_state(GroupState.READY, GroupState.OPEN):
                 group.staged = None
-            await old.__aexit__(None, None, None)
+        self._retire(old)
+
+    def _retire(self, hooks: HookRunner) -> None:
+        """Close hooks that nobody asks any more. They may take seconds, and are waited for only at the very end."""
+        task = asyncio.create_task(hooks.__aexit__(None, None, None))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     @asynccontextmanager
     async def _locked(self, run_id: str) -> AsyncIterator[RunBuffer]:
@@ -200,45 +211,33 @@ class Buffer:
         """Whether the run knows every id of a trainer's list, as often as it is listed."""
         return covers(entry.buffer.groups, entry.run.start_skip, listed)
 
+    async def check_bodies(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
+        """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
+        groups, start_skip = entry.buffer.groups, entry.run.start_skip
+        await read_back(entry.buffer, lambda: reconcile(groups, start_skip, listed).redeliver)
+
     async def reconcile(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
-        """Make a run exact with respect to a trainer's list. Raises ``StorageFailed``."""
-        buffer = entry.buffer
+        """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``."""
+        buffer, leases = entry.buffer, entry.delivery.leases
         async with buffer.lock:
             buffer.check_storage()
-            lost = await self._lost_samples(buffer, listed)
-            entry.delivery.drop_leases()
+            lost = await read_back(buffer, lambda: reconcile(buffer.groups, entry.run.start_skip, listed).redeliver)
+            leases.forget()
             result = reconcile(buffer.groups, entry.run.start_skip, listed)
-            now_s = buffer.active.now_s()
-            for group in result.ack:
-                buffer.groups.move(group, GroupState.ACKED, now_s)
-            for group in result.redeliver:
-                if group.state is GroupState.ACKED:
-                    buffer.groups.revive(group, lost[group.group_id])
-                group.row.is_reported, group.row.batch_id = False, ""
-                buffer.groups.move(group, GroupState.READY, now_s)
-            for group in result.report:
-                group.row.is_reported, group.row.batch_id = False, ""
-                buffer.groups.unreported[group.group_id] = group
+            apply(result, buffer.groups, lost, buffer.active.now_s())
+            batches = buffer.batches.settle({g.group_id for g in result.redeliver}, "its trainer came back without it")
             entry.run.base_skip = result.base_skip
             buffer.groups.adopt(entry.run.settings, result.base_skip)
             entry.run.has_delivered = False
-            changed = (*result.ack, *result.redeliver, *result.report)
-            await buffer.record(*(group.row for group in changed), buffer.run_row())
+            await buffer.record(*(group.row for group in result.changed), *batches, buffer.run_row())
         buffer.news.notify()
 
-    async def _lost_samples(self, buffer: RunBuffer, listed: Sequence[InstanceId]) -> dict[str, list[Sample]]:
-        """The samples of the groups that were delivered and are not listed.
-
-        All are read before anything changes; meanwhile the ack of a batch may make them more.
-        """
-        lost: dict[str, list[Sample]] = {}
-        while True:
-            redeliver = reconcile(buffer.groups, buffer.run.start_skip, listed).redeliver
-            missing = [g.group_id for g in redeliver if g.state is GroupState.ACKED and g.group_id not in lost]
-            if not missing:
-                return lost
-            for group_id in missing:
-                lost[group_id] = members(await self.store.samples(buffer.run.run_id, group_id))
+    async def go_on(self, entry: Entry) -> None:
+        """Let a run go on under another start's settings; who has which batch stays. Raises ``StorageFailed``."""
+        buffer = entry.buffer
+        async with buffer.lock:
+            buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
+            await buffer.save_run()
 
     def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
         """What another process of this run must not generate, as a multiset."""
@@ -262,6 +261,8 @@ class Buffer:
     async def tick(self) -> None:
         """Do what is due in every run; those in which it is still being done since an earlier tick are left out."""
         idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
+        for entry in self.entries:  # also of runs that have ended: what they left can still be with a trainer
+            entry.delivery.leases.expire()
         await asyncio.gather(*(self._advance(entry) for entry in idle if not entry.run.has_ended))
 
     async def _advance(self, entry: Entry) -> None:
@@ -286,27 +287,30 @@ class Buffer:
     async def _load(self) -> None:
         """Load every run, and only then put them all in place: nobody must meet one that is half loaded."""
         loaded = [await self._loaded(row) for row in await self.store.load_runs()]
-        for buffer in sorted(loaded, key=lambda buffer: buffer.run.started_at_s):
-            self._install(buffer)
+        for buffer, windows in sorted(loaded, key=lambda each: each[0].run.started_at_s):
+            self._install(buffer, windows)
 
-    async def _loaded(self, row: RunRow) -> RunBuffer:
+    async def _loaded(self, row: RunRow) -> tuple[RunBuffer, dict[str, MetaWindow]]:
         old = self._entries.get(row.run_id)
         counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
         buffer = await self._make(_restore(row), counted_s)
-        await load_run(buffer, self.store, old.delivery.held_batches if old else ())
-        return buffer
+        return buffer, await load_run(buffer, self.store)
 
-    def _install(self, buffer: RunBuffer) -> None:
+    def _install(self, buffer: RunBuffer, windows: dict[str, MetaWindow]) -> None:
         old = self._entries.pop(buffer.run.run_id, None)
         pipeline = Pipeline(buffer)
         delivery = old.delivery if old else Delivery(buffer, pipeline)
-        delivery.resume_with(buffer, pipeline)
-        give_back_leases(buffer, delivery.held_batches)
+        delivery.resume_with(buffer, pipeline, windows)
         self._register(Entry(buffer, pipeline, delivery))
         if old is not None:
             old.buffer.has_failed = True
             buffer.counts.update(old.buffer.counts)
             old.buffer.news.notify()
+
+    def look_after_store(self) -> None:
+        """Begin to recover if a write failed that is no run's own."""
+        if not self.store.stats().takes_writes:
+            self._recover_soon()
 
     def _recover_soon(self) -> None:
         self._healthy.clear()
@@ -331,11 +335,15 @@ class Buffer:
 
     async def _reload(self) -> None:
         await self.store.recover()
-        for entry in self.entries:
+        entries = self.entries
+        for entry in entries:
             entry.buffer.has_failed = True
-        async with AsyncExitStack() as locks:
-            for entry in self.entries:
-                await locks.enter_async_context(entry.buffer.lock)
+        async with AsyncExitStack() as held:
+            # Whoever has a lock may wait for a slow hook, whose answer is about a state that is being dropped.
+            for entry in entries:
+                held.enter_context(entry.buffer.hooks.refuse(StorageFailed(AHEAD)))
+            for entry in entries:
+                await held.enter_async_context(entry.buffer.lock)
             await self._load()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -352,7 +360,8 @@ class Buffer:
 
     async def _close_hooks(self) -> None:
         for hooks in self._hooks.values():
-            await hooks.__aexit__(None, None, None)
+            self._retire(hooks)
+        await asyncio.gather(*self._retiring)
 
 
 def _restore(row: RunRow) -> Run:

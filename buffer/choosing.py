@@ -16,7 +16,15 @@ class ReadRequest:
     batch_size: int | None = None
     """Rows, counted after the hooks; whole groups go until there are at least so many."""
     is_slime: bool = False
-    """Each group goes out with exactly ``group_size`` rows."""
+    """Each group goes out with exactly ``group_size`` rows, and the batch is acknowledged by its last byte."""
+    lease_s: float = 600.0
+    """Seconds for which a batch that is not slime's is the reader's."""
+    step: int | None = None
+    """What the trainer will use the batch for."""
+    max_staleness: int | None = None
+    """In place of the run's own bound."""
+    request_id: str = ""
+    """Repeated while its batch is leased, it means that batch."""
 
     @property
     def has_size(self) -> bool:
@@ -30,6 +38,8 @@ class Choice:
     group: Group
     staged: Staged
     whole: Staged
+    is_stale: bool = False
+    """Whether it is over the bound for staleness, and goes out all the same."""
 
     @property
     def is_current(self) -> bool:

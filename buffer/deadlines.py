@@ -2,6 +2,7 @@
 
 import logging
 
+from forebay.buffer.fruitless import alarm_text
 from forebay.buffer.pipeline import Pipeline
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
@@ -55,6 +56,10 @@ def _is_over(buffer: RunBuffer) -> bool:
 
 def _watch_progress(buffer: RunBuffer) -> None:
     idle_s = buffer.active.now_s() - buffer.last_progress_s
+    reasons = buffer.alarm
+    if reasons is not None and not buffer.is_alarmed:
+        logger.warning("run %s: %s", buffer.run.run_id, alarm_text(reasons))
+    buffer.is_alarmed = reasons is not None
     if buffer.run.state is RunState.RUNNING and not buffer.is_stalled:
         buffer.is_stalled = idle_s >= buffer.run.settings.group_deadline_seconds
         if buffer.is_stalled:

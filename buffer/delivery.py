@@ -1,296 +1,309 @@
-"""Handing groups to a trainer: which ones, as a lease that is acked or given back."""
+"""Handing groups to a trainer: which ones, as a batch that is leased to it."""
 
 import logging
-import math
-import secrets
-from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from typing import Any
 
-from forebay.buffer.choosing import Choice, Chooser, ReadRequest
+from forebay.buffer import staleness
+from forebay.buffer.choosing import Choice, ReadRequest
 from forebay.buffer.groups import Group
+from forebay.buffer.leasing import Leases, Stored
 from forebay.buffer.meta import MetaWindow
-from forebay.buffer.pipeline import Pipeline, Staged, splice
-from forebay.buffer.resume import batch_number
+from forebay.buffer.outgoing import Outgoing
+from forebay.buffer.pipeline import Pipeline, Staged
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.rows import GroupRow, Location, RunRow
-from forebay.core.errors import RunEnded, StorageFailed
-from forebay.core.group import DiscardReason, GroupState
-from forebay.core.sample import Parts
-from forebay.core.signal import Patience
+from forebay.buffer.selection import Selection
+from forebay.buffer.store.rows import BatchRow
+from forebay.core.errors import BatchAcked, RunEnded, StorageFailed
+from forebay.core.group import BatchState, GroupState
+from forebay.core.signal import Patience, Signal
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Batch:
-    """A lease: groups on their way to a trainer."""
+    """Groups on their way to a trainer, and the reply that carries them."""
 
-    batch_id: str
+    row: BatchRow
     groups: list[Group]
     reported: list[Group]
     """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
     window: MetaWindow
     staged: list[Staged]
     """What goes out of each group."""
-    rows: list[Parts] = field(default_factory=list)
+    stored: Stored
+    """Done when the lease is on the disk."""
+    rows: Outgoing = field(init=False)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def batch_id(self) -> str:
+        return self.row.batch_id
+
+
+class _Reader:
+    """One who wants a batch."""
+
+    def __init__(self, request: ReadRequest) -> None:
+        self.request = request
+        self.batch: Batch | None = None
+        self.error: BatchAcked | None = None
+        self.tried: tuple[Signal, int] | None = None
+        """The news by which it was last tried to satisfy the request."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.batch is None and self.error is None
+
+    def knows(self, news: Signal) -> bool:
+        """Whether nothing has happened since that try."""
+        return self.tried == (news, news.count)
+
 
 class Delivery:
-    """Leases one run's groups."""
+    """Chooses groups for one run's readers, and leases them."""
 
     def __init__(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
         self._buffer = buffer
         self._pipeline = pipeline
-        self.leases: dict[str, Batch] = {}
-        self._acked: dict[str, Batch] = {}
-        """Batches that have arrived, until the disk knows."""
-        self._last_number = 0
+        self._selection = Selection(buffer, pipeline)
+        self._readers: dict[_Reader, None] = {}
+        """Those who want a batch, in the order in which they came."""
+        self.leases = Leases(buffer)
 
     async def read(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
         """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
 
-        Raises ``RunEnded`` when nothing will ever come, ``StorageFailed`` when the lease cannot be written down.
+        Of those who wait, whoever came first is asked first whether what is there satisfies it. The caller says
+        afterwards whether the batch ``arrived`` or was ``abandoned``. Raises ``RunEnded`` when nothing will ever come,
+        ``BatchAcked`` for the request of an acknowledged batch, ``StorageFailed`` when the lease cannot be stored.
         """
-        patience = Patience(wait_s)
+        batch = await self.prepare(request, wait_s)
+        if batch is None:
+            return None
+        try:
+            return batch if await self.confirm(batch) else None
+        except BaseException:  # also a reader that goes away: its groups must not stay leased
+            self.leases.abandoned(batch.batch_id)
+            raise
+
+    async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
+        """As ``read``, but the last byte must not go out before ``confirm``, which may wait for the disk."""
+        reader = _Reader(request)
+        self._readers[reader] = None
+        try:
+            await self._serve_within(reader, Patience(wait_s))
+        except BaseException:  # also a reader that goes away, just when another's turn had served it
+            if reader.batch is not None:
+                self.leases.abandoned(reader.batch.batch_id)
+            raise
+        finally:
+            del self._readers[reader]
+        if reader.batch is not None:
+            await self._fill(reader.batch)
+        return reader.batch
+
+    async def _serve_within(self, reader: "_Reader", patience: Patience) -> None:
         while True:
             buffer = self._buffer
             async with buffer.lock:
                 buffer.check_storage()
-                num_news = buffer.news.count
-                batch = await self._lease(request)
-            if batch is not None:
-                return await self._filled(batch)
-            if buffer.is_exhausted:
+                await self._serve_up_to(reader)
+            if reader.error is not None:
+                raise reader.error
+            if reader.batch is None and buffer.is_exhausted:
                 run = buffer.run
                 raise RunEnded(run.run_id, run.reason.partition("\n")[0] or run.state.value)
-            if patience.left_s <= 0 or (num_news == buffer.news.count and not await patience.wait(buffer.news)):
-                return None
+            if reader.batch is not None or patience.left_s <= 0:
+                return
+            if reader.knows(buffer.news) and not await patience.wait(buffer.news):
+                return
+
+    async def _serve_up_to(self, last: "_Reader") -> None:
+        """Try to satisfy everybody who came before ``last``, and then ``last``, by what is there now."""
+        for reader in list(self._readers):
+            news = self._buffer.news
+            if reader.is_waiting and not reader.knows(news):
+                reader.tried = (news, news.count)
+                try:
+                    batch = await self._lease(reader.request)
+                except BatchAcked as error:
+                    reader.error = error
+                except BaseException:  # `last` goes away: the reader whose try that ended must try again
+                    reader.tried = None
+                    raise
+                else:
+                    self._give(reader, batch)
+            if reader is last:
+                return
+
+    def _give(self, reader: "_Reader", batch: Batch | None) -> None:
+        if reader in self._readers:
+            reader.batch = batch
+        elif batch is not None:  # its reader went away meanwhile
+            self.leases.abandoned(batch.batch_id)
 
     def meta_info(self) -> dict[str, Any]:
         """The meta info of a reply without data: nothing is consumed by it."""
         return {**self._buffer.window.meta_info(), "finished_groups": []}
 
-    # --- choosing
+    # --- leasing
 
     async def _lease(self, request: ReadRequest) -> Batch | None:
-        chosen = await self._choose_current(request)
-        if not chosen:
+        again = await self._leased_before(request.request_id) if request.request_id else None
+        if again is not None:
+            return again
+        chosen = await self._selection.choose(request)
+        return self._begin(request, chosen) if chosen else None
+
+    async def _leased_before(self, request_id: str) -> Batch | None:
+        """The batch that this request got, once more; None if it got none, or has it no longer."""
+        row = self._buffer.batches.of_request(request_id)
+        if row is not None and row.state is BatchState.ACKED:
+            raise BatchAcked(row.batch_id)
+        if row is None or row.state is not BatchState.LEASED:
             return None
+        groups, staged = self.leases.groups_of(row), []
+        for group in groups:
+            made = await self._pipeline.stage(group)
+            if made is None:  # a hook that fails only now: the next read finds it, and gets past it
+                self.leases.release_soon(row.batch_id)
+                return None
+            staged.append(made)
+        lease = self.leases.held.get(row.batch_id)
+        if lease is None:
+            return None  # it was given back meanwhile
+        reported = [self._buffer.groups.by_id[key] for key in row.reported_ids]
+        return Batch(row, groups, reported, lease.window, staged, self.leases.join(row))
+
+    def _begin(self, request: ReadRequest, chosen: Sequence[Choice]) -> Batch:
         buffer = self._buffer
-        reported = list(buffer.groups.unreported.values())
-        groups, staged = [choice.group for choice in chosen], [choice.staged for choice in chosen]
-        batch = Batch(self._new_batch_id(), groups, reported, buffer.window, staged)
-        self._tell_cuts(chosen)
-        buffer.window = buffer.new_window()
-        for group in batch.groups:
+        groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
+        for group in groups:
             if group.state is GroupState.OPEN:
                 buffer.move(group, GroupState.READY)
-            group.row.batch_id, group.row.is_reported = batch.batch_id, True
-            group.row.num_deliveries += 1
-            buffer.groups.move(group, GroupState.LEASED, buffer.active.now_s())
-        for group in reported:
-            group.row.batch_id, group.row.is_reported = batch.batch_id, True
-        buffer.groups.unreported.clear()
-        self.leases[batch.batch_id] = batch
-        return batch
+        window, buffer.window = buffer.window, buffer.new_window()
+        row = self._new_row(request, chosen, reported)
+        if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
+            row.meta_info = self._with_groups(window.meta_info(), groups, reported)
+        staged = [choice.staged for choice in chosen]
+        return Batch(row, groups, reported, window, staged, self.leases.begin(row, window))
 
-    def _new_batch_id(self) -> str:
-        self._last_number += 1
-        return f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
+    def _new_row(self, request: ReadRequest, chosen: Sequence[Choice], reported: Sequence[Group]) -> BatchRow:
+        number, batch_id = self._buffer.batches.new_id()
+        return BatchRow(
+            run_id=self._buffer.run.run_id,
+            batch_id=batch_id,
+            number=number,
+            state=BatchState.LEASED,
+            group_ids=[choice.group.group_id for choice in chosen],
+            reported_ids=[group.group_id for group in reported],
+            stale_ids=[choice.group.group_id for choice in chosen if choice.is_stale],
+            num_rows=sum(len(choice.staged.rows) for choice in chosen),
+            request_id=request.request_id,
+            step=request.step,
+            lease_s=0.0 if request.is_slime else request.lease_s,
+            is_self_acking=request.is_slime,
+        )
 
-    async def _choose_current(self, request: ReadRequest) -> list[Choice]:
-        """Groups that satisfy the request, none of which got a sample while others were asked about."""
-        while True:
-            await self._pipeline.evaluate()
-            if not self._may_suffice(request):
-                return []
-            chosen = await self._choose(request)
-            if all(choice.is_current for choice in chosen):
-                return chosen
-            self._buffer.groups.put_back(c.group for c in chosen if c.group.state is GroupState.READY)
+    # --- making the reply
 
-    def _may_suffice(self, request: ReadRequest) -> bool:
-        """Whether there are groups enough to look at them: a reader that waits is woken by every sample."""
-        groups, run = self._buffer.groups, self._buffer.run
-        num_needed = request.num_groups or 1
-        if request.is_slime and request.batch_size is not None:
-            num_needed = math.ceil(request.batch_size / run.settings.group_size)
-        return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
-
-    async def _choose(self, request: ReadRequest) -> list[Choice]:
-        """Groups that satisfy the request; none at all if that is not possible."""
-        chooser = Chooser(self._buffer, request)
-        seen: list[Group] = []
+    async def _fill(self, batch: Batch) -> None:
+        """Fetch the batch's rows while its lease is written down; on failure or cancellation it is given back."""
         try:
-            await self._consider_all(chooser, seen)
-            if not chooser.is_satisfied:
-                chooser.chosen.clear()
-        except BaseException:  # also a reader that goes away
-            chooser.chosen.clear()
-            raise
-        finally:
-            taken = {choice.group.group_id for choice in chooser.chosen}
-            left = [group for group in seen if group.state is GroupState.READY and group.group_id not in taken]
-            self._buffer.groups.put_back(left)
-        return chooser.chosen
-
-    async def _consider_all(self, chooser: Chooser, seen: list[Group]) -> None:
-        """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
-        for group in self._buffer.groups.take_ready():
-            seen.append(group)
-            await self._consider(chooser, group)
-            if chooser.is_done:
-                return
-        if not chooser.is_satisfied:
-            for group in list(self._buffer.groups.short_valid.values()):
-                await self._consider(chooser, group)
-                if chooser.is_done:
-                    return
-
-    async def _consider(self, chooser: Chooser, group: Group) -> None:
-        if not chooser.may_take(group):
-            return
-        staged = await self._pipeline.stage(group)
-        if staged is None:
-            return
-        if not chooser.request.is_slime:
-            chooser.take(Choice(group, staged, staged))
-        elif self._fits_slime(group, staged):
-            size = self._buffer.run.settings.group_size
-            chooser.take(Choice(group, Staged(staged.rows[:size], staged.samples), staged))
-
-    def _fits_slime(self, group: Group, staged: Staged) -> bool:
-        """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
-        size = self._buffer.run.settings.group_size
-        if len(staged.rows) < size:
-            if group.state is GroupState.READY:
-                detail = f"{len(staged.rows)} rows were left of {size}"
-                logger.warning("group %s (%r) discarded as incomplete: %s", group.group_id, group.instance_id, detail)
-                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INCOMPLETE, detail)
-            return False
-        return True
-
-    def _tell_cuts(self, chosen: Sequence[Choice]) -> None:
-        for choice in chosen:
-            num_cut = len(choice.whole.rows) - len(choice.staged.rows)
-            if num_cut:
-                self._buffer.counts["rows_cut"] += num_cut
-                logger.warning("group %s: %d surplus rows were cut", choice.group.group_id, num_cut)
-
-    # --- sending
-
-    async def _filled(self, batch: Batch) -> Batch | None:
-        """Write the lease down and fetch its rows; on failure or cancellation it is given back.
-
-        None if the run was resumed meanwhile, and its groups are no longer this reader's.
-        """
-        buffer = self._buffer
-        finished = [group.instance_id for group in (*batch.groups, *batch.reported)]
-        try:
-            stored = buffer.record(*(group.row for group in (*batch.groups, *batch.reported)))
-            batch.rows = await self._rows(batch.staged)
-            batch.meta_info = {**await self._pipeline.meta_info(batch.window), "finished_groups": finished}
-            await stored
+            batch.rows = self._rows(batch)
+            await batch.rows.load()
+            batch.meta_info = await self._meta_of(batch)
         except BaseException as error:  # also a reader that goes away: its groups must not stay leased
-            self.release(batch.batch_id)
-            if isinstance(error, StorageFailed) and not self._buffer.has_failed:
-                await self._discard_unreadable(batch)
+            self.leases.abandoned(batch.batch_id)
+            if isinstance(error, StorageFailed):
+                await self.broken(batch, error)
             raise
-        return batch if batch.batch_id in self.leases else None
+
+    async def _meta_of(self, batch: Batch) -> dict[str, Any]:
+        """What the batch's row says, so that a repeated request is told the same; made and kept if it says nothing."""
+        row = batch.row
+        if row.meta_info:
+            return row.meta_info
+        made = self._with_groups(await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
+        if not row.is_self_acking and not row.meta_info and batch.batch_id in self.leases.held:
+            row.meta_info = made
+            batch.stored = self._buffer.record(row)
+        return row.meta_info or made
+
+    def _with_groups(
+        self, meta_info: Mapping[str, Any], groups: Sequence[Group], reported: Sequence[Group]
+    ) -> dict[str, Any]:
+        finished = [group.instance_id for group in (*groups, *reported)]
+        stale = staleness.distribution(groups, self._buffer.run.weight_version)
+        return {**meta_info, "finished_groups": finished} | ({} if stale is None else {"staleness": stale})
+
+    async def confirm(self, batch: Batch) -> bool:
+        """Wait until the lease is on the disk. Raises ``StorageFailed``.
+
+        False if the groups are no longer this reader's, because the run was resumed or rewound meanwhile.
+        """
+        await batch.stored
+        return batch.batch_id in self.leases.held
+
+    async def broken(self, batch: Batch, error: StorageFailed) -> None:
+        """The batch's rows could not all be read, or its lease not be stored; nobody gets it."""
+        logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
+        if not self._buffer.has_failed:
+            await self._discard_unreadable(batch)
 
     async def _discard_unreadable(self, batch: Batch) -> None:
-        """Find the groups of a released batch whose bodies are damaged, so that the next read gets past them."""
-        for group, staged in zip(batch.groups, batch.staged, strict=True):
+        """Find the groups whose bodies are damaged and end them, so that the next read gets past them."""
+        self.leases.release_soon(batch.batch_id)
+        for group, staged in _pairs(batch):
             try:
-                await self._rows([staged])
+                async for _ in Outgoing(self._buffer, staged.planned()).chunks():
+                    pass
             except StorageFailed as error:
                 self._pipeline.discard_unreadable(group, error)
 
-    async def _rows(self, staged: Sequence[Staged]) -> list[Parts]:
-        """The encoded rows of groups; all bodies are fetched at once."""
-        bodies = iter(await self._buffer.bodies([sample for each in staged for sample in each.needed]))
-        return [row for each in staged for row in splice(each, list(islice(bodies, len(each.needed))))]
+    def _rows(self, batch: Batch) -> Outgoing:
+        """The batch's rows, to be read; with a mark in those of stale groups."""
+        stale = set(batch.row.stale_ids)
+        finish = {group.group_id: staleness.marked if group.group_id in stale else None for group in batch.groups}
+        planned = (staged.planned(finish[group.group_id]) for group, staged in _pairs(batch))
+        return Outgoing(self._buffer, list(chain.from_iterable(planned)))
+
+    # --- how the reply ended
+
+    def arrived(self, batch_id: str) -> None:
+        """The last byte of the reply went out to a client that was there."""
+        self.leases.arrived(batch_id)
+
+    def abandoned(self, batch_id: str) -> None:
+        """The client went away before."""
+        self.leases.abandoned(batch_id)
 
     def ack(self, batch_id: str) -> None:
-        """The batch has arrived; its groups are done. An unknown id is ignored: it was acked or released before."""
-        batch = self.leases.pop(batch_id, None)
-        if batch is None:
-            return
-        self._write_ack(batch)
-        buffer = self._buffer
-        num_groups, num_rows = len(batch.groups), len(batch.rows)
-        buffer.counts["rows_delivered"] += num_rows
-        buffer.last_progress_s, buffer.is_stalled = buffer.active.now_s(), False
-        told = {"run_id": buffer.run.run_id, "batch_id": batch_id, "num_groups": num_groups, "num_rows": num_rows}
-        buffer.hooks.notify("batch_delivered", **told)
-        buffer.news.notify()
-
-    def _write_ack(self, batch: Batch) -> None:
-        buffer = self._buffer
-        for group in batch.groups:
-            buffer.groups.move(group, GroupState.ACKED, buffer.active.now_s())
-        rows: list[GroupRow | RunRow] = [group.row for group in batch.groups]
-        if not buffer.run.has_delivered:
-            buffer.run.has_delivered = True
-            rows.append(buffer.run_row())
-        self._acked[batch.batch_id] = batch
-
-        def when_stored(stored: "Future[Location | None]") -> None:
-            if not stored.cancelled() and stored.exception() is None:
-                self._acked.pop(batch.batch_id, None)
-
-        buffer.record(*rows).add_done_callback(when_stored)
+        """The batch is done, and nobody waits for the disk. An unknown id is ignored: it was acked or released."""
+        self.leases.ack_soon(batch_id)
 
     def release(self, batch_id: str) -> None:
-        """The batch has not arrived: its groups are ready again, and what it reported will be reported again."""
-        batch = self.leases.pop(batch_id, None)
-        if batch is None:
-            return
-        buffer = self._buffer
-        for group in batch.groups:
-            group.row.is_reported, group.row.batch_id = False, ""
-            buffer.groups.move(group, GroupState.READY, buffer.active.now_s())
-        for group in batch.reported:
-            group.row.is_reported, group.row.batch_id = False, ""
-            buffer.groups.unreported[group.group_id] = group
-        buffer.window.merge_before(batch.window)
-        buffer.record(*(group.row for group in (*batch.groups, *batch.reported)))
-        buffer.news.notify()
-
-    def drop_leases(self) -> None:
-        """Forget who has what: the run begins anew, and decides about the groups itself."""
-        for batch in self.leases.values():
-            self._buffer.window.merge_before(batch.window)
-        self.leases.clear()
+        """The groups of the batch are ready again, and what it reported will be reported again."""
+        self.leases.release_soon(batch_id)
 
     # --- after loading
 
     @property
     def held_batches(self) -> set[str]:
-        """Batches of which memory knows more than the disk may: leased, or arrived and not yet written down."""
-        return {*self.leases, *self._acked}
+        """Batches of which memory knows more than the disk may."""
+        return self.leases.unsettled
 
-    def resume_with(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
-        """Go on with what was loaded. What is on its way to a trainer stays leased, and what arrived is acked."""
+    def resume_with(self, buffer: RunBuffer, pipeline: Pipeline, windows: Mapping[str, MetaWindow]) -> None:
+        """Go on with what was loaded. What is with a trainer stays leased, and what arrived is acknowledged."""
         self._buffer, self._pipeline = buffer, pipeline
-        numbers = (batch_number(group.row.batch_id) for group in buffer.groups.by_id.values())
-        self._last_number = max(self._last_number, *numbers, 0)
-        leases, acked = self.leases, self._acked
-        self.leases, self._acked = self._still_leased(leases), {}
-        for batch in self._still_leased(acked).values():
-            self._write_ack(batch)
+        self._selection = Selection(buffer, pipeline)
+        self.leases.resume_with(buffer, windows)
 
-    def _still_leased(self, batches: dict[str, Batch]) -> dict[str, Batch]:
-        """Those whose lease the disk knows, with the groups that were loaded."""
-        by_id, known = self._buffer.groups.by_id, {}
-        for batch_id, batch in batches.items():
-            groups = [by_id[group.group_id] for group in batch.groups if group.group_id in by_id]
-            if groups and all(g.state is GroupState.LEASED and g.row.batch_id == batch_id for g in groups):
-                batch.groups, batch.reported = groups, [by_id[group.group_id] for group in batch.reported]
-                known[batch_id] = batch
-        return known
+
+def _pairs(batch: Batch) -> list[tuple[Group, Staged]]:
+    return list(zip(batch.groups, batch.staged, strict=True))

@@ -4,79 +4,17 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-import msgspec
-
-from forebay.buffer.store.rows import GroupRow, Location, Outcome
+from forebay.buffer.fruitless import Fruitless
+from forebay.buffer.group import Group, Placement, Sample
+from forebay.buffer.ready import ReadyQueue
+from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.run import RunSettings
-from forebay.core.sample import Span
 
-
-class Sample(msgspec.Struct, gc=False):
-    """A sample in memory: its index columns, and its body until the disk has it."""
-
-    uid: str
-    slot: int
-    reward: float | None
-    num_bytes: int
-    reward_span: Span | None = None
-    location: Location | None = None
-    body: bytes | None = None
-
-
-class Group:
-    """A group and, while it lives, its samples."""
-
-    __slots__ = ("repeats", "row", "samples", "slots", "staged")
-
-    def __init__(self, row: GroupRow) -> None:
-        self.row = row
-        self.samples: list[Sample] = []
-        self.slots: set[int] = set()
-        self.staged: object | None = None
-        """What the last hooks made of it, kept until it is delivered or changes."""
-        self.repeats: set[str] = set()
-        """Uids that were there when the run process was restarted, and that it has not sent again."""
-
-    @property
-    def group_id(self) -> str:
-        return self.row.group_id
-
-    @property
-    def instance_id(self) -> InstanceId:
-        return self.row.instance_id
-
-    @property
-    def state(self) -> GroupState:
-        return self.row.state
-
-    @property
-    def completed(self) -> list[Sample]:
-        """The samples that did not fail, in the order in which they came."""
-        return [sample for sample in self.samples if sample.reward is not None]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(sample.num_bytes for sample in self.samples)
-
-    def free_slot(self) -> int:
-        """The lowest slot without a sample."""
-        slot = len(self.slots)
-        if slot not in self.slots:
-            return slot
-        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
-
-
-class Placement(msgspec.Struct, frozen=True):
-    """Where a sample belongs."""
-
-    group: Group
-    slot: int
-    outcome: Outcome
-    is_group_changed: bool = False
-    """Whether the group's row changed and must be stored with the sample."""
+__all__ = ["Group", "Groups", "Placement", "Sample"]
 
 
 @dataclass
@@ -97,15 +35,17 @@ class Groups:
     """Every group that left the open state, in the order of ``closed_seq``."""
     states: Counter[GroupState] = field(default_factory=Counter)
     discard_reasons: Counter[str] = field(default_factory=Counter)
+    fruitless: Fruitless = field(default_factory=Fruitless)
     num_live_samples: int = 0
     num_live_bytes: int = 0
     next_order: int = 1
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
     """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
-    _ready: list[tuple[int, str]] = field(default_factory=list)
-    _queued: set[str] = field(default_factory=set)
-    """What is in ``_ready``, so that nothing is there twice."""
+    _ready: ReadyQueue = field(init=False)
     _due: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ready = ReadyQueue(lambda key: self.by_id[key].state is GroupState.READY)
 
     def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
         """Go on under the settings of another start of the run."""
@@ -134,6 +74,7 @@ class Groups:
             epoch=epoch,
             state=GroupState.OPEN,
             opened_s=now_s,
+            number=len(self.by_id) + 1,
             is_announced=is_announced,
         )
 
@@ -244,11 +185,13 @@ class Groups:
         self.states[source] -= 1
         self.states[target] += 1
         row.state = target
+        self.fruitless.note(source, target, reason)
         if source is GroupState.OPEN:
             self._close(group, now_s)
         if target is GroupState.READY:
             row.order = row.order or self._take_order()
-            self._queue(group)
+            self._ready.put(group.group_id, row.order)
+            self._ready.note_version(group.group_id, group.oldest_version)
         elif target is GroupState.DISCARDED:
             row.reason, row.detail = reason, detail
             self.discard_reasons[reason] += 1
@@ -283,22 +226,16 @@ class Groups:
 
     def take_ready(self) -> Iterator[Group]:
         """Ready groups, oldest first. The caller gives back with ``put_back`` those that it leaves ready."""
-        while self._ready:
-            key = heapq.heappop(self._ready)[1]
-            self._queued.discard(key)
-            group = self.by_id[key]
-            if group.state is GroupState.READY:
-                yield group
+        return map(self.by_id.__getitem__, self._ready.take())
 
     def put_back(self, groups: Iterable[Group]) -> None:
         """Queue ready groups again after ``take_ready``."""
         for group in groups:
-            self._queue(group)
+            self._ready.put(group.group_id, group.row.order)
 
-    def _queue(self, group: Group) -> None:
-        if group.group_id not in self._queued:
-            self._queued.add(group.group_id)
-            heapq.heappush(self._ready, (group.row.order, group.group_id))
+    def take_older(self, version: int) -> list[Group]:
+        """The ready groups with a sample of older weights than ``version``; each is found once."""
+        return [self.by_id[key] for key in self._ready.take_older(version)]
 
     # --- deadlines
 
@@ -366,12 +303,14 @@ class Groups:
             if row.state is GroupState.OPEN:
                 row.num_samples, row.num_failed, row.last_sample_s = 0, 0, None
             elif row.state is GroupState.READY:
-                self._queue(group)
+                self._ready.put(row.group_id, row.order)
             elif row.state is GroupState.DISCARDED:
                 self.discard_reasons[row.reason] += 1
                 if not row.is_reported:
                     self.unreported[row.group_id] = group
         self.closed = sorted((g for g in self.by_id.values() if g.row.closed_seq), key=lambda g: g.row.closed_seq)
+        for group in takewhile(lambda group: group.state is GroupState.DISCARDED, reversed(self.closed)):
+            self.fruitless.note(GroupState.OPEN, GroupState.DISCARDED, group.row.reason)
 
     def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
         """Give a live group a stored sample, in the order in which they came."""
@@ -385,3 +324,5 @@ class Groups:
             group.row.num_failed += sample.reward is None
             group.row.last_sample_s = at_s
             self.changed[key] = group
+        elif group.state is GroupState.READY and sample.reward is not None:
+            self._ready.note_version(key, sample.oldest_version)

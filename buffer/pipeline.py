@@ -8,12 +8,12 @@ from typing import Any
 
 from forebay.buffer.groups import Group, Sample
 from forebay.buffer.meta import MetaWindow
+from forebay.buffer.outgoing import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import HookFailed, StorageFailed
-from forebay.core.group import DiscardReason, GroupState
+from forebay.core.group import LIVE, DiscardReason, GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
-from forebay.core.sample import Parts, set_reward
 from forebay.hooks.runner import HookRunner
 from forebay.hooks.types import HookInput, Row, Sizes
 
@@ -30,20 +30,18 @@ class Staged:
     rows: list[Row]
     samples: list[Sample]
 
-    @property
-    def needed(self) -> list[Sample]:
-        """The samples whose stored bodies the rows are made of."""
-        return self.samples if any(row.body is None for row in self.rows) else []
+    def planned(self, finish: Finish | None = None) -> list[Planned]:
+        """Each row, and what it is made of; ``finish`` is done to the encoded ones."""
+        samples = self.samples
+        return [
+            Planned(row, samples[row.source] if row.body is None and row.source is not None else None, finish)
+            for row in self.rows
+        ]
 
     @property
     def num_bytes(self) -> int:
         """About what the rows take in a reply."""
-        return sum(self._row_bytes(row) for row in self.rows)
-
-    def _row_bytes(self, row: Row) -> int:
-        if row.body is not None:
-            return len(row.body)
-        return self.samples[row.source].num_bytes if row.source is not None else 0
+        return sum(planned.num_bytes for planned in self.planned())
 
 
 class Pipeline:
@@ -52,6 +50,8 @@ class Pipeline:
     def __init__(self, buffer: RunBuffer) -> None:
         self._buffer = buffer
         self._groups = buffer.groups
+        self._sized_by: RunSettings | None = None
+        self._cached_sizes = Sizes(0, 0, 0)
 
     @property
     def _hooks(self) -> HookRunner:
@@ -126,18 +126,24 @@ class Pipeline:
 
     def _reachable(self, group: Group) -> Sizes:
         """The sizes by which validity is judged: failed samples cannot be asked for."""
-        settings = self._settings
-        reachable = max(1, settings.group_size - group.row.num_failed)
-        return Sizes(reachable, min(settings.min_valid_group_size, reachable), settings.min_valid_item_size)
+        sizes, num_failed = self._sizes, group.row.num_failed
+        if not num_failed:
+            return sizes
+        reachable = max(1, sizes.group_size - num_failed)
+        return Sizes(reachable, min(sizes.min_valid_group_size, reachable), sizes.min_valid_item_size)
 
     @property
     def _sizes(self) -> Sizes:
         settings = self._settings
-        return Sizes(settings.group_size, settings.min_valid_group_size, settings.min_valid_item_size)
+        if settings is not self._sized_by:  # computed for each group, it costs as much as normalising it
+            self._sized_by = settings
+            self._cached_sizes = Sizes(settings.group_size, settings.min_valid_group_size, settings.min_valid_item_size)
+        return self._cached_sizes
 
     def _input(self, instance_id: InstanceId, completed: Sequence[Sample]) -> HookInput:
         rewards = [sample.reward for sample in completed if sample.reward is not None]
-        return HookInput(instance_id, rewards, lambda: self._buffer.bodies(completed))
+        rollout_ids = [sample.rollout_id for sample in completed]
+        return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids)
 
     # --- what goes out
 
@@ -157,7 +163,7 @@ class Pipeline:
         except StorageFailed as error:
             self.discard_unreadable(group, error)
             return None
-        if len(group.samples) != num_samples or group.state not in (GroupState.OPEN, GroupState.READY):
+        if len(group.samples) != num_samples or group.state not in LIVE:
             return None
         if processed.is_filtered:
             if group.state is GroupState.READY:
@@ -211,14 +217,3 @@ class Pipeline:
         else:
             detail = f"{num_completed} of {self._settings.group_size} samples had come"
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)
-
-
-def splice(staged: Staged, bodies: Sequence[bytes]) -> list[Parts]:
-    """The encoded rows of a reply: stored bodies with the changed rewards set in, or what a user's hook made."""
-    return [_spliced(row, staged.samples, bodies) for row in staged.rows]
-
-
-def _spliced(row: Row, samples: Sequence[Sample], bodies: Sequence[bytes]) -> Parts:
-    if row.body is not None or row.source is None:
-        return (row.body or b"",)
-    return set_reward(bodies[row.source], samples[row.source].reward_span, row.reward, row.raw_reward)

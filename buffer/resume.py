@@ -1,10 +1,10 @@
 """Which run a trainer's list of finished ids belongs to, and what becomes of its groups. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.buffer.groups import Group, Groups
+from forebay.buffer.groups import Group, Groups, Sample
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 
@@ -19,14 +19,22 @@ class Reconciliation:
     """Delivered groups that the list does not have: the trainer lost them."""
     report: list[Group] = field(default_factory=list)
     """Groups that ended undelivered and must be told again."""
+    told: list[Group] = field(default_factory=list)
+    """Groups that ended undelivered and need not be told again: their reply was taken back, and had arrived."""
     base_skip: list[InstanceId] = field(default_factory=list)
     """Listed ids that belong to no group of this run; the next process skips them."""
+
+    @property
+    def changed(self) -> list[Group]:
+        """Every group that it is about, but for those that only keep their state."""
+        return [*self.ack, *self.redeliver, *self.report, *self.told]
 
 
 def covers(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
     """Whether the run has reported every listed id, or was itself started with it, as often as it is listed."""
     known = Counter(start_skip)
-    known.update(group.instance_id for group in groups.by_id.values() if group.row.is_reported)
+    rows = (group.row for group in groups.by_id.values())
+    known.update(row.instance_id for row in rows if row.is_reported or row.may_be_known)
     return all(known[instance_id] >= count for instance_id, count in Counter(listed).items())
 
 
@@ -34,7 +42,8 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
     """Decide about every closed group of a run that ``covers`` the list.
 
     Of an id that the run's own start listed m times, the first m listings stand for epochs before this run; the others
-    stand for the id's reported groups, in the order in which they were reported.
+    stand for the id's reported groups, in the order in which they were reported; then for those whose reply was taken
+    back, although the trainer may have got it.
     """
     result = Reconciliation()
     remaining = Counter(listed)
@@ -54,7 +63,35 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
             result.ack.append(group)
         elif not is_listed:
             result.redeliver.append(group)
+    for group in sorted((g for g in groups.by_id.values() if _is_in_doubt(g)), key=lambda g: g.row.closed_seq):
+        if remaining[group.instance_id] > 0:
+            remaining[group.instance_id] -= 1
+            (result.told if group.state is GroupState.DISCARDED else result.ack).append(group)
     return result
+
+
+def _is_in_doubt(group: Group) -> bool:
+    return group.row.may_be_known and not group.row.is_reported
+
+
+def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
+    """Bring the groups where they belong; ``lost`` are the samples of those that come back."""
+    for group in result.ack:
+        group.row.is_reported = True
+        groups.move(group, GroupState.ACKED, now_s)
+    for group in result.redeliver:
+        if group.state is GroupState.ACKED:
+            groups.revive(group, lost[group.group_id])
+        group.row.is_reported, group.row.batch_id = False, ""
+        groups.move(group, GroupState.READY, now_s)
+    for group in result.report:
+        group.row.is_reported, group.row.batch_id = False, ""
+        groups.unreported[group.group_id] = group
+    for group in result.told:
+        group.row.is_reported = True
+        groups.unreported.pop(group.group_id, None)
+    for group in result.changed:
+        group.row.may_be_known = False
 
 
 def _order(group: Group) -> tuple[int, int]:

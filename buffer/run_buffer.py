@@ -4,14 +4,13 @@ import asyncio
 import logging
 from asyncio import Future
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import takewhile
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import msgspec
-
+from forebay.buffer.batches import Batches
 from forebay.buffer.groups import Group, Groups, Placement, Sample
 from forebay.buffer.meta import MetaWindow
+from forebay.buffer.receipt import Receipt
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, RunRow, SampleRow, TickRow
 from forebay.core.active_clock import ActiveClock
@@ -22,28 +21,12 @@ from forebay.core.ids import InstanceId, group_id
 from forebay.core.run import Run, RunState
 from forebay.core.sample import Incoming
 from forebay.core.signal import Patience, Signal
+from forebay.core.token_arrays import as_json, is_binary
 from forebay.hooks.runner import HookRunner
 
 logger = logging.getLogger(__name__)
 
 AHEAD = "an earlier write failed"
-
-
-class WriteResult(msgspec.Struct, frozen=True):
-    """What became of a sample; true once ``stored`` is done."""
-
-    uid: str
-    is_duplicate: bool
-    outcome: Outcome
-    is_failed: bool
-    stored: "Future[Location | None]"
-
-
-class _Pending(NamedTuple):
-    """A sample that the disk does not have yet; ``kept`` is what memory has of it."""
-
-    stored: "Future[Location | None]"
-    kept: Sample | None
 
 
 class RunBuffer:
@@ -61,10 +44,11 @@ class RunBuffer:
     ) -> None:
         self.run = run
         self.store = store
-        self.wall = clock.wall
+        self.wall, self.monotonic = clock.wall, clock.monotonic
         self.hooks = hooks
         self.active = ActiveClock(clock, active_s)
         self.groups = Groups(run.run_id, run.settings, first_epochs=Counter(run.base_skip))
+        self.batches = Batches(run.run_id)
         self.window = self.new_window()
         self.uids: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -75,9 +59,12 @@ class RunBuffer:
         self.last_progress_s = active_s
         self.last_sample_s = active_s
         self.is_stalled = False
+        self.is_alarmed = False
+        """Whether the log was told of the alarm that there is."""
         self.has_failed = False
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Receipt] = {}
+        """Receipts of samples that the disk does not have yet, by uid."""
         self._on_failure = on_failure
         self._ticked_s = active_s
         self.update_clock()
@@ -99,7 +86,11 @@ class RunBuffer:
         return refused
 
     def _check(self, stored: "Future[Location | None]") -> None:
-        if not stored.cancelled() and stored.exception() is not None and not self.has_failed:
+        if not stored.cancelled() and stored.exception() is not None:
+            self._fail()
+
+    def _fail(self) -> None:
+        if not self.has_failed:
             self.has_failed = True
             self._on_failure()
 
@@ -147,7 +138,7 @@ class RunBuffer:
 
     # --- samples
 
-    def write(self, sample: Incoming) -> WriteResult:
+    def write(self, sample: Incoming) -> Receipt:
         """Accept a sample. Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``."""
         self.check_storage()
         if sample.uid in self.uids:
@@ -157,66 +148,54 @@ class RunBuffer:
             return self._write_late(sample, now_s)
         self._check_room(sample.instance_id, sample.epoch, now_s)
         placement = self.groups.place(sample.instance_id, sample.epoch, sample.slot, now_s)
-        kept = Sample(
-            sample.uid, placement.slot, sample.reward, len(sample.body), sample.reward_span, None, sample.body
-        )
         rows: list[Row] = [self._sample_row(sample, placement, now_s)]
         if placement.is_group_changed:
             rows.append(placement.group.row)
+        kept: Sample | None = None
         if placement.outcome == "member":
+            kept = _kept(sample, placement.slot)
             self.groups.add(placement, kept, now_s)
             self.window.add(placement.group, kept)
         self.last_sample_s = self.last_progress_s = now_s
         self.is_stalled = False
-        result = self._store(sample, rows, placement.outcome, kept)
+        receipt = self._store(sample, rows, placement.outcome, kept)
         self.news.notify()
-        return result
+        return receipt
 
-    def _store(self, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> WriteResult:
-        uid = sample.uid
+    def _store(self, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> Receipt:
+        uid, is_failed, counts = sample.uid, sample.reward is None, self.counts
         self.uids.add(uid)
-        stored = self.store.append(rows, sample.body)
-        if not self._pending:
-            stored.add_done_callback(self._settle)
-        self._pending[uid] = _Pending(stored, kept)
-        self.counts["bytes"] += len(sample.body)
-        self.counts[outcome if sample.reward is not None or outcome != "member" else "failed"] += 1
-        return WriteResult(uid, False, outcome, sample.reward is None, stored)
+        counts["bytes"] += len(sample.body)
+        counts["failed" if is_failed and outcome == "member" else outcome] += 1
+        self._pending[uid] = receipt = Receipt(uid, outcome, is_failed, kept)
+        self.store.submit(rows, sample.body, partial(self._settle, receipt))
+        return receipt
 
-    def _settle(self, _: "Future[Location | None]") -> None:
-        """Take note of what is stored. The disk confirms in order, so that one call serves a whole commit."""
-        settled = list(takewhile(lambda item: item[1].stored.done(), self._pending.items()))
-        for uid, (stored, kept) in settled:
-            del self._pending[uid]
-            self._check(stored)
-            if kept is not None and not stored.cancelled() and stored.exception() is None:
-                kept.location, kept.body = stored.result(), None
-        for waiting in self._pending.values():
-            waiting.stored.add_done_callback(self._settle)
-            break
+    def _settle(self, receipt: Receipt, location: Location | None, error: StorageFailed | None) -> None:
+        del self._pending[receipt.uid]
+        if error is not None:
+            self._fail()
+        receipt.settle(location, error)
 
-    def _duplicate(self, sample: Incoming) -> WriteResult:
+    def _duplicate(self, sample: Incoming) -> Receipt:
         self.counts["duplicate"] += 1
         repeated = self.groups.note_repeat(sample.instance_id, sample.uid)
         if repeated is not None:
             self.record(repeated.row)
-        pending = self._pending.get(sample.uid)
-        if pending is not None:
-            return WriteResult(sample.uid, True, "member", False, pending.stored)
-        stored: Future[Location | None] = asyncio.get_running_loop().create_future()
-        stored.set_result(None)
-        return WriteResult(sample.uid, True, "member", False, stored)
+        return Receipt.of_repeat(sample.uid, self._pending.get(sample.uid))
 
-    def _write_late(self, sample: Incoming, now_s: float) -> WriteResult:
+    def _write_late(self, sample: Incoming, now_s: float) -> Receipt:
         key = group_id(sample.instance_id, sample.epoch or 0)
         row = self._row(sample, key, sample.epoch or 0, -1 if sample.slot is None else sample.slot, "late", now_s)
         return self._store(sample, [row], "late", None)
 
     def _sample_row(self, sample: Incoming, placement: Placement, now_s: float) -> SampleRow:
-        group = placement.group
-        return self._row(sample, group.group_id, group.row.epoch, placement.slot, placement.outcome, now_s)
+        row = placement.group.row
+        return self._row(sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)
 
-    def _row(self, sample: Incoming, key: str, epoch: int, slot: int, outcome: Outcome, now_s: float) -> SampleRow:
+    def _row(
+        self, sample: Incoming, key: str, epoch: int, slot: int, outcome: Outcome, now_s: float, group_number: int = 0
+    ) -> SampleRow:
         start, end = sample.reward_span or (0, 0)
         return SampleRow(
             run_id=self.run.run_id,
@@ -232,6 +211,9 @@ class RunBuffer:
             error=sample.error,
             reward_start=start,
             reward_end=end,
+            rollout_id=sample.rollout_id,
+            oldest_version=sample.oldest_version,
+            group_number=group_number,
         )
 
     def _check_room(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
@@ -245,7 +227,7 @@ class RunBuffer:
         if groups.would_open(instance_id, epoch, now_s):
             raise BufferFull(what)
 
-    async def write_when_room(self, sample: Incoming, wait_s: float) -> WriteResult:
+    async def write_when_room(self, sample: Incoming, wait_s: float) -> Receipt:
         """As ``write``, but waits up to ``wait_s`` seconds for room. Raises ``BufferFull`` after them."""
         patience: Patience | None = None
         while True:
@@ -303,7 +285,40 @@ class RunBuffer:
         read = iter(await self.store.read(wanted) if wanted else ())
         return [next(read) if body is None else body for body in held]
 
+    async def find_binary(self, samples: Sequence[Sample]) -> None:
+        """Fill in ``is_binary`` where it is not known; no more than the beginnings of bodies is read."""
+        unknown = [sample for sample in samples if sample.is_binary is None]
+        places = [sample.location for sample in unknown if sample.location is not None]
+        heads = iter(await self.store.read([Location(p.segment, p.offset, min(4, p.length)) for p in places]))
+        for sample in unknown:
+            sample.is_binary = is_binary(sample.body or b"" if sample.location is None else next(heads))
+
+    async def json_bodies(self, samples: Sequence[Sample]) -> list[bytes]:
+        """The same as JSON, which is what hooks and people see of binary samples."""
+        return [as_json(body) for body in await self.bodies(samples)]
+
+    @property
+    def alarm(self) -> Mapping[str, int] | None:
+        """By reason, how many groups in a row ended undelivered, if they are enough for an alarm."""
+        return self.groups.fruitless.reasons(self.run.settings.alarm_after_groups)
+
     @property
     def is_exhausted(self) -> bool:
         """Whether the run has ended and nothing of it will ever be delivered."""
         return self.run.has_ended and not self.groups.is_any(GroupState.OPEN, GroupState.READY, GroupState.LEASED)
+
+
+def _kept(sample: Incoming, slot: int) -> Sample:
+    body = sample.body
+    return Sample(
+        sample.uid,
+        slot,
+        sample.reward,
+        len(body),
+        sample.reward_span,
+        None,
+        body,
+        sample.rollout_id,
+        sample.oldest_version,
+        is_binary(body),
+    )

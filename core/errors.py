@@ -5,11 +5,18 @@ ForebayError
 ├── Unauthorized (PermissionError)       401  missing or wrong token or run key
 ├── NotFound (LookupError)               404
 │   ├── RunNotFound
-│   └── GroupNotFound
+│   ├── GroupNotFound
+│   ├── BatchNotFound
+│   └── CheckpointNotFound
 ├── StartRefused (ValueError)            400  a run cannot start
 │   ├── UnknownTaskType
 │   ├── GeneratorBroken
 │   └── InputRefused
+├── Conflict                             409  what is asked for contradicts what has happened
+│   ├── BatchAcked
+│   ├── LeaseLost
+│   ├── CheckpointConflict
+│   └── BodiesGone
 ├── RunEnded                             410  nothing will ever come from this run again
 ├── NoRun                                410  no run was started under this name
 ├── BodyTooLarge (ValueError)            413
@@ -21,6 +28,7 @@ ForebayError
 └── MissingExtra (ImportError)           501  an optional dependency is not installed
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -73,8 +81,8 @@ class RunNotFound(NotFound):
 
     code = "run_not_found"
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {run_id!r}", hint="GET /v1/runs lists the runs")
+    def __init__(self, run_id: str, *, message: str = "", hint: str = "GET /v1/runs lists the runs") -> None:
+        super().__init__(message or f"there is no run {run_id!r}", hint=hint)
 
 
 class GroupNotFound(NotFound):
@@ -86,6 +94,81 @@ class GroupNotFound(NotFound):
         super().__init__(
             f"run {run_id!r} has no group {group_id!r}", hint=f"GET /v1/runs/{run_id}/groups lists its groups"
         )
+
+
+class BatchNotFound(NotFound):
+    """The run never handed out a batch with this id."""
+
+    code = "batch_not_found"
+
+    def __init__(self, run_id: str, batch_id: str) -> None:
+        super().__init__(
+            f"run {run_id!r} has no batch {batch_id!r}", hint=f"GET /v1/runs/{run_id}/batches lists its batches"
+        )
+
+
+class CheckpointNotFound(NotFound):
+    """The run has no checkpoint of this step. ``known`` are those that it has."""
+
+    code = "checkpoint_not_found"
+
+    def __init__(self, run_id: str, step: int, known: Sequence[int]) -> None:
+        told = ", ".join(map(str, known)) or "none"
+        super().__init__(
+            f"run {run_id!r} has no checkpoint of step {step}; known steps: {told}",
+            hint="rewind to one of them, or with step null to before the first",
+        )
+        self.known = list(known)
+
+
+class Conflict(ForebayError):
+    """What is asked for contradicts what has happened meanwhile."""
+
+    code = "conflict"
+    status = 409
+
+
+class BatchAcked(Conflict):
+    """The batch is acknowledged; it can neither be given back nor read again."""
+
+    code = "batch_acked"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(
+            f"batch {batch_id!r} is acknowledged", hint="a rewind to an earlier checkpoint brings its groups back"
+        )
+
+
+class LeaseLost(Conflict):
+    """The batch's groups are no longer its reader's. ``reason`` says who has them."""
+
+    code = "lease_lost"
+
+    def __init__(self, batch_id: str, reason: str) -> None:
+        super().__init__(
+            f"batch {batch_id!r} is lost: {reason}",
+            hint="do not count it as trained: its groups go, or went, out in another batch",
+        )
+        self.reason = reason
+
+
+class CheckpointConflict(Conflict):
+    """A batch cannot be fixed to this step."""
+
+    code = "checkpoint_conflict"
+
+
+class BodiesGone(Conflict):
+    """Groups would have to be delivered once more of which only the columns are left. ``group_ids`` names them."""
+
+    code = "bodies_gone"
+
+    def __init__(self, group_ids: Sequence[str], *, hint: str = "") -> None:
+        super().__init__(
+            f"{len(group_ids)} groups cannot be delivered once more: retention has removed their samples' bodies",
+            hint=hint or "keep_checkpoints of the run and max_journal_bytes of the server say how much is kept",
+        )
+        self.group_ids = list(group_ids)
 
 
 class StartRefused(ForebayError, ValueError):

@@ -1,4 +1,4 @@
-"""The states of a group, the transitions between them, and the reasons for which a group is discarded."""
+"""The states of groups and batches, the transitions of a group, and the reasons for which one is discarded."""
 
 from enum import StrEnum
 
@@ -30,6 +30,22 @@ class DiscardReason(StrEnum):
     """Every sample of it failed."""
     UNREADABLE = "unreadable"
     """A stored body could not be read back from the disk."""
+    STALE = "stale"
+    """Its samples are of weights that are older than ``max_staleness`` allows."""
+
+
+class BatchState(StrEnum):
+    """Where a batch is."""
+
+    LEASED = "leased"
+    """With a trainer, which has not acknowledged it."""
+    ACKED = "acked"
+    RELEASED = "released"
+    """Given back by the trainer, or by a server that could not send it whole."""
+    EXPIRED = "expired"
+    """Neither acknowledged nor extended in time. It still can be, until its groups are with another batch."""
+    REVOKED = "revoked"
+    """Undone by a rewind or a resume."""
 
 
 TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
@@ -39,7 +55,8 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
     GroupState.ACKED: frozenset({GroupState.READY}),
     GroupState.DISCARDED: frozenset(),
 }
-"""From each state, where a group may go. A resumed run acks groups that its trainer lists and takes back the others."""
+"""From each state, where a group may go. A resumed run acks groups that its trainer lists and takes back the others;
+so does a batch that is acknowledged late, and a rewind."""
 
 LIVE = frozenset({GroupState.OPEN, GroupState.READY, GroupState.LEASED})
 """The states in which a group's samples count against the buffer's limits."""

@@ -11,6 +11,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 
 Contract = Literal["A", "B"]
+Normaliser = Literal["grpo", "rloo", "dr_grpo"]
 Origin = Literal["slime", "native"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
@@ -61,6 +62,16 @@ class RunSettings(BaseModel):
     """Seconds that one call of a user's hook may take."""
     meta_max_samples: int = Field(default=100_000, ge=1)
     """Newest samples that a user's ``get_group_data_meta_info`` is given."""
+    normaliser: Normaliser = "grpo"
+    """How rewards become advantages, where ``normalize_group_data`` is built in."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Weight versions by which a group may be older than the trainer's; a read may ask for another bound."""
+    stale_groups: Literal["discard", "keep"] = "discard"
+    """What becomes of groups over that bound; kept ones go out with ``is_stale`` in each row."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """Newest checkpoints that stay possible to rewind to: their samples' bodies are kept."""
+    alarm_after_groups: int = Field(default=64, ge=1)
+    """Groups that end undelivered in a row from which an alarm is raised."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; found out when absent."""
 
@@ -125,6 +136,8 @@ class Run:
     is_waiting_for_engine: bool = False
     num_groups_total: int | None = None
     """What the base generator says it will open; None when unknown."""
+    weight_version: int | None = None
+    """What the trainer last announced; None when it never did."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
 
@@ -156,6 +169,7 @@ class Run:
             "is_last_slot_reported": self.is_last_slot_reported,
             "is_waiting_for_engine": self.is_waiting_for_engine,
             "num_groups_total": self.num_groups_total,
+            "weight_version": self.weight_version,
             "process_ended_s": self.process_ended_s,
         }
 

@@ -9,12 +9,14 @@ import msgspec
 
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
+from forebay.core.token_arrays import is_binary, json_start, value_of
 
 MAX_ID_LENGTH = 1_024
 LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
+MAX_VERSION = (1 << 63) - 1
 
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
@@ -29,13 +31,21 @@ class SampleHead(msgspec.Struct):
     instance_id: Identifier | int
     messages: list[msgspec.Raw]
     reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    raw_reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     epoch: Epoch | None = None
     slot: Slot | None = None
     status: Any = None
     error: Any = None
+    rollout_id: Any = None
+    weight_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class Incoming(msgspec.Struct):
+class _Nothing(msgspec.Struct):
+    """Reads any object, and keeps none of its fields."""
+
+
+class Incoming(msgspec.Struct, gc=False):
     """A checked sample. ``reward`` None means that it failed, and ``error`` says why."""
 
     uid: str
@@ -47,6 +57,10 @@ class Incoming(msgspec.Struct):
     body: bytes
     reward_span: tuple[int, int] | None
     """Where the reward stands in ``body``, if ``find_reward`` can tell."""
+    rollout_id: str = ""
+    """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
+    oldest_version: int | None = None
+    """The oldest weight version among those that the sample names."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -62,8 +76,20 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
     """
     head = _parse(body)
     reward, error = _outcome(head, is_lenient=is_lenient)
-    span = None if reward is None else find_reward(body)
-    return Incoming(head.uid, head.instance_id, reward, head.epoch, head.slot, error, body, span)
+    # A ``raw_reward`` of its own must be replaced too.
+    span = None if reward is None or head.raw_reward is not msgspec.UNSET else find_reward(body)
+    return Incoming(
+        head.uid,
+        head.instance_id,
+        reward,
+        head.epoch,
+        head.slot,
+        error,
+        body,
+        span,
+        rollout_id(head.rollout_id),
+        _oldest_version(head),
+    )
 
 
 def _parse(body: bytes) -> SampleHead:
@@ -142,6 +168,27 @@ def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def rollout_id(told: object) -> str:
+    """A sample's ``rollout_id`` as it is compared: "" unless it is a string or an integer."""
+    if told is None or isinstance(told, bool) or not isinstance(told, str | int):
+        return ""
+    return str(told)[:MAX_ID_LENGTH]
+
+
+def _oldest_version(head: SampleHead) -> int | None:
+    """The least of the versions that are integers; engines also name versions by other words, which have no order."""
+    if head.weight_version is msgspec.UNSET and head.weight_versions is msgspec.UNSET:
+        return None
+    told = [raw for raw in (head.weight_version, head.weight_versions) if isinstance(raw, msgspec.Raw)]
+    return min(_versions(told), default=None)
+
+
+def _versions(told: list[msgspec.Raw]) -> list[int]:
+    values = [value_of(raw) for raw in told]
+    flat = [version for value in values for version in (value if isinstance(value, list) else [value])]
+    return [v for v in flat if isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= MAX_VERSION]
+
+
 def _error_text(error: object) -> str:
     if isinstance(error, dict):
         return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))[:2_000] or "failed"
@@ -154,37 +201,60 @@ Parts = tuple[bytes | memoryview, ...]
 Span = tuple[int, int]
 """Where a reward's number begins and ends in its body."""
 
+_BACKSLASH = 0x5C
+"""As a number: looking for one byte takes a twentieth of the time of looking for a string."""
+_skip_object = msgspec.json.Decoder(_Nothing).decode
 _number_after_colon = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=[\s,}])").match
 
 
 def find_reward(body: bytes) -> Span | None:
-    """Where the reward stands, if the text of the body leaves no doubt: no other key could be meant."""
-    if body.count(b'reward"') != 1 or _may_spell_letters(body):
-        return None
+    """Where the reward stands in a valid body, if it is the last ``"reward"`` in the text; None also when in doubt.
+
+    Quotes that no backslash precedes delimit a string, and one before a colon is a key. It is a key of the body itself
+    if what follows closes just one object, and the one that counts if no later key is spelt with escapes.
+    """
     at = body.rfind(b'"reward"')
-    number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != 0x5C else None
-    return number.span(1) if number else None
+    number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != _BACKSLASH else None
+    if number is None:
+        return None
+    rest = body[number.end(1) :]
+    return number.span(1) if _closes_one_object(rest) and not _may_spell_letters(rest) else None
 
 
-def _may_spell_letters(body: bytes) -> bool:
+def _may_spell_letters(text: bytes) -> bool:
     """Whether a key may be spelt with escapes: ``\\u0061`` is an a."""
-    return b"\\u00" in body and (b"\\u006" in body or b"\\u007" in body)
+    return _BACKSLASH in text and (b"\\u006" in text or b"\\u007" in text)
 
 
-def set_reward(body: bytes, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:
+def _closes_one_object(rest: bytes) -> bool:
+    try:
+        _skip_object(b'{"":0' + rest)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def set_reward(body: bytes | memoryview, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:
     """``body`` with its reward replaced, and ``raw_reward`` set unless None. Everything else stays byte for byte.
 
     ``span`` is what ``find_reward`` says; without one the body is decoded one level deep and encoded again.
     """
     if span is None:
-        return (_set_reward_slowly(body, reward, raw_reward),)
+        return (_set_reward_slowly(bytes(body), reward, raw_reward),)
     start, end = span
-    raw = b"" if raw_reward is None else b',"raw_reward":' + _encode(raw_reward)
-    view = memoryview(body)
-    return view[:start], _encode(reward) + raw, view[end:]
+    view = body if isinstance(body, memoryview) else memoryview(body)
+    return view[:start], rewards_text(reward, raw_reward), view[end:]
+
+
+def rewards_text(reward: float | None, raw_reward: float | None) -> bytes:
+    """What stands in a row in the place of the reward's number."""
+    return _encode(reward) if raw_reward is None else b'%b,"raw_reward":%b' % (_encode(reward), _encode(raw_reward))
 
 
 def _set_reward_slowly(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:
+    if is_binary(body):
+        start = json_start(body)
+        return b"".join((body[:start], _set_reward_slowly(body[start:], reward, raw_reward)))
     fields = _decode_fields(body)
     fields["reward"] = msgspec.Raw(_encode(reward))
     if raw_reward is not None:

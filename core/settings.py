@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     segment_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Bytes after which the journal begins another segment."
     )
+    max_journal_bytes: int = Field(
+        0, ge=0, description="Bytes of the journal from which delivered samples go, oldest first; 0 sets no limit."
+    )
     generators: Annotated[list[Path], NoDecode] = Field(
         default_factory=list, description="Folders, or single files, with generators, besides `./generators`."
     )

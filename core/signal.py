@@ -9,7 +9,7 @@ class Signal:
     def __init__(self) -> None:
         self.count = 0
         """Number of notifications so far: who compares it before waiting cannot miss one."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._is_closed = False
 
     @property
@@ -17,7 +17,7 @@ class Signal:
         return bool(self._waiters)
 
     def notify(self) -> None:
-        """Wake all waiters."""
+        """Wake all waiters, in the order in which they came."""
         self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
@@ -33,7 +33,7 @@ class Signal:
         if self._is_closed:
             return False
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -42,7 +42,7 @@ class Signal:
         else:
             return True
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
 
 class Patience:

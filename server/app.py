@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from forebay.buffer.buffer import Buffer
+from forebay.buffer.retention import Retention
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
@@ -18,10 +19,14 @@ from forebay.server.asgi import BodyBudget
 from forebay.server.errors import add_error_handlers
 from forebay.server.guard import Guard
 from forebay.server.hot import HotRoutes
+from forebay.server.launches import RunParts
 from forebay.server.openapi import add_hot_routes
-from forebay.server.routes import generators, groups, operations, run_process, runs, slime
+from forebay.server.routes import batches, generators, groups, operations, run_process, runs, slime
+from forebay.server.run_folders import RunFolders
+from forebay.server.run_records import RunRecords
 from forebay.server.runs import RunService
 from forebay.server.services import Services
+from forebay.server.starts import InputCheck
 from forebay.server.supervisor import Supervisor
 from forebay.telemetry.metrics import Metrics
 
@@ -38,7 +43,7 @@ def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
     api = FastAPI(title="Forebay", version=version("forebay"))
     api.state.refusals = slime.Refusals()
-    for module in (slime, runs, groups, generators, run_process, operations):
+    for module in (slime, runs, groups, batches, generators, run_process, operations):
         api.include_router(module.router)
     add_error_handlers(api)
     add_hot_routes(api)
@@ -56,24 +61,30 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         catalog = await stack.enter_async_context(
             Catalog(settings.generators, working_dir=working_dir, inspect_timeout_s=settings.inspect_timeout_s)
         )
-        run_service = RunService(settings, catalog, working_dir)
-        buffer = await stack.enter_async_context(Buffer(make_store(settings), run_service.make_hooks))
-        stack.push_async_callback(run_service.aclose)
+        folders = RunFolders(settings.data_dir)
+        buffer = await stack.enter_async_context(Buffer(make_store(settings), folders.make_hooks))
+        records = RunRecords(buffer, settings.public_url or own_url)
         supervisor = await stack.enter_async_context(
             Supervisor(
-                run_service,
+                records,
                 max_restarts=settings.max_restarts,
                 stop_grace_s=settings.stop_grace_s,
                 working_dir=working_dir,
             )
         )
-        run_service.connect(buffer, supervisor, own_url)
+        check = InputCheck(settings, working_dir)
+        run_service = RunService(
+            RunParts(buffer, catalog, folders, records, supervisor, check), start_wait_s=settings.start_wait_s
+        )
+        stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()
+        retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
         yield Services(
             settings=settings,
             buffer=buffer,
             catalog=catalog,
             runs=run_service,
+            retention=retention,
             metrics=Metrics(lambda: operations.snapshot(buffer)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes),
         )

@@ -1,6 +1,7 @@
 """Bodies and replies without a framework: the few lines of ASGI that the hot routes need."""
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,8 +14,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-JSON_HEADER = (b"content-type", b"application/json")
-CHUNK_BYTES = 256 << 10
+Header = tuple[bytes, bytes]
+
+JSON_HEADER: Header = (b"content-type", b"application/json")
+CHUNK_BYTES = 128 << 10
 BODY_WAIT_S = 60.0
 
 encode = msgspec.json.Encoder().encode
@@ -136,29 +139,56 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_parts(send: Send, parts: Sequence[bytes | memoryview], is_gone: Callable[[], bool]) -> bool:
-    """Answer 200 with JSON in parts, joined to chunks of some size; whether the client was there to the end."""
-    length = (b"content-length", b"%d" % sum(map(len, parts)))
-    await send({"type": "http.response.start", "status": 200, "headers": [JSON_HEADER, length]})
-    for chunk in _chunks(parts):
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that is sent while it is made."""
+
+    kind: Header
+    """The content type."""
+    num_bytes: int
+    pieces: AsyncIterator[Iterable[bytes | memoryview]]
+
+
+async def send_reply(
+    send: Send, reply: Reply, is_gone: Callable[[], bool], before_last: Callable[[], Awaitable[bool]]
+) -> bool:
+    """Answer 200 in chunks of some size; whether the client was there to the end.
+
+    The last chunk goes once ``before_last`` is true, else never. What ``pieces`` or ``before_last`` raise goes to the
+    caller. In both cases a reply that cannot be finished has begun, and the server closes the connection.
+    """
+    length = (b"content-length", b"%d" % reply.num_bytes)
+    await send({"type": "http.response.start", "status": 200, "headers": [reply.kind, length]})
+    last: bytes | memoryview = b""
+    async for chunk in _chunks(reply.pieces):
         if is_gone():
             return False
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+        if last:
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        last = chunk
+    if not await before_last():
+        return False
+    await send({"type": "http.response.body", "body": last})
     return not is_gone()
 
 
-def _chunks(parts: Sequence[bytes | memoryview]) -> Iterable[bytes]:
+async def _chunks(pieces: AsyncIterator[Iterable[bytes | memoryview]]) -> AsyncIterator[bytes | memoryview]:
+    """Small pieces joined, large ones as they are."""
     gathered: list[bytes | memoryview] = []
     size = 0
-    for part in parts:
-        gathered.append(part)
-        size += len(part)
-        if size >= CHUNK_BYTES:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield b"".join(gathered)
+    async for some in pieces:
+        for piece in some:
+            if len(piece) >= CHUNK_BYTES:
+                yield b"".join(gathered)
+                yield piece
+                gathered, size = [], 0
+                continue
+            gathered.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+    yield b"".join(gathered)
 
 
 def error_body(error: ForebayError) -> dict[str, Any]:

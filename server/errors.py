@@ -4,13 +4,16 @@ import logging
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from forebay.core.errors import ForebayError
-from forebay.server.asgi import error_body, error_headers
+from forebay.server.asgi import ClientGone, error_body, error_headers
 
 logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's word for it; there is no standard one."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -18,6 +21,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ForebayError, _forebay_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
 
 
@@ -54,6 +58,11 @@ async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     code = {404: "no_such_route", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     told = {"code": code, "message": str(error.detail), "hint": "GET /docs lists the routes"}
     return JSONResponse({"error": told}, status_code=error.status_code, headers=error.headers)
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody is there to read it; nothing went wrong here."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _internal_error(request: Request, error: Exception) -> JSONResponse:

@@ -3,28 +3,31 @@
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 
 from starlette.types import Receive
 
 from forebay.buffer.choosing import ReadRequest
-from forebay.buffer.delivery import Batch
+from forebay.buffer.delivery import Batch, Delivery
+from forebay.buffer.outgoing import Outgoing
 from forebay.core.errors import StorageFailed
 from forebay.core.sample import Parts
-from forebay.server.asgi import ClientGone, encode, send_json, send_parts
+from forebay.server.asgi import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
 from forebay.server.requests import parse_batch_request, parse_slime_read
+from forebay.server.stored_tensors import tensor_reply
+from forebay.server.tensor_reply import Pieces, json_rows, wants_tensors
 
 
 class Reading(HotRoute):
-    """Leases a batch, sends it, and acks it once the last byte went out to a client that was still there."""
+    """Leases a batch, sends it, and gives it back unless the last byte went out to a client that was still there."""
 
     async def deliver(self, call: Call, request: ReadRequest, wait_s: float) -> bool:
         """Whether the request could be satisfied."""
         wait_s = min(wait_s, call.services.settings.max_wait_s)
         client = asyncio.create_task(_disconnected(call.receive))
         try:
-            batch = await _unless_gone(client, call.entry.delivery.read(request, wait_s))
+            batch = await _unless_gone(client, self.lease(call.entry.delivery, request, wait_s))
             if batch is None:
                 return False
             await self._send(call, batch, client)
@@ -35,16 +38,37 @@ class Reading(HotRoute):
     async def _send(self, call: Call, batch: Batch, client: "asyncio.Task[None]") -> None:
         began_s = time.perf_counter()
         delivery = call.entry.delivery
+        has_begun = has_arrived = False
         try:
-            if await send_parts(call.send, self.parts(batch), client.done):
-                delivery.ack(batch.batch_id)
-        finally:  # not acked: the client went away, so its groups are for the next one
-            delivery.release(batch.batch_id)
+            reply = await self.reply(call, batch)
+            has_begun = True
+            has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
+        except StorageFailed as error:
+            await delivery.broken(batch, error)
+            if has_begun:  # nothing can be told any more: the connection is closed
+                raise ClientGone from error
+            raise
+        finally:  # not arrived: the client went away, so its groups are for the next one
+            settle = delivery.arrived if has_arrived else delivery.abandoned
+            settle(batch.batch_id)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
-    @abstractmethod
-    def parts(self, batch: Batch) -> list[bytes | memoryview]:
+    async def reply(self, call: Call, batch: Batch) -> Reply:  # noqa: ARG002 - the native one looks at the call
         """The reply with the batch in it."""
+        rows, frame = batch.rows, self.frame(batch)
+        await rows.measure()
+        if rows.is_whole and rows.may_be_binary:
+            return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
+        num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
+        return Reply(JSON_HEADER, num_bytes, _framed(frame, rows))
+
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+        """The batch, whose lease may still be on its way to the disk while all but the end of it is sent."""
+        return await delivery.prepare(request, wait_s)
+
+    @abstractmethod
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+        """What stands before and after the rows of a batch in its reply."""
 
 
 class SlimeRead(SlimeRoute, Reading):
@@ -61,9 +85,12 @@ class SlimeRead(SlimeRoute, Reading):
             data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode({"success": False, "message": told, "data": data}))
 
-    def parts(self, batch: Batch) -> list[bytes | memoryview]:
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+        return await delivery.read(request, wait_s)  # a failing disk is told: the client knows no other way to retry
+
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
         head = f'{{"success":true,"message":"{len(batch.rows)} rows of {len(batch.groups)} groups","data":{{"data":['
-        return [head.encode(), *_joined(batch.rows), b'],"meta_info":', encode(batch.meta_info), b"}}"]
+        return head.encode(), b'],"meta_info":' + encode(batch.meta_info) + b"}}"
 
 
 class NativeRead(Reading):
@@ -71,22 +98,54 @@ class NativeRead(Reading):
 
     async def answer(self, call: Call) -> None:
         asked = parse_batch_request(call.body)
-        request = ReadRequest(num_groups=asked.num_groups, batch_size=asked.batch_size)
+        request = ReadRequest(
+            num_groups=asked.num_groups,
+            batch_size=asked.batch_size,
+            lease_s=asked.lease_s,
+            step=asked.step,
+            max_staleness=asked.max_staleness,
+            request_id=asked.request_id or "",
+        )
         if not await self.deliver(call, request, asked.wait_s):
             empty: dict[str, object] = {"batch_id": None, "data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode(empty))
 
-    def parts(self, batch: Batch) -> list[bytes | memoryview]:
-        head = b'{"batch_id":' + encode(batch.batch_id) + b',"data":['
-        return [head, *_joined(batch.rows), b'],"meta_info":', encode(batch.meta_info), b"}"]
+    async def reply(self, call: Call, batch: Batch) -> Reply:
+        if not wants_tensors(call.header(b"accept")):
+            return await super().reply(call, batch)
+        group_sizes = [len(staged.rows) for staged in batch.staged]
+        return await tensor_reply(call.entry.buffer, batch.rows, group_sizes, self.frame(batch))
+
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+        row = batch.row
+        told = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(row.group_ids)}
+        return encode(told)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 
 
-def _joined(rows: list[Parts]) -> Iterable[bytes | memoryview]:
+def _joined(rows: Iterable[Parts]) -> Pieces:
     """The rows with commas between them, without copying them."""
-    for number, row in enumerate(rows):
-        if number:
-            yield b","
-        yield from row
+    pieces: Pieces = []
+    for row in rows:
+        pieces += row
+        pieces.append(b",")
+    return pieces[:-1]
+
+
+def _whole(pieces: Pieces, kind: Header) -> Reply:
+    async def at_once() -> AsyncIterator[Pieces]:
+        yield pieces
+
+    return Reply(kind, sum(map(len, pieces)), at_once())
+
+
+async def _framed(frame: tuple[bytes, bytes], rows: Outgoing) -> AsyncIterator[Pieces]:
+    """The rows, some at a time, with commas between them, and what stands before and after them."""
+    yield [frame[0]]
+    num_left = len(rows)
+    async for chunk in rows.chunks():
+        num_left -= len(chunk.pieces)
+        yield [memoryview(chunk.data)[: None if num_left else -1]]
+    yield [frame[1]]
 
 
 async def _disconnected(receive: Receive) -> None:

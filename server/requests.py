@@ -1,4 +1,4 @@
-"""Request bodies of the reads. Numbers may arrive as strings."""
+"""Request bodies of reads, and of what a trainer says about its batches. Numbers may arrive as strings."""
 
 import json
 from typing import Annotated, Any, TypeVar
@@ -9,6 +9,8 @@ from forebay.core.errors import InvalidInput
 
 Model = TypeVar("Model", bound=BaseModel)
 Count = Annotated[int, Field(ge=1)]
+Step = Annotated[int, Field(ge=0, le=1 << 53)]
+LeaseSeconds = Annotated[float, Field(gt=0, le=10_000_000)]
 
 
 class SlimeRead(BaseModel):
@@ -34,12 +36,49 @@ class BatchRequest(BaseModel):
     num_groups: Count | None = None
     batch_size: Count | None = None
     wait_s: float = Field(default=0.0, ge=0)
+    lease_s: LeaseSeconds = 600.0
+    step: Step | None = None
+    max_staleness: Step | None = None
+    request_id: str | None = Field(default=None, min_length=1, max_length=200)
 
     @model_validator(mode="after")
     def _has_one_size(self) -> "BatchRequest":
         if (self.num_groups is None) == (self.batch_size is None):
             raise ValueError("give either num_groups or batch_size")
         return self
+
+
+class ExtendRequest(BaseModel):
+    """``…/batches/{batch_id}/extend``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lease_s: LeaseSeconds | None = None
+
+
+class CheckpointRequest(BaseModel):
+    """``…/checkpoints``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: Step
+    batch_ids: list[str] | None = None
+
+
+class RewindRequest(BaseModel):
+    """``…/rewind``. The step must be there: null undoes everything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: Step | None
+
+
+class WeightVersion(BaseModel):
+    """``…/weight_version``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight_version: Step
 
 
 def parse_slime_read(body: bytes) -> SlimeRead:

@@ -1,11 +1,33 @@
 """Which run a start goes on with."""
 
+import logging
 from collections import Counter
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.core.errors import InvalidInput
+from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.run import WORKING, Origin, Run
 from forebay.server.starts import StartRequest
+
+logger = logging.getLogger(__name__)
+
+
+async def find_run(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:
+    """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
+
+    The new run then generates it once more. Raises ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that
+    the payload names.
+    """
+    entry = find_resumable(buffer, request, name, origin)
+    if entry is None:
+        return None
+    try:
+        await buffer.check_bodies(entry, request.listed)
+    except BodiesGone as gone:
+        if "run_id" in request.payload:
+            raise
+        logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
+        return None
+    return entry
 
 
 def find_resumable(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:

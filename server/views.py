@@ -1,10 +1,14 @@
 """Runs and groups as JSON, as the native routes and the command line show them."""
 
+from collections import defaultdict
 from typing import Any
 
+from forebay.buffer.batches import Batches
 from forebay.buffer.buffer import Entry
-from forebay.buffer.store.rows import GroupRow, StoredSample
-from forebay.core.group import GroupState
+from forebay.buffer.fruitless import alarm_text
+from forebay.buffer.store.abc import StoreStats
+from forebay.buffer.store.rows import BatchRow, GroupRow, StoredSample
+from forebay.core.group import BatchState, GroupState
 
 
 def run_view(entry: Entry) -> dict[str, Any]:
@@ -20,6 +24,8 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine,
         "is_stalled": buffer.is_stalled,
+        "alarm": alarm_view(entry),
+        "weight_version": run.weight_version,
         "created_at_s": run.created_at_s,
         "started_at_s": run.started_at_s,
         "active_s": round(buffer.active.now_s(), 3),
@@ -28,9 +34,57 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "num_groups_total": run.num_groups_total,
         "groups": {state.value: groups.states[state] for state in GroupState},
         "discarded": dict(groups.discard_reasons),
+        "checkpoints": buffer.batches.steps,
         "samples": {"buffered": groups.num_live_samples, "buffered_bytes": groups.num_live_bytes, **buffer.counts},
         "hooks": buffer.hooks.implementations(),
         "settings": run.settings.model_dump(),
+    }
+
+
+def alarm_view(entry: Entry) -> dict[str, Any] | None:
+    """What there is to say of a run of which nothing comes."""
+    reasons = entry.buffer.alarm
+    return None if reasons is None else {"message": alarm_text(reasons), "reasons": dict(reasons)}
+
+
+def batch_view(row: BatchRow) -> dict[str, Any]:
+    """A batch without its groups, which ``GET …/groups`` shows by ``batch_id``."""
+    return {
+        "batch_id": row.batch_id,
+        "state": row.state.value,
+        "step": row.step,
+        "checkpoint_step": row.checkpoint_step,
+        "request_id": row.request_id or None,
+        "num_groups": len(row.group_ids),
+        "num_rows": row.num_rows,
+        "leased_at_s": row.leased_at_s,
+        "lease_s": None if row.is_self_acking else row.lease_s,
+    }
+
+
+def checkpoint_views(batches: Batches) -> list[dict[str, Any]]:
+    """Every checkpoint with what it holds."""
+    held: dict[int | None, list[BatchRow]] = defaultdict(list)
+    for row in batches.in_state(BatchState.ACKED):
+        held[row.checkpoint_step].append(row)
+    return [
+        {
+            "step": checkpoint.step,
+            "batch_ids": [row.batch_id for row in held[checkpoint.step]],
+            "num_groups": sum(len(row.group_ids) for row in held[checkpoint.step]),
+            "at_s": checkpoint.at_s,
+        }
+        for checkpoint in batches.checkpoints
+    ]
+
+
+def storage_view(stats: StoreStats, num_bytes_over: int) -> dict[str, Any]:
+    """Sizes of what is stored; ``num_bytes_over`` is how far it exceeds a budget that cannot be met."""
+    return {
+        "num_bytes": stats.num_bytes,
+        "num_segments": stats.num_segments,
+        "num_bytes_over": num_bytes_over,
+        "location": stats.location,
     }
 
 
@@ -66,8 +120,8 @@ def closed_view(row: GroupRow) -> dict[str, Any]:
     }
 
 
-def sample_view(stored: StoredSample) -> dict[str, Any]:
-    """A stored sample without its body."""
+def sample_view(stored: StoredSample, *, has_body: bool) -> dict[str, Any]:
+    """A stored sample without its body, which retention may have removed."""
     row = stored.row
     return {
         "uid": row.uid,
@@ -78,4 +132,5 @@ def sample_view(stored: StoredSample) -> dict[str, Any]:
         "error": row.error,
         "received_at_s": row.received_at_s,
         "num_bytes": stored.location.length,
+        "has_body": has_body,
     }

@@ -108,6 +108,33 @@ class NativeRun:
     def read(self, **body: Any) -> Json:
         return _ok(self.client.post(f"{self.path}/batches", json=body))
 
+    def take(self, **body: Any) -> Json:
+        """Read and acknowledge a batch that is there."""
+        batch = self.read(**body)
+        self.ack(batch)
+        return batch
+
+    def ack(self, batch: Json) -> Json:
+        return _ok(self.client.post(f"{self.path}/batches/{batch['batch_id']}/ack"))
+
+    def release(self, batch: Json) -> Json:
+        return _ok(self.client.post(f"{self.path}/batches/{batch['batch_id']}/release"))
+
+    def extend(self, batch: Json, **body: Any) -> Json:
+        return _ok(self.client.post(f"{self.path}/batches/{batch['batch_id']}/extend", json=body))
+
+    def checkpoint(self, step: int, *batches: Json) -> Json:
+        """Fix these batches; without any, all that are acknowledged."""
+        named = {"batch_ids": [batch["batch_id"] for batch in batches]} if batches else {}
+        return _ok(self.client.post(f"{self.path}/checkpoints", json={"step": step, **named}))
+
+    def rewind(self, step: int | None) -> Json:
+        return _ok(self.client.post(f"{self.path}/rewind", json={"step": step}))
+
+    def batches(self, **query: Any) -> list[Json]:
+        batches: list[Json] = _ok(self.client.get(f"{self.path}/batches", params=query))["batches"]
+        return batches
+
     def groups(self, **query: Any) -> list[Json]:
         groups: list[Json] = _ok(self.client.get(f"{self.path}/groups", params={"limit": 1_000, **query}))["groups"]
         return groups

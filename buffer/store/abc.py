@@ -1,14 +1,61 @@
 """What a store promises. Every implementation passes the same contract suite (``tests/contracts``)."""
 
 from abc import ABC, abstractmethod
-from asyncio import Future
-from collections.abc import Iterator, Sequence
+from asyncio import Future, get_running_loop
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow, StoredSample
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
+from forebay.core.errors import StorageFailed
+
+Done = Callable[[Location | None, StorageFailed | None], None]
+"""Is told how an append ended: the body's location, or the error."""
+
+
+class Slice(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of a stored body from ``start`` to ``stop``."""
+
+    location: Location
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Edited(msgspec.Struct, frozen=True, gc=False):
+    """A stored body with ``text`` in the place of its bytes from ``start`` to ``stop``."""
+
+    location: Location
+    start: int
+    stop: int
+    text: bytes
+
+
+Piece = bytes | memoryview | Edited
+"""What a reply is put together from."""
+
+
+class GroupBodies(msgspec.Struct, frozen=True, gc=False):
+    """The bodies of the samples that name one group, as far as they lie in one segment."""
+
+    run_id: str
+    group_id: str
+    num_bytes: int
+    newest_at_s: float
+    """Wall-clock seconds at which the last of them arrived."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A part of what is stored to which nothing is added any more, and which can only be removed as a whole."""
+
+    number: int
+    num_bytes: int
+    groups: Sequence[GroupBodies]
 
 
 class StoreStats(msgspec.Struct):
@@ -21,6 +68,8 @@ class StoreStats(msgspec.Struct):
     num_torn_bytes: int = 0
     """Bytes of an unfinished last write that were cut at opening."""
     location: str = ""
+    takes_writes: bool = True
+    """False after a failed append, until ``recover``."""
 
 
 class Store(ABC):
@@ -33,8 +82,9 @@ class Store(ABC):
     - **Failure stops everything.** When an append fails, it and all later ones raise ``StorageFailed``, and none of
       them happened, until ``recover`` succeeds. The caller then loads its state again, as after a crash.
     - **Whole values.** A row replaces the row of the same key: run (``run_id``), group (``run_id, group_id``), sample
-      (``run_id, group_id, uid``). A tick replaces the run's ``active_s``, which a run or sample row may also raise,
-      never lower.
+      (``run_id, group_id, uid``), batch (``run_id, batch_id``), checkpoint (``run_id, step``). A ``ColumnsRow``
+      replaces every sample of its group whose body is in its segment.
+      A tick replaces the run's ``active_s``, which a run or sample row may also raise, never lower.
     - A sample row whose group has no row yet opens it (state open, ``opened_s`` = the sample's ``at_s``), if it is a
       member.
 
@@ -53,18 +103,34 @@ class Store(ABC):
         """Write what is queued and close."""
 
     @abstractmethod
-    def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
+    def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
         """Queue one atomic entry, with the rows as they are now.
 
-        At most one of ``rows`` is a sample row, and then ``body`` is its body, which must not change until the future
-        is done. Raises ``InvalidInput`` for an epoch or a slot beyond 64 bits.
-
-        The future's result is the body's location. A cancelled future does not undo the append.
+        At most one of ``rows`` is a sample row, and then ``body`` is its body, which must not change until ``done`` was
+        called: in the loop's thread, in the order of the appends. Raises ``InvalidInput`` for an epoch or a slot beyond
+        64 bits.
         """
+
+    def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
+        """As ``submit``, with a future of the body's location. A cancelled future does not undo the append."""
+        future: Future[Location | None] = get_running_loop().create_future()
+        self.submit(rows, body, partial(_finish, future))
+        return future
 
     @abstractmethod
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
         """The bodies at ``locations``, in that order. Raises ``StorageFailed`` for one that cannot be read."""
+
+    async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
+        """Stretches of bodies, in that order. Raises ``StorageFailed`` for one that cannot be read."""
+        bodies = await self.read([each.location for each in slices])
+        return [body[each.start : each.stop] for each, body in zip(slices, bodies, strict=True)]
+
+    async def gather(self, pieces: Sequence[Piece]) -> bytes | bytearray:
+        """``pieces``, one behind the other, with a comma behind each. Raises ``StorageFailed`` as ``read`` does."""
+        bodies = iter(await self.read([piece.location for piece in pieces if isinstance(piece, Edited)]))
+        made = (_edit(next(bodies), piece) if isinstance(piece, Edited) else piece for piece in pieces)
+        return b"".join(part for piece in made for part in (piece, b","))
 
     @abstractmethod
     async def recover(self) -> None:
@@ -89,6 +155,14 @@ class Store(ABC):
         """The member samples of the run's open, ready and leased groups, in the order in which they came."""
 
     @abstractmethod
+    async def load_batches(self, run_id: str) -> list[BatchRow]:
+        """Every batch of the run, in the order of their numbers."""
+
+    @abstractmethod
+    async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
+        """Every checkpoint of the run, forgotten ones included, by step."""
+
+    @abstractmethod
     async def load_uids(self, run_id: str) -> Iterator[str]:
         """The uid of every sample of the run."""
 
@@ -103,5 +177,69 @@ class Store(ABC):
         """Every sample that names the group, late and surplus ones included, in the order in which they came."""
 
     @abstractmethod
+    async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
+        """The same for many groups at once, by group; those that nothing names have an empty list."""
+
+    @abstractmethod
     def stats(self) -> StoreStats:
         """Sizes and faults, without touching the disk."""
+
+    # --- removing whole segments. Only one caller at a time.
+
+    @abstractmethod
+    async def segments(self) -> list[Segment]:
+        """Every segment but the one that is written to, oldest first."""
+
+    @abstractmethod
+    async def num_row_bytes(self, segment: int) -> int:
+        """About how many bytes ``clear`` writes again, besides the bodies of groups that are moved."""
+
+    @abstractmethod
+    def holds(self, location: Location) -> bool:
+        """Whether the body is there, and its segment not condemned."""
+
+    @abstractmethod
+    def has_removed(self, location: Location) -> bool:
+        """Whether the segment of the body is gone for good."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Wait until no segment is condemned: bodies are then held where they are, or removed."""
+
+    @abstractmethod
+    def condemn(self, segment: int) -> None:
+        """From now on ``holds`` is false for everything in the segment."""
+
+    @abstractmethod
+    def spare(self, segment: int) -> None:
+        """Undo ``condemn``, unless the segment is removed."""
+
+    @abstractmethod
+    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+        """Write again, behind everything else, all that only this segment tells, and wait for the disk.
+
+        Of the groups ``moved`` (run and group), the bodies as well: their samples have other locations afterwards. Of
+        all other samples everything but the body stays known once the segment is removed. Raises ``StorageFailed``;
+        nothing is lost then, and it can be done again.
+        """
+
+    @abstractmethod
+    async def remove(self, segment: int) -> None:
+        """Remove a segment that was condemned and cleared, after the reads that have begun.
+
+        Raises ``StorageFailed``; the segment is still there then, or gone already.
+        """
+
+
+def _edit(body: bytes, piece: Edited) -> bytes:
+    return b"".join((body[: piece.start], piece.text, body[piece.stop :]))
+
+
+def _finish(future: "Future[Location | None]", location: Location | None, error: StorageFailed | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(location)
+    else:
+        future.set_exception(error)
+        future.exception()  # who does not wait for an append learns of the failure from the next

@@ -1,22 +1,35 @@
-"""Reading bodies out of the segments."""
+"""Reading bodies out of the segments: straight to where they are wanted, neighbours with one call."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
-from forebay.buffer.store.files import Files, ReadFile
+from forebay.buffer.store.abc import Edited, Piece
+from forebay.buffer.store.files import MAX_BUFFERS, Files, ReadFile
 from forebay.buffer.store.rows import Location
 from forebay.buffer.store.segments import segment_path
 from forebay.core.errors import StorageFailed
 
-INLINE_BYTES = 64 * 1024
+INLINE_BYTES = 1 << 20
 """Up to so much is copied from the page cache where the caller stands; a thread would cost more."""
-SMALL_BYTES = 16 * 1024
-"""Bodies up to this size are read together with their neighbours: a copy costs less than a system call."""
-GAP_BYTES = 4 * 1024
-SPAN_BYTES = 1024 * 1024
+SMALL_BYTES = 16 << 10
+"""Bodies up to this size are read with their neighbours and copied once more: that costs less than a call for each."""
+GAP_BYTES = 4 << 10
+"""Neighbours so near are read together: copying what lies between costs less than a system call."""
+
+_Wanted = tuple[int, int, int, Edited]
+"""Segment and offset of a body, and where its edited form goes in the result."""
+
+
+class _Span(NamedTuple):
+    """What one call reads: from ``start`` on, into ``buffers`` one after the other."""
+
+    start: int
+    end: int
+    buffers: list[memoryview]
 
 
 class BodyReader:
@@ -25,39 +38,55 @@ class BodyReader:
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
+        self._paths: dict[int, Path] = {}
 
     def read_cached(self, locations: Sequence[Location]) -> list[bytes] | None:
         """The bodies, if they are few and in the page cache, else None; never waits for the disk."""
-        if sum(location.length for location in locations) > INLINE_BYTES:
-            return None
-        bodies = []
-        for segment, members in groupby(locations, key=lambda location: location.segment):
-            with self._opened(segment) as file:
-                for location in members:
-                    body = file.read_cached(location.offset, location.length)
-                    if body is None:
-                        return None
-                    bodies.append(body)
-        return bodies
+        data = self.gather_cached(_unchanged(locations))
+        return None if data is None else _cut(data, locations)
 
     def read(self, locations: Sequence[Location]) -> list[bytes]:
         """The bodies at ``locations``, in that order."""
-        places: dict[int, list[int]] = defaultdict(list)
-        for place, location in enumerate(locations):
-            places[location.segment].append(place)
-        bodies = [b""] * len(locations)
-        for segment, members in places.items():
-            members.sort(key=lambda place: locations[place].offset)
-            with self._opened(segment) as file:
-                for span in spans(members, locations):
-                    for place, body in _read_span(file, span, locations):
-                        bodies[place] = body
-        return bodies
+        small = [location for location in locations if location.length <= SMALL_BYTES]
+        cut = iter(_cut(self.gather(_unchanged(small)), small))
+        return [next(cut) if each.length <= SMALL_BYTES else self._read_alone(each) for each in locations]
+
+    def _read_alone(self, location: Location) -> bytes:
+        with self._opened(location.segment) as file:
+            body = file.read(location.offset, location.length)
+        if len(body) < location.length:
+            raise _unreadable(location.segment, f"it ends before byte {location.offset + location.length}")
+        return body
+
+    def gather_cached(self, pieces: Sequence[Piece]) -> bytearray | None:
+        """As ``gather``, if it is little and in the page cache, else None; never waits for the disk."""
+        if sum(piece.location.length for piece in pieces if isinstance(piece, Edited)) > INLINE_BYTES:
+            return None
+        result, wanted = _lay_out(pieces)
+        return result if self._fill(result, wanted, may_wait=False) else None
+
+    def gather(self, pieces: Sequence[Piece]) -> bytearray:
+        """``pieces`` in one buffer, with a comma behind each."""
+        result, wanted = _lay_out(pieces)
+        self._fill(result, wanted, may_wait=True)
+        return result
+
+    def _fill(self, result: bytearray, wanted: list[_Wanted], *, may_wait: bool) -> bool:
+        """False if the disk would have to be waited for."""
+        wanted.sort()
+        return all(
+            self._fill_from(segment, memoryview(result), list(members), may_wait=may_wait)
+            for segment, members in groupby(wanted, key=itemgetter(0))
+        )
+
+    def _fill_from(self, segment: int, result: memoryview, wanted: Sequence[_Wanted], *, may_wait: bool) -> bool:
+        with self._opened(segment) as file:
+            return all(_fill_span(file, segment, span, may_wait=may_wait) for span in _spans(wanted, result))
 
     @contextmanager
     def _opened(self, segment: int) -> Iterator[ReadFile]:
         try:
-            file = self._files.open_read(segment_path(self._directory, segment))
+            file = self._files.open_read(self._path(segment))
             try:
                 yield file
             finally:
@@ -65,39 +94,77 @@ class BodyReader:
         except OSError as error:
             raise _unreadable(segment, str(error)) from error
 
-
-def spans(places: Iterable[int], locations: Sequence[Location]) -> Iterator[list[int]]:
-    """``places``, sorted by offset, in runs that are worth one read each."""
-    span: list[int] = []
-    for place in places:
-        if span and not _belongs(locations[span[0]], locations[span[-1]], locations[place]):
-            yield span
-            span = []
-        span.append(place)
-    if span:
-        yield span
+    def _path(self, segment: int) -> Path:
+        """Kept, since making one costs as much as reading 100 KB."""
+        path = self._paths.get(segment)
+        if path is None:
+            path = self._paths[segment] = segment_path(self._directory, segment)
+        return path
 
 
-def _belongs(first: Location, last: Location, location: Location) -> bool:
-    return (
-        max(last.length, location.length) <= SMALL_BYTES
-        and location.offset - (last.offset + last.length) <= GAP_BYTES
-        and location.offset + location.length - first.offset <= SPAN_BYTES
-    )
+def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
+    """The result, with everything at its place but what is still to be read into it."""
+    wanted: list[_Wanted] = []
+    held: list[tuple[int, bytes | memoryview]] = []
+    at = 0
+    for piece in pieces:
+        if isinstance(piece, Edited):
+            body = piece.location
+            wanted.append((body.segment, body.offset, at, piece))
+            held.append((at + piece.start, piece.text))
+            at += body.length + piece.start - piece.stop + len(piece.text) + 1
+        else:
+            held.append((at, piece))
+            at += len(piece) + 1
+    result = bytearray(b",") * at
+    for place, data in held:
+        result[place : place + len(data)] = data
+    return result, wanted
 
 
-def _read_span(file: ReadFile, span: list[int], locations: Sequence[Location]) -> Iterator[tuple[int, bytes]]:
-    start = locations[span[0]].offset
-    end = max(locations[place].offset + locations[place].length for place in span)
-    data = file.read(start, end - start)
-    if len(data) < end - start:
-        raise _unreadable(locations[span[0]].segment, f"it ends before byte {end}")
-    if len(span) == 1:
-        yield span[0], data
-        return
-    for place in span:
-        offset = locations[place].offset - start
-        yield place, data[offset : offset + locations[place].length]
+def _spans(wanted: Sequence[_Wanted], result: memoryview) -> Iterator[_Span]:
+    """``wanted``, sorted and of one segment, in runs of neighbours. What is not wanted in between is read as well."""
+    longest_cut = max((piece.stop - piece.start for *_, piece in wanted), default=0)
+    unwanted = memoryview(bytearray(max(GAP_BYTES, longest_cut)))
+    start = end = 0
+    buffers: list[memoryview] = []
+    for _, offset, at, piece in wanted:
+        if buffers and (not 0 <= offset - end <= GAP_BYTES or len(buffers) > MAX_BUFFERS - 4):
+            yield _Span(start, end, buffers)
+            buffers = []
+        if not buffers:
+            start = end = offset
+        head, length, num_skipped = piece.start, piece.location.length, piece.stop - piece.start
+        behind = at + head + len(piece.text)
+        buffers += (
+            unwanted[: offset - end],
+            result[at : at + head],
+            unwanted[:num_skipped],
+            result[behind : behind + length - piece.stop],
+        )
+        end = offset + length
+    if buffers:
+        yield _Span(start, end, buffers)
+
+
+def _fill_span(file: ReadFile, segment: int, span: _Span, *, may_wait: bool) -> bool:
+    if file.fill(span.buffers, span.start, may_wait=may_wait):
+        return True
+    if may_wait:
+        raise _unreadable(segment, f"it ends before byte {span.end}")
+    return False
+
+
+def _unchanged(locations: Sequence[Location]) -> list[Edited]:
+    return [Edited(location, location.length, location.length, b"") for location in locations]
+
+
+def _cut(data: bytearray, locations: Sequence[Location]) -> list[bytes]:
+    bodies, view, at = [], memoryview(data), 0
+    for location in locations:
+        bodies.append(bytes(view[at : at + location.length]))
+        at += location.length + 1
+    return bodies
 
 
 def _unreadable(segment: int, reason: str) -> StorageFailed:

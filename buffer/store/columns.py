@@ -27,13 +27,13 @@ def _to_json(value: object) -> str:
 
 
 def column_of(field: msgspec.structs.FieldInfo) -> Column:
-    """How ``field`` is stored. Instance ids and documents are JSON text, which keeps their type and size."""
+    """How ``field`` is stored. Instance ids, lists and documents are JSON text, which keeps their type and size."""
     kind = field.type
-    if kind == InstanceId or kind == dict[str, Any]:
+    if kind in (InstanceId, dict[str, Any], list[str]):
         return Column(field.name, "TEXT", _to_json, msgspec.json.decode)
     if kind is bool:
         return Column(field.name, "INTEGER", None, bool)
-    if kind is int:
+    if kind in (int, int | None):
         return Column(field.name, "INTEGER")
     if kind in (float, float | None):
         return Column(field.name, "REAL")
@@ -41,7 +41,7 @@ def column_of(field: msgspec.structs.FieldInfo) -> Column:
 
 
 class Table(Generic[RowT]):
-    """A table of ``row_type``, one row for each ``key``."""
+    """A table of ``row_type``, one row for each ``key``; ``written_in`` is the segment that holds the row's record."""
 
     def __init__(self, name: str, row_type: type[RowT], key: Sequence[str]) -> None:
         self.name = name
@@ -56,7 +56,8 @@ class Table(Generic[RowT]):
     def schema(self) -> str:
         """The statement that makes the table. ``seq`` counts in order of arrival."""
         columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in self._columns)
-        return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, UNIQUE ({', '.join(self._key)}))"
+        unique = f"UNIQUE ({', '.join(self._key)})"
+        return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, written_in INTEGER, {unique})"
 
     def selection(self, alias: str) -> str:
         """The columns for a SELECT from ``alias``, as ``from_values`` takes them."""
@@ -68,20 +69,23 @@ class Table(Generic[RowT]):
 
     def upsert(self, num_rows: int) -> str:
         """The INSERT of ``num_rows`` rows that gives existing ones new values and leaves them in their places."""
-        changes = ", ".join(f'"{name}" = excluded."{name}"' for name in self._names if name not in self._key)
+        changed = [*(name for name in self._names if name not in self._key), "written_in"]
+        changes = ", ".join(f'"{name}" = excluded."{name}"' for name in changed)
         return f"INSERT {self._into(num_rows)} ON CONFLICT ({', '.join(self._key)}) DO UPDATE SET {changes}"
 
     def _into(self, num_rows: int) -> str:
         # A field may be called what SQL calls a keyword.
-        names = ", ".join(f'"{name}"' for name in self._names)
-        places = f"({', '.join('?' * len(self._names))})"
+        names = ", ".join(f'"{name}"' for name in (*self._names, "written_in"))
+        places = f"({', '.join('?' * (len(self._names) + 1))})"
         return f"INTO {self.name} ({names}) VALUES {', '.join([places] * num_rows)}"
 
-    def to_values(self, row: RowT) -> list[Any]:
-        """The values of the fields, in the order of the columns."""
+    def to_values(self, row_and_segment: tuple[RowT, int]) -> list[Any]:
+        """The values of the fields, in the order of the columns, and the segment in which the row was found."""
+        row, segment = row_and_segment
         values = list(msgspec.structs.astuple(row))
         for index, convert in self._to_sql:
             values[index] = convert(values[index])
+        values.append(segment)
         return values
 
     def from_values(self, values: Values) -> RowT:

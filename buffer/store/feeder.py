@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
-    rows: list[Row]
+    rows: Sequence[Row]
     location: Location | None
     end: Position
 
@@ -65,7 +65,9 @@ class Feeder:
     def _catch_up(self) -> None:
         self._backlog.clear()
         for records in batches(self._log.scan(self._index.position), CATCH_UP_ENTRIES):
-            self._index.apply([(record.rows, record.location) for record in records], records[-1].end)
+            self._index.apply(
+                [(record.rows, record.location, record.end.segment) for record in records], records[-1].end
+            )
         if self._index.position != self._log.end:
             self._index.apply([], self._log.end)
 
@@ -84,7 +86,7 @@ class Feeder:
         while self._backlog and (len(taken) < SLICE_ENTRIES or self._backlog[0].end == taken[-1].end):
             taken.append(self._backlog.popleft())
         try:
-            self._index.apply([(waiting.rows, waiting.location) for waiting in taken], taken[-1].end)
+            self._index.apply([(each.rows, each.location, each.end.segment) for each in taken], taken[-1].end)
         except sqlite3.DatabaseError as error:
             if not is_corrupt(error):
                 raise

@@ -46,8 +46,11 @@ class ReadFile(Protocol):
         """``length`` bytes at ``offset``, fewer only where the file ends."""
         ...
 
-    def read_cached(self, offset: int, length: int) -> bytes | None:
-        """The same without waiting for the disk: None when that is not possible."""
+    def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
+        """Fill ``buffers``, one after the other, with what begins at ``offset``.
+
+        False where the file ends before, and, unless it ``may_wait``, where the disk would have to be waited for.
+        """
         ...
 
     def close(self) -> None:
@@ -132,15 +135,23 @@ class DiskReadFile:
             found += more
         return found
 
-    def read_cached(self, offset: int, length: int) -> bytes | None:
-        found = bytearray(length)
+    def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
+        if not may_wait:
+            return self._fill_from_cache(buffers, offset)
+        left: list[BytesLike] = [buffer for buffer in buffers if buffer]
+        while left:
+            num_bytes = os.preadv(self._fd, left[:MAX_BUFFERS], offset)
+            if num_bytes == 0:
+                return False
+            left, offset = behind(left, num_bytes), offset + num_bytes
+        return True
+
+    def _fill_from_cache(self, buffers: Sequence[memoryview], offset: int) -> bool:
         try:
-            if os.preadv(self._fd, [found], offset, os.RWF_NOWAIT) < length:
-                return None
+            return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT) == sum(map(len, buffers))
         except OSError:
             # Not in the page cache, or a file system that cannot tell: the caller reads in a thread.
-            return None
-        return bytes(found)
+            return False
 
     def close(self) -> None:
         os.close(self._fd)

@@ -12,14 +12,19 @@ from forebay.buffer.store import pages
 from forebay.buffer.store.columns import Table
 from forebay.buffer.store.fold import Fold
 from forebay.buffer.store.records import Position
-from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow
 
 RUNS = Table("runs", RunRow, key=("run_id",))
 GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"))
+BATCHES = Table("batches", BatchRow, key=("run_id", "batch_id"))
+CHECKPOINTS = Table("checkpoints", CheckpointRow, key=("run_id", "step"))
 
 SCHEMA = (
     RUNS.schema,
     GROUPS.schema,
+    "CREATE INDEX groups_by_number ON groups (run_id, number)",
+    BATCHES.schema,
+    CHECKPOINTS.schema,
     *pages.SCHEMA,
     # Apart from the runs, because a tick may come before the row of its run.
     "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL) WITHOUT ROWID",
@@ -90,11 +95,11 @@ class Index:
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def apply(self, records: Iterable[tuple[Sequence[Row], Location | None]], end: Position) -> None:
-        """Take in ``records``, which reach up to ``end``, in one transaction."""
+    def apply(self, records: Iterable[tuple[Sequence[Row], Location | None, int]], end: Position) -> None:
+        """Take in ``records``, each with its segment, which reach up to ``end``, in one transaction."""
         fold = Fold()
-        for rows, location in records:
-            fold.add(rows, location)
+        for rows, location, segment in records:
+            fold.add(rows, location, segment)
         connection = self._require()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -111,12 +116,17 @@ class Index:
         _write_rows(connection, RUNS.upsert, map(RUNS.to_values, fold.runs.values()))
         _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, fold.opened.values()))
         _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, fold.groups.values()))
+        _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, fold.batches.values()))
+        _write_rows(connection, CHECKPOINTS.upsert, map(CHECKPOINTS.to_values, fold.checkpoints.values()))
         connection.executemany(
             "INSERT INTO active_times VALUES (?, ?) ON CONFLICT (run_id) DO UPDATE"
             " SET active_s = iif(?, excluded.active_s, max(active_s, excluded.active_s))",
             [(run_id, change.seconds, change.is_set) for run_id, change in fold.active.items()],
         )
-        _write_rows(connection, pages.insert, ([*key, pages.pack(part)] for key, part in fold.samples.items()))
+        _write_rows(connection, pages.insert, (pages.to_values(key, part) for key, part in fold.samples.items()))
+        connection.executemany(pages.DELETE, fold.columns)
+        kept = ((row, segment) for row, segment in fold.columns.values() if row.samples)
+        _write_rows(connection, pages.insert, (pages.columns_to_values(row, segment) for row, segment in kept))
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=256)

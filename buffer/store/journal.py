@@ -2,27 +2,33 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from forebay.buffer.store import queries
-from forebay.buffer.store.abc import Store, StoreStats
+from forebay.buffer.store import clearing_queries, queries
+from forebay.buffer.store.abc import Done, GroupBodies, Piece, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
+from forebay.buffer.store.clearing import Clearing
+from forebay.buffer.store.condemned import Condemned
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.feeder import Feeder
 from forebay.buffer.store.files import DiskFiles, Files
-from forebay.buffer.store.index import Index, is_corrupt
+from forebay.buffer.store.index import Index, batches, is_corrupt
 from forebay.buffer.store.records import make_entry
-from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow, StoredSample
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
 from forebay.buffer.store.segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.writer import Append, Job, Writer
 from forebay.core.errors import StorageFailed
 
+ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
+
+GROUPS_AT_A_TIME = 256
+"""Whose samples are written again before others are looked at: so many are held in memory."""
 
 
 class JournalStore(Store):
@@ -36,6 +42,10 @@ class JournalStore(Store):
         self._unusable = f"the data directory {path} cannot be used"
         self._writer: Writer | None = None
         self._generation = 0
+        self._bodies_in: dict[int, list[GroupBodies]] = {}
+        """By closed segment; they do not change by themselves."""
+        self._condemned = Condemned()
+        self._reading: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -44,6 +54,8 @@ class JournalStore(Store):
             await asyncio.to_thread(self._dir.open)
         writer.start()
         self._writer, self._generation = writer, 0
+        self._bodies_in.clear()
+        self._condemned = Condemned()
         try:
             with _told_as_storage_failed(self._unusable):
                 await self._do(writer.open)
@@ -67,16 +79,22 @@ class JournalStore(Store):
             await asyncio.to_thread(writer.join)
             self._dir.close()
 
-    def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "asyncio.Future[Location | None]":
-        writer = self._opened()
-        done: asyncio.Future[Location | None] = writer.loop.create_future()
-        writer.put(Append(make_entry(rows, body), self._generation, done))
-        return done
+    def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
+        self._opened().put(Append(make_entry(rows, body), self._generation, done))
 
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
         self._opened()
         bodies = self._bodies.read_cached(locations)
-        return await asyncio.to_thread(self._bodies.read, locations) if bodies is None else bodies
+        return await self._in_thread(self._bodies.read, locations) if bodies is None else bodies
+
+    async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
+        places = ((each.location.segment, each.location.offset + each.start, len(each)) for each in slices)
+        return await self.read([Location(*place) for place in places])
+
+    async def gather(self, pieces: Sequence[Piece]) -> bytes | bytearray:
+        self._opened()
+        data = self._bodies.gather_cached(pieces)
+        return await self._in_thread(self._bodies.gather, pieces) if data is None else data
 
     async def recover(self) -> None:
         with _told_as_storage_failed():
@@ -91,6 +109,12 @@ class JournalStore(Store):
     async def load_samples(self, run_id: str) -> list[StoredSample]:
         return await self._ask(partial(queries.live_samples, run_id=run_id))
 
+    async def load_batches(self, run_id: str) -> list[BatchRow]:
+        return await self._ask(partial(queries.batches, run_id=run_id))
+
+    async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
+        return await self._ask(partial(queries.checkpoints, run_id=run_id))
+
     async def load_uids(self, run_id: str) -> Iterator[str]:
         return iter(await self._ask(partial(queries.uids, run_id=run_id)))
 
@@ -102,6 +126,9 @@ class JournalStore(Store):
     async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
         return await self._ask(partial(queries.group_samples, run_id=run_id, group_id=group_id))
 
+    async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
+        return await self._ask(partial(queries.samples_of, run_id=run_id, group_ids=group_ids))
+
     def stats(self) -> StoreStats:
         return StoreStats(
             num_bytes=self._log.num_bytes,
@@ -109,7 +136,60 @@ class JournalStore(Store):
             num_quarantined=self._log.num_quarantined,
             num_torn_bytes=self._log.num_torn_bytes,
             location=str(self._dir.path),
+            takes_writes=self._writer is None or not self._writer.has_failed,
         )
+
+    async def segments(self) -> list[Segment]:
+        return [Segment(number, size, await self._bodies_of(number)) for number, size in self._log.closed.items()]
+
+    async def _bodies_of(self, segment: int) -> list[GroupBodies]:
+        known = self._bodies_in.get(segment)
+        if known is None:
+            known = await self._ask(partial(clearing_queries.bodies, segment=segment))
+            self._bodies_in[segment] = known
+        return known
+
+    async def num_row_bytes(self, segment: int) -> int:
+        return await self._ask(partial(clearing_queries.num_row_bytes, segment=segment))
+
+    def holds(self, location: Location) -> bool:
+        return self._log.has(location.segment) and location.segment not in self._condemned
+
+    def has_removed(self, location: Location) -> bool:
+        return not self._log.has(location.segment)
+
+    async def settle(self) -> None:
+        await self._condemned.wait_until_empty()
+
+    def condemn(self, segment: int) -> None:
+        self._condemned.add(segment, self._generation)
+
+    def spare(self, segment: int) -> None:
+        self._condemned.discard(segment)
+
+    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+        clearing = Clearing(self._log, self._bodies, segment, moved)
+        find = partial(queries.ask, self._dir.index, partial(clearing_queries.current_rows, segment=segment))
+        try:
+            with _told_as_storage_failed(f"segment {segment} cannot be cleared"):
+                await self._ask(clearing.verify)
+                for keys in batches(await self._ask(clearing.keys), GROUPS_AT_A_TIME):
+                    additions = await self._ask(partial(clearing.additions, keys=keys))
+                    await asyncio.gather(*(self.append(rows, body) for rows, body in additions))
+                await self._do(partial(self._opened().rewrite, find, self._condemned.generation(segment)))
+        finally:
+            self._bodies_in.pop(segment, None)
+
+    async def remove(self, segment: int) -> None:
+        what = f"segment {segment} cannot be removed"
+        if await self._ask(partial(clearing_queries.is_needed, segment=segment)):
+            raise StorageFailed("it was not cleared", what=what, hint="try again")
+        if self._reading:
+            await asyncio.wait(self._reading)
+        with _told_as_storage_failed(what):
+            await self._do(partial(self._opened().remove, segment, self._condemned.generation(segment)))
+        self._bodies_in.pop(segment, None)
+        self._condemned.discard(segment)
 
     async def _ask(self, query: queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
@@ -122,6 +202,13 @@ class JournalStore(Store):
         with _told_as_storage_failed(self._unusable):
             await self._do(self._opened().rebuild_index)
             return await asyncio.to_thread(queries.ask, self._dir.index, query)
+
+    async def _in_thread(self, call: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
+        """Have bodies read elsewhere; their segments stay until that is done."""
+        reading = asyncio.get_running_loop().run_in_executor(None, call, argument)
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        return await reading
 
     def _do(self, call: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
         """Have ``call`` made in the writer's thread, once everything appended so far is committed."""

@@ -1,16 +1,28 @@
 """The store without a disk: for tests, and for runs whose data may be lost."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from forebay.buffer.store.abc import Store, StoreStats
+from forebay.buffer.store.abc import Done, GroupBodies, Segment, Store, StoreStats
+from forebay.buffer.store.condemned import Condemned
 from forebay.buffer.store.fold import implied_group
 from forebay.buffer.store.records import make_entry
-from forebay.buffer.store.rows import GroupRow, Location, Row, RunRow, SampleRow, StoredSample
+from forebay.buffer.store.rows import (
+    BatchRow,
+    CheckpointRow,
+    GroupRow,
+    Location,
+    Row,
+    RunRow,
+    SampleRow,
+    StoredSample,
+    TickRow,
+)
+from forebay.buffer.store.segments import SEGMENT_BYTES
 from forebay.core.errors import GroupNotFound, StorageFailed
 from forebay.core.group import LIVE
 
@@ -18,13 +30,19 @@ from forebay.core.group import LIVE
 class MemoryStore(Store):
     """Everything in dictionaries. Its contents stay when it is left and entered again, and go with the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """Bodies are kept in segments of about ``segment_bytes``, so that they can be removed as those of a journal."""
         self._runs: dict[str, RunRow] = {}
         self._active: dict[str, float] = {}
         self._groups: dict[tuple[str, str], GroupRow] = {}
         self._samples: dict[tuple[str, str], StoredSample] = {}
-        self._bodies: list[bytes] = []
-        self._num_bytes = 0
+        self._batches: dict[tuple[str, str], BatchRow] = {}
+        self._checkpoints: dict[tuple[str, int], CheckpointRow] = {}
+        self._segment_bytes = segment_bytes
+        self._bodies: dict[int, list[bytes]] = {1: []}
+        """By segment, of which the last one grows."""
+        self._sizes = Counter({1: 0})
+        self._condemned = Condemned()
 
     async def __aenter__(self) -> Self:
         return self
@@ -34,19 +52,21 @@ class MemoryStore(Store):
     ) -> None:
         return None
 
-    def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "asyncio.Future[Location | None]":
-        done: asyncio.Future[Location | None] = asyncio.get_running_loop().create_future()
+    def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
         entry = make_entry(rows, body)
         location = None if body is None else self._keep(bytes(body))
         for row in entry.rows:
             self._apply(row, location)
-        done.set_result(location)
-        return done
+        done(location, None)
 
     def _keep(self, body: bytes) -> Location:
-        self._bodies.append(body)
-        self._num_bytes += len(body)
-        return Location(1, len(self._bodies) - 1, len(body))
+        last = max(self._bodies)
+        if self._sizes[last] >= self._segment_bytes:
+            last += 1
+            self._bodies[last] = []
+        self._bodies[last].append(body)
+        self._sizes[last] += len(body)
+        return Location(last, len(self._bodies[last]) - 1, len(body))
 
     def _apply(self, row: Row, location: Location | None) -> None:
         if isinstance(row, SampleRow):
@@ -57,8 +77,13 @@ class MemoryStore(Store):
         elif isinstance(row, RunRow):
             self._runs[row.run_id] = row
             self._raise_active(row.run_id, row.active_s)
-        else:
+        elif isinstance(row, BatchRow):
+            self._batches[row.run_id, row.batch_id] = row
+        elif isinstance(row, CheckpointRow):
+            self._checkpoints[row.run_id, row.step] = row
+        elif isinstance(row, TickRow):
             self._active[row.run_id] = row.active_s
+        # A `ColumnsRow` tells what is here anyway: a segment that goes takes nothing but bodies with it.
 
     def _apply_sample(self, row: SampleRow, location: Location) -> None:
         # Taken out first, so that a replaced sample moves to the end.
@@ -73,18 +98,20 @@ class MemoryStore(Store):
 
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
         try:
-            return [self._bodies[location.offset] for location in locations]
-        except IndexError:
+            return [self._bodies[location.segment][location.offset] for location in locations]
+        except LookupError:
             raise StorageFailed("there is none at this place", what="a stored body cannot be read") from None
 
     async def recover(self) -> None:
         return None
 
     async def load_runs(self) -> list[RunRow]:
-        return [replace(row, active_s=self._active[row.run_id]) for row in self._runs.values()]
+        rows = sorted(self._runs.values(), key=lambda row: row.created_at_s)
+        return [replace(row, active_s=self._active[row.run_id]) for row in rows]
 
     async def load_groups(self, run_id: str) -> list[GroupRow]:
-        return [replace(row) for row in self._groups.values() if row.run_id == run_id]
+        rows = [replace(row) for row in self._groups.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: row.number)
 
     async def load_samples(self, run_id: str) -> list[StoredSample]:
         return [sample for sample in self._of_run(run_id) if self._is_live_member(sample.row)]
@@ -96,6 +123,14 @@ class MemoryStore(Store):
         for sample in self._samples.values():
             if sample.row.run_id == run_id:
                 yield StoredSample(replace(sample.row), sample.location)
+
+    async def load_batches(self, run_id: str) -> list[BatchRow]:
+        rows = [replace(row) for row in self._batches.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: row.number)
+
+    async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
+        rows = [replace(row) for row in self._checkpoints.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: row.step)
 
     async def load_uids(self, run_id: str) -> Iterator[str]:
         return iter([uid for run, uid in self._samples if run == run_id])
@@ -117,5 +152,50 @@ class MemoryStore(Store):
     async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
         return [sample for sample in self._of_run(run_id) if sample.row.group_id == group_id]
 
+    async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
+        found: dict[str, list[StoredSample]] = {group_id: [] for group_id in group_ids}
+        for sample in self._of_run(run_id):
+            if sample.row.group_id in found:
+                found[sample.row.group_id].append(sample)
+        return found
+
     def stats(self) -> StoreStats:
-        return StoreStats(num_bytes=self._num_bytes, num_segments=1, location="memory")
+        return StoreStats(num_bytes=self._sizes.total(), num_segments=len(self._bodies), location="memory")
+
+    async def segments(self) -> list[Segment]:
+        found: dict[int, dict[tuple[str, str], GroupBodies]] = {number: {} for number in sorted(self._bodies)[:-1]}
+        for row, (number, _, length) in ((s.row, astuple(s.location)) for s in self._samples.values()):
+            if number in found:
+                key = (row.run_id, row.group_id)
+                known = found[number].get(key, GroupBodies(*key, 0, 0.0))
+                newest_at_s = max(known.newest_at_s, row.received_at_s)
+                found[number][key] = GroupBodies(*key, known.num_bytes + length, newest_at_s)
+        return [Segment(number, self._sizes[number], list(groups.values())) for number, groups in found.items()]
+
+    async def num_row_bytes(self, segment: int) -> int:  # noqa: ARG002 - a journal's columns are here for good
+        return 0
+
+    def holds(self, location: Location) -> bool:
+        return location.segment in self._bodies and location.segment not in self._condemned
+
+    def has_removed(self, location: Location) -> bool:
+        return location.segment not in self._bodies
+
+    async def settle(self) -> None:
+        await self._condemned.wait_until_empty()
+
+    def condemn(self, segment: int) -> None:
+        self._condemned.add(segment)
+
+    def spare(self, segment: int) -> None:
+        self._condemned.discard(segment)
+
+    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+        for key, sample in self._samples.items():
+            row, location = sample.row, sample.location
+            if location.segment == segment and (row.run_id, row.group_id) in moved:
+                self._samples[key] = StoredSample(row, self._keep(self._bodies[segment][location.offset]))
+
+    async def remove(self, segment: int) -> None:
+        del self._bodies[segment], self._sizes[segment]
+        self._condemned.discard(segment)

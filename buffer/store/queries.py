@@ -3,15 +3,15 @@
 # ruff: noqa: S608 - names come from our own tables, and values are always bound
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from forebay.buffer.store import pages
 from forebay.buffer.store.columns import Values
-from forebay.buffer.store.index import GROUPS, RUNS
-from forebay.buffer.store.rows import GroupRow, RunRow, StoredSample
+from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, RunRow, StoredSample
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import LIVE
 
@@ -28,7 +28,8 @@ def ask(path: Path, query: Query[ResultT]) -> ResultT:
 def runs(connection: sqlite3.Connection) -> list[RunRow]:
     """Every run with its active seconds, oldest first."""
     cursor = connection.execute(
-        f"SELECT {RUNS.selection('r')}, a.active_s FROM runs r JOIN active_times a USING (run_id) ORDER BY r.seq"
+        f"SELECT {RUNS.selection('r')}, a.active_s FROM runs r JOIN active_times a USING (run_id)"
+        " ORDER BY r.created_at_s, r.seq"
     )
     found = []
     for values in cursor:
@@ -41,7 +42,7 @@ def runs(connection: sqlite3.Connection) -> list[RunRow]:
 def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
     """Every group of the run in the order in which they opened."""
     cursor = connection.execute(
-        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? ORDER BY seq", (run_id,)
+        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? ORDER BY number, seq", (run_id,)
     )
     return [GROUPS.from_values(values) for values in cursor]
 
@@ -52,21 +53,21 @@ def group_page(
     """Up to ``limit`` groups behind the group ``after``. Raises ``GroupNotFound`` when there is no such group."""
     cursor = connection.execute(
         f"SELECT {GROUPS.selection('g')} FROM groups g"
-        " WHERE run_id = ? AND seq > ? AND (? IS NULL OR state = ?) ORDER BY seq LIMIT ?",
-        (run_id, _place(connection, run_id, after), state, state, limit),
+        " WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?",
+        (run_id, *_place(connection, run_id, after), state, state, limit),
     )
     return [GROUPS.from_values(values) for values in cursor]
 
 
-def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> int:
+def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> tuple[int, int]:
     if not group_id:
-        return 0
+        return (-1, 0)
     found = connection.execute(
-        "SELECT seq FROM groups WHERE run_id = ? AND group_id = ?", (run_id, group_id)
+        "SELECT number, seq FROM groups WHERE run_id = ? AND group_id = ?", (run_id, group_id)
     ).fetchone()
     if found is None:
         raise GroupNotFound(run_id, group_id)
-    return int(found[0])
+    return int(found[0]), int(found[1])
 
 
 def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSample]:
@@ -85,6 +86,27 @@ def group_samples(connection: sqlite3.Connection, run_id: str, group_id: str) ->
     """Every sample that names the group, in the order in which they came."""
     query = "SELECT rows FROM samples WHERE run_id = ? AND group_id = ? ORDER BY seq"
     return _unpacked(connection.execute(query, (run_id, group_id)))
+
+
+def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
+    """The same for many groups, by group."""
+    return {group_id: group_samples(connection, run_id, group_id) for group_id in group_ids}
+
+
+def batches(connection: sqlite3.Connection, run_id: str) -> list[BatchRow]:
+    """Every batch of the run in the order of their numbers."""
+    cursor = connection.execute(
+        f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? ORDER BY number", (run_id,)
+    )
+    return [BATCHES.from_values(values) for values in cursor]
+
+
+def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
+    """Every checkpoint of the run by step."""
+    cursor = connection.execute(
+        f"SELECT {CHECKPOINTS.selection('c')} FROM checkpoints c WHERE run_id = ? ORDER BY step", (run_id,)
+    )
+    return [CHECKPOINTS.from_values(values) for values in cursor]
 
 
 def _unpacked(cursor: Iterable[Values]) -> list[StoredSample]:

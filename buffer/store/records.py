@@ -26,7 +26,7 @@ _FIELDS = struct.Struct("<4sHHIQIQ")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
 
-_INTEGER_LIMIT = 2**63
+_LEAST, _MOST = -(2**63), 2**63 - 1
 _packer = msgspec.msgpack.Encoder()
 _unpacker = msgspec.msgpack.Decoder(list[Row])
 _json_encoder = msgspec.json.Encoder()
@@ -43,15 +43,13 @@ class Position(NamedTuple):
 class Entry(NamedTuple):
     """What one ``append`` stores. ``rows`` are a copy that nobody else changes, ``packed`` the same as bytes."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
     packed: bytes
     encoding: int
     body: BytesLike | None
-
-    @property
-    def num_bytes(self) -> int:
-        """The length of its record."""
-        return HEADER_BYTES + len(self.packed) + (0 if self.body is None else len(self.body))
+    body_length: int
+    num_bytes: int
+    """The length of its record."""
 
 
 class Record(NamedTuple):
@@ -78,9 +76,11 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> Entry:
         packed, encoding = _packer.encode(rows), MSGPACK
     except OverflowError:
         packed, encoding = _json_encoder.encode(rows), JSON
-    # Reading the rows back costs a microsecond, frees them from later changes by the caller, and keeps out of the log
-    # whatever it could not give back.
-    return Entry(decode_rows(packed, encoding), packed, encoding, body)
+    if len(rows) > 1 or body is None:
+        # Reading the rows back frees them from later changes by the caller. A sample's row never changes.
+        rows = decode_rows(packed, encoding)
+    body_length = 0 if body is None else len(body)
+    return Entry(rows, packed, encoding, body, body_length, HEADER_BYTES + len(packed) + body_length)
 
 
 def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
@@ -88,16 +88,12 @@ def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
     for row in rows:
         if isinstance(row, SampleRow):
             num_samples += 1
-            _check_integer("slot", row.slot)
-        if isinstance(row, SampleRow | GroupRow):
-            _check_integer("epoch", row.epoch)
+            if not _LEAST <= row.slot <= _MOST:
+                raise InvalidInput("slot does not fit into 64 bits", field="slot")
+        if isinstance(row, SampleRow | GroupRow) and not _LEAST <= row.epoch <= _MOST:
+            raise InvalidInput("epoch does not fit into 64 bits", field="epoch")
     if num_samples != (body is not None):
         raise ValueError("an entry has one sample row and its body, or neither")
-
-
-def _check_integer(field: str, value: int) -> None:
-    if not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
-        raise InvalidInput(f"{field} does not fit into 64 bits", field=field)
 
 
 def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
@@ -106,13 +102,12 @@ def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
     return decoder.decode(packed)
 
 
-def encode_header(entry: Entry, position: Position) -> bytes:
+def encode_header(entry: Entry, position: tuple[int, int]) -> bytes:
     """The header that makes ``entry`` a record at ``position``."""
-    body = b"" if entry.body is None else entry.body
-    fields = _FIELDS.pack(
-        MAGIC, RECORD_VERSION, entry.encoding, position.segment, position.offset, len(entry.packed), len(body)
-    )
-    fields += _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(entry.packed, zlib.crc32(fields))))
+    packed, body = entry.packed, entry.body
+    fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, *position, len(packed), entry.body_length)
+    checksum = zlib.crc32(packed, zlib.crc32(fields))
+    fields += _CHECKSUM.pack(checksum if body is None else zlib.crc32(body, checksum))
     return fields + _CHECKSUM.pack(zlib.crc32(fields))
 
 

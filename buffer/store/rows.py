@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from forebay.core.group import GroupState
+from forebay.core.group import BatchState, GroupState
 from forebay.core.ids import InstanceId
 
 Outcome = Literal["member", "late", "surplus"]
@@ -41,6 +41,8 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     epoch: int
     state: GroupState
     opened_s: float
+    number: int = 0
+    """Place in the order in which the run's groups opened, from 1."""
     order: int = 0
     """Place in the order of delivery; 0 until the group is ready."""
     reason: str = ""
@@ -59,11 +61,56 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     """How many samples of this instance a restarted run will produce a second time."""
     is_reported: bool = False
     """Whether a successful reply has listed this group as finished."""
+    may_be_known: bool = False
+    """Whether it was once listed in a reply that was taken back, but that the trainer may have got."""
     batch_id: str = ""
 
 
-class SampleRow(msgspec.Struct, tag="sample", kw_only=True):
-    """The index columns of a sample; its body is stored beside it as it arrived."""
+class BatchRow(msgspec.Struct, tag="batch", kw_only=True):
+    """A batch as it is now."""
+
+    run_id: str
+    batch_id: str
+    number: int
+    """Place in the run's sequence of batches, from 1."""
+    state: BatchState
+    group_ids: list[str]
+    """Its groups in the order in which they went out."""
+    reported_ids: list[str] = []
+    """Groups that had ended undelivered, and that its ``finished_groups`` told of."""
+    stale_ids: list[str] = []
+    """Those of its groups that went out marked as stale."""
+    num_rows: int = 0
+    request_id: str = ""
+    """The reader's name for its request; "" if it gave none."""
+    step: int | None = None
+    """What the trainer said that it will use the batch for."""
+    checkpoint_step: int | None = None
+    """The checkpoint that holds it."""
+    lease_s: float = 0.0
+    leased_at_s: float = 0.0
+    """Wall-clock seconds at which the lease began, or was last renewed."""
+    is_self_acking: bool = False
+    """Whether it is acknowledged by its last byte, as slime's reads are."""
+    reason: str = ""
+    """Why it was revoked."""
+    meta_info: dict[str, Any] = {}
+    """What its reply said; empty for a self-acking batch, which is never sent a second time."""
+
+
+class CheckpointRow(msgspec.Struct, tag="checkpoint", kw_only=True):
+    """A checkpoint of the trainer's. The batches that it holds name it."""
+
+    run_id: str
+    step: int
+    at_s: float
+    """Wall-clock seconds at which it was first reported."""
+    is_forgotten: bool = False
+    """Whether a rewind went behind it."""
+
+
+class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=False):
+    """The index columns of a sample; its body is stored beside it as it arrived. It never changes."""
 
     run_id: str
     uid: str
@@ -84,12 +131,51 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True):
     reward_start: int = 0
     """Where the reward's number begins in the body, and where it ends; both 0 if the text leaves it in doubt."""
     reward_end: int = 0
+    rollout_id: str = ""
+    """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
+    oldest_version: int | None = None
+    """The oldest weight version among those that the sample names; None when it names none."""
+    group_number: int = 0
+    """The number of the group that it opens if it is the first."""
 
 
-Row = RunRow | TickRow | GroupRow | SampleRow
+class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a ``ColumnsRow`` has of one sample: the fields of ``SampleRow``, and where its body lies in the segment."""
+
+    uid: str
+    slot: int
+    outcome: Outcome
+    reward: float | None
+    at_s: float
+    received_at_s: float
+    error: str
+    reward_start: int
+    reward_end: int
+    rollout_id: str
+    oldest_version: int | None
+    group_number: int
+    offset: int
+    length: int
 
 
-class Location(msgspec.Struct, frozen=True, array_like=True):
+class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
+    """Every sample that names one group and has its body in one segment, without the bodies.
+
+    Written before the segment is removed, so that all but the bodies stays known.
+    """
+
+    run_id: str
+    group_id: str
+    instance_id: InstanceId
+    epoch: int
+    segment: int
+    samples: list[SampleColumns]
+
+
+Row = RunRow | TickRow | GroupRow | SampleRow | ColumnsRow | BatchRow | CheckpointRow
+
+
+class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a body lies: segment number, offset in bytes of its first byte, length in bytes."""
 
     segment: int
@@ -102,3 +188,52 @@ class StoredSample(msgspec.Struct):
 
     row: SampleRow
     location: Location
+
+
+def to_columns(sample: StoredSample) -> SampleColumns:
+    """What a ``ColumnsRow`` has of ``sample``."""
+    row, location = sample.row, sample.location
+    return SampleColumns(
+        row.uid,
+        row.slot,
+        row.outcome,
+        row.reward,
+        row.at_s,
+        row.received_at_s,
+        row.error,
+        row.reward_start,
+        row.reward_end,
+        row.rollout_id,
+        row.oldest_version,
+        row.group_number,
+        location.offset,
+        location.length,
+    )
+
+
+def from_columns(columns: ColumnsRow) -> list[StoredSample]:
+    """The samples that the row has, and where their bodies lie, or lay."""
+    return [
+        StoredSample(
+            SampleRow(
+                run_id=columns.run_id,
+                uid=each.uid,
+                instance_id=columns.instance_id,
+                group_id=columns.group_id,
+                epoch=columns.epoch,
+                slot=each.slot,
+                outcome=each.outcome,
+                reward=each.reward,
+                at_s=each.at_s,
+                received_at_s=each.received_at_s,
+                error=each.error,
+                reward_start=each.reward_start,
+                reward_end=each.reward_end,
+                rollout_id=each.rollout_id,
+                oldest_version=each.oldest_version,
+                group_number=each.group_number,
+            ),
+            Location(columns.segment, each.offset, each.length),
+        )
+        for each in columns.samples
+    ]

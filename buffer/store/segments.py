@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forebay.buffer.store.files import AppendFile, BytesLike, Files, write_durably
-from forebay.buffer.store.records import HEADER_BYTES, Entry, Position, Record, encode_header
+from forebay.buffer.store.records import Entry, Position, Record, encode_header
 from forebay.buffer.store.rows import Location
 from forebay.buffer.store.scan import Damage, SegmentScan
 
@@ -53,6 +53,16 @@ class SegmentLog:
     def num_segments(self) -> int:
         """How many segment files there are."""
         return len(self._sizes)
+
+    @property
+    def closed(self) -> dict[int, int]:
+        """The length of every segment but the last, by number, ascending. Any thread may ask."""
+        last = self.end.segment
+        return {number: size for number, size in sorted(self._sizes.copy().items()) if number < last}
+
+    def has(self, segment: int) -> bool:
+        """Whether the segment is there. Any thread may ask."""
+        return segment in self._sizes
 
     def open(self) -> None:
         """Find the segments and open the last one, or the first of a new log; a ``scan`` must follow."""
@@ -132,15 +142,15 @@ class SegmentLog:
         buffers: list[BytesLike] = []
         locations: list[Location | None] = []
         for entry in entries:
-            buffers.append(encode_header(entry, Position(segment, offset)) + entry.packed)
-            offset += HEADER_BYTES + len(entry.packed)
-            location = None
-            if entry.body is not None:
-                location = Location(segment, offset, len(entry.body))
-                offset += location.length
-                if location.length:
-                    buffers.append(entry.body)
-            locations.append(location)
+            buffers.append(encode_header(entry, (segment, offset)) + entry.packed)
+            body, length = entry.body, entry.body_length
+            offset += entry.num_bytes
+            if body is None:
+                locations.append(None)
+                continue
+            locations.append(Location(segment, offset - length, length))
+            if length:
+                buffers.append(body)
         return buffers, locations, Position(segment, offset)
 
     def _roll(self) -> None:
@@ -170,6 +180,22 @@ class SegmentLog:
         self._active.truncate(self.end.offset)
         self._active.sync()
         self._sizes[self.end.segment] = self.end.offset
+
+    def remove(self, segment: int) -> None:
+        """Delete a segment that is not the last one: its number must not be given again."""
+        if segment >= self.end.segment:
+            raise ValueError(f"segment {segment} is being written to")
+        self._files.remove(segment_path(self._directory, segment))
+        del self._sizes[segment]
+        self._files.sync_directory(self._directory)
+
+    def parts_of(self, segment: int) -> Iterator[Record | Damage]:
+        """Every record of a closed segment, and what is none, without setting it aside. Any thread may ask."""
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            yield from SegmentScan(file, segment, self._sizes[segment]).parts(0)
+        finally:
+            file.close()
 
     def probe(self, num_bytes: int) -> None:
         """Raise ``OSError`` unless the disk takes ``num_bytes`` more."""

@@ -10,9 +10,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from forebay.buffer.store.abc import Done
 from forebay.buffer.store.feeder import Feeder
-from forebay.buffer.store.records import Entry
-from forebay.buffer.store.rows import Location
+from forebay.buffer.store.index import batches
+from forebay.buffer.store.records import Entry, make_entry
+from forebay.buffer.store.rows import Location, Row
 from forebay.buffer.store.segments import SegmentLog
 from forebay.core.errors import StorageFailed
 
@@ -21,6 +23,8 @@ BATCH_BYTES = 16 * 1024 * 1024
 IDLE_S = 0.01
 """How long nothing must come before the index is fed."""
 PROBE_BYTES = 64 * 1024
+ROWS_PER_ENTRY = 64
+ENTRIES_PER_COMMIT = 64
 
 _LATE = "it was refused before, and has recovered since"
 
@@ -32,7 +36,7 @@ class Append(NamedTuple):
 
     entry: Entry
     generation: int
-    done: "asyncio.Future[Location | None]"
+    done: Done
 
 
 class Job(NamedTuple):
@@ -80,6 +84,11 @@ class Writer:
         gathered, self._gathered = self._gathered, []
         self._queue.put(gathered)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether everything is refused until ``recover``. Any thread may ask."""
+        return self._failure is not None
+
     def join(self) -> None:
         """Wait for the thread, which ends after ``close`` was called in it."""
         self._thread.join()
@@ -102,6 +111,33 @@ class Writer:
     def rebuild_index(self) -> None:
         """Build the index from the log."""
         self._feeder.rebuild()
+
+    def rewrite(self, find_rows: Callable[[], Sequence[Row]], generation: int) -> None:
+        """Write the rows again that ``find_rows`` takes out of the index. Nothing comes in between.
+
+        Raises ``StorageFailed``, also if the caller has not seen the last recovery.
+        """
+        self.check(generation)
+        self.flush()
+        entries = [make_entry(part, None) for part in batches(find_rows(), ROWS_PER_ENTRY)]
+        try:
+            for part in batches(entries, ENTRIES_PER_COMMIT):
+                self._feeder.add(part, self._log.write(part))
+        except OSError as error:
+            self._failed_bytes = PROBE_BYTES
+            self._fail(error)
+            raise self._refusal() from error
+        self.flush()
+
+    def remove(self, segment: int, generation: int) -> None:
+        """Remove a segment of which nothing is needed any more. Raises ``StorageFailed`` and ``OSError``."""
+        self.check(generation)
+        self._log.remove(segment)
+
+    def check(self, generation: int) -> None:
+        """Raise ``StorageFailed`` after a failure, also after its recovery if the caller has not seen that."""
+        if self._failure is not None or generation != self._generation:
+            raise StorageFailed(str(self._failure or _LATE))
 
     def recover(self) -> int:
         """Make the log end with its last confirmed record, try the disk, and mend the index; the new generation."""
@@ -176,9 +212,9 @@ class Writer:
         else:
             self._feeder.add(entries, locations)
         if taken:
-            self._tell(_resolve, [append.done for append in taken], locations)
+            self._tell(_confirm, taken, locations)
         if refused:
-            self._tell(_refuse_all, [append.done for append in refused], str(self._failure or _LATE))
+            self._tell(_refuse_all, refused, str(self._failure or _LATE))
 
     def _feed(self, feed: Callable[[], None]) -> None:
         try:
@@ -207,17 +243,21 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is waiting
             self._tell(_refuse, job.done, error)
         else:
-            self._tell(_resolve, [job.done], [result])
+            self._tell(_resolve, job.done, result)
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left to tell
             self.loop.call_soon_threadsafe(call, *arguments)
 
 
-def _resolve(futures: Sequence["asyncio.Future[Any]"], results: Sequence[Any]) -> None:
-    for future, result in zip(futures, results, strict=True):
-        if not future.done():
-            future.set_result(result)
+def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) -> None:
+    for append, location in zip(appends, locations, strict=True):
+        append.done(location, None)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def _refuse(future: "asyncio.Future[Any]", error: Exception) -> None:
@@ -225,9 +265,6 @@ def _refuse(future: "asyncio.Future[Any]", error: Exception) -> None:
         future.set_exception(error)
 
 
-def _refuse_all(futures: Sequence["asyncio.Future[Any]"], reason: str) -> None:
-    for future in futures:
-        _refuse(future, StorageFailed(reason))
-        if not future.cancelled():
-            # Who does not wait for an append learns of the failure from the next; no complaint when it is dropped.
-            future.exception()
+def _refuse_all(appends: Sequence[Append], reason: str) -> None:
+    for append in appends:
+        append.done(None, StorageFailed(reason))

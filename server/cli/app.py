@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.server.cli import demo, engine, generators, runs, serve, start
+from forebay.server.cli import demo, engine, gc, generators, runs, serve, start
 from forebay.server.cli.output import tell_error
 
 USAGE_EXIT_CODE = 2
@@ -23,6 +23,7 @@ app.command("serve")(serve.command)
 app.command("start")(start.command)
 app.command("status")(runs.status)
 app.command("stop")(runs.stop)
+app.command("gc")(gc.command)
 app.add_typer(generators.app, name="generators")
 app.add_typer(engine.app, name="engine")
 app.command("demo")(demo.command)

@@ -20,6 +20,7 @@ REASONS = {
     "hook_failed": "a hook failed",
     "failed": "every rollout failed",
     "unreadable": "a stored sample could not be read back",
+    "stale": "the weights that made it were too old",
 }
 
 

@@ -36,7 +36,7 @@ def _told_by_file(info: GeneratorInfo) -> Answers:
 
 async def _told_by_host(info: GeneratorInfo) -> Answers:
     module = str(info.path) if info.hooks else ""
-    setup = wire.Setup(info.task_type or "", info.contract, module, [], loads_plugins=True)
+    setup = wire.Setup(info.task_type or "", info.contract, "grpo", module, [], loads_plugins=True)
     with tempfile.TemporaryDirectory() as folder:
         host = HostClient(
             setup, time_limit_s=START_LIMIT_S, start_limit_s=START_LIMIT_S, log_path=Path(folder) / "hooks.log"

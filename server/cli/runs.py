@@ -1,6 +1,7 @@
 """``forebay status`` and ``forebay stop``."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from forebay.core.errors import ForebayError
 from forebay.server.cli.client import ServerClient
+from forebay.server.cli.gc import show_storage
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import counts_text, facts_table, make_console, print_json
 
@@ -66,11 +68,16 @@ def _show_all(reply: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(reply)
         return
-    if not reply["runs"]:
+    if reply["runs"]:
+        _show_table(reply["runs"])
+    else:
         typer.echo("no run was started yet")
-        return
+    show_storage(reply["storage"])
+
+
+def _show_table(views: Sequence[dict[str, Any]]) -> None:
     table = Table("run", "name", "task type", "state", "groups", "samples", "started", box=None, padding=(0, 2, 0, 0))
-    for view in reply["runs"]:
+    for view in views:
         table.add_row(
             view["run_id"],
             view["name"] or "-",

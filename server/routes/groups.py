@@ -9,6 +9,7 @@ from forebay.buffer.buffer import Entry
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
 from forebay.core.signal import Patience
+from forebay.core.token_arrays import as_json
 from forebay.server.services import Services, services_of
 from forebay.server.views import closed_view, group_view, sample_view
 
@@ -36,16 +37,18 @@ async def list_groups(
 
 @router.get("/groups/{group_id}")
 async def show_group(run_id: str, group_id: str, services: Server, bodies: bool = False) -> dict[str, Any]:
-    """One group and its samples, late and surplus ones included; with ``bodies`` also what was written."""
+    """One group and its samples, late and surplus ones included; with ``bodies`` what was written, if it is there."""
     group = services.buffer.get(run_id).buffer.groups.by_id.get(group_id)
     if group is None:
         raise GroupNotFound(run_id, group_id)
     stored = await services.buffer.store.samples(run_id, group_id)
-    samples = [sample_view(sample) for sample in stored]
+    store = services.buffer.store
+    held = [store.holds(sample.location) for sample in stored]
+    samples = [sample_view(sample, has_body=has_body) for sample, has_body in zip(stored, held, strict=True)]
     if bodies:
-        raw = await services.buffer.store.read([sample.location for sample in stored])
-        for sample, body in zip(samples, raw, strict=True):
-            sample["body"] = json.loads(body)
+        raw = iter(await store.read([s.location for s, has_body in zip(stored, held, strict=True) if has_body]))
+        for sample in samples:
+            sample["body"] = json.loads(as_json(next(raw))) if sample["has_body"] else None
     return {**group_view(group.row), "samples": samples}
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -10,6 +11,7 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.group import GroupState
 from forebay.core.run import WORKING
 from forebay.server.services import Services, services_of
+from forebay.server.views import alarm_view
 from forebay.telemetry.metrics import Snapshot
 
 Server = Annotated[Services, Depends(services_of)]
@@ -25,15 +27,35 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(services: Server, response: Response) -> dict[str, Any]:
-    """Whether writes are taken; 503 while the journal cannot be written. Stalled runs are named, and no fault of it."""
+    """Whether writes are taken; 503 while the journal cannot be written. Runs of which nothing comes are only named."""
     is_ready = services.buffer.is_healthy
     response.status_code = 200 if is_ready else 503
     stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]
     return {
         "ready": is_ready,
         "storage": "ok" if is_ready else "the journal cannot be written",
+        "retention": _retention_text(services.retention.num_bytes_over),
         "stalled_runs": stalled,
+        "alarms": [{"run_id": run_id, **alarm} for run_id, alarm in _alarms(services.buffer).items()],
     }
+
+
+def _retention_text(num_bytes_over: int) -> str:
+    if not num_bytes_over:
+        return "ok"
+    return f"the journal is {num_bytes_over} bytes over max_journal_bytes, and nothing can go: `forebay gc` says why"
+
+
+@router.post("/v1/gc")
+async def collect(services: Server) -> dict[str, Any]:
+    """Remove segments that nobody can ask for any more; what was removed, and what is kept for which reason."""
+    return msgspec.to_builtins(await services.retention.collect())  # type: ignore[no-any-return]
+
+
+def _alarms(buffer: Buffer) -> dict[str, dict[str, Any]]:
+    """Of the runs that have not ended, those whose groups come to nothing, one after the other."""
+    told = {entry.run.run_id: alarm_view(entry) for entry in buffer.entries if not entry.run.has_ended}
+    return {run_id: alarm for run_id, alarm in told.items() if alarm is not None}
 
 
 @router.get("/metrics")
@@ -59,7 +81,9 @@ def snapshot(buffer: Buffer) -> Snapshot:
         "forebay_buffered_bytes": {(): sum(each.num_live_bytes for each in groups)},
         "forebay_runs": {(s,): n for s, n in Counter(entry.run.state.value for entry in entries).items()},
         "forebay_runs_stalled": {(): sum(entry.buffer.is_stalled for entry in entries)},
+        "forebay_runs_alarmed": {(): len(_alarms(buffer))},
         "forebay_journal_bytes": {(): stats.num_bytes},
+        "forebay_journal_segments": {(): stats.num_segments},
         "forebay_journal_quarantined": {(): stats.num_quarantined},
         "forebay_storage_healthy": {(): float(buffer.is_healthy)},
     }

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from forebay.core.run import check_name
 from forebay.server.requests import parse_object
 from forebay.server.services import Services, body_of, services_of
-from forebay.server.views import run_view
+from forebay.server.views import run_view, storage_view
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -24,8 +24,11 @@ async def start(request: Request, services: Server) -> dict[str, Any]:
 
 @router.get("")
 async def list_runs(services: Server) -> dict[str, Any]:
-    """Every run, oldest first."""
-    return {"runs": [run_view(entry) for entry in services.buffer.entries]}
+    """Every run, oldest first, and what is stored of all of them."""
+    return {
+        "runs": [run_view(entry) for entry in services.buffer.entries],
+        "storage": storage_view(services.buffer.store.stats(), services.retention.num_bytes_over),
+    }
 
 
 @router.get("/{run_id}")

@@ -68,7 +68,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
     for group in groups:
-        bodies = await entry.buffer.bodies(group.samples[:2])
+        bodies = await entry.buffer.json_bodies(group.samples[:2])
         data += [parse_object(body) for body in bodies]
     return {"success": True, "message": f"{len(data)} samples", "data": {"data": data, "meta_info": {}}}
 

@@ -11,7 +11,7 @@ from typing import Any
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.choosing import ReadRequest
 from forebay.buffer.delivery import Batch
-from forebay.buffer.run_buffer import WriteResult
+from forebay.buffer.receipt import Receipt
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
@@ -71,12 +71,12 @@ async def open_buffer(
         yield buffer
 
 
-def put(entry: Entry, **changes: Any) -> WriteResult:
+def put(entry: Entry, **changes: Any) -> Receipt:
     """Hand a sample over, without waiting for the disk."""
     return entry.buffer.write(read_sample(json.dumps(make_sample(**changes)).encode(), is_lenient=True))
 
 
-async def write(entry: Entry, **changes: Any) -> WriteResult:
+async def write(entry: Entry, **changes: Any) -> Receipt:
     result = put(entry, **changes)
     await result.stored
     return result

@@ -170,6 +170,43 @@ async def test_waiting_reader_gets_the_group_that_completes(store: Store) -> Non
         assert batch.groups[0].instance_id == 1
 
 
+async def test_waiting_readers_are_served_in_the_order_in_which_they_came(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        served: list[int] = []
+
+        async def wait(number: int) -> None:
+            assert await read(entry, wait_s=10, num_groups=1) is not None
+            served.append(number)
+
+        readers = []
+        for number in range(5):
+            readers.append(asyncio.create_task(wait(number)))
+            await turns(10)
+        for instance_id in range(5):
+            await fill(entry, instance_id, [0.0, 1.0])
+            await until(lambda done=instance_id + 1: len(served) == done)
+            if instance_id == 1:  # whoever comes now is behind those who are there
+                readers.append(asyncio.create_task(wait(5)))
+        await fill(entry, 5, [0.0, 1.0])
+        await asyncio.gather(*readers)
+        assert served == list(range(6))
+
+
+async def test_a_reader_that_wants_more_than_there_is_holds_nobody_up(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run())
+        large = asyncio.create_task(read(entry, wait_s=10, num_groups=3))
+        await turns(10)
+        await fill(entry, 1, [0.0, 1.0])
+        assert await read(entry, num_groups=1) is not None
+        for instance_id in (2, 3, 4):
+            await fill(entry, instance_id, [0.0, 1.0])
+        batch = await large
+        assert batch is not None
+        assert [group.instance_id for group in batch.groups] == [2, 3, 4]
+
+
 async def test_two_readers_never_share_a_group(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run())

@@ -68,8 +68,9 @@ async def test_repeated_uid_counts_once(store: Store) -> None:
         entry = await buffer.add(make_run(group_size=4))
         first, again = put(entry, uid="u", instance_id=7), put(entry, uid="u", instance_id=7)
         assert (first.is_duplicate, again.is_duplicate) == (False, True)
-        assert again.stored is first.stored, "a duplicate is acknowledged when the original is on the disk"
+        assert again.stored.done() == first.stored.done()
         await again.stored
+        assert first.stored.done(), "a duplicate is acknowledged when the original is on the disk"
         assert put(entry, uid="u", instance_id=8).is_duplicate
         assert entry.buffer.groups.num_live_samples == 1
 

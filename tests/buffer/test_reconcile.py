@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.checkpoints import rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.store.rows import Location
 from forebay.core.clock import ManualClock
+from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, put, read, states, take, uids_of
 
@@ -166,6 +168,47 @@ async def test_released_group_is_not_covered(store: Store) -> None:
         assert batch is not None
         entry.delivery.release(batch.batch_id)
         assert not buffer.covers(entry, [1])
+
+
+async def test_batch_whose_reply_a_crash_cut_off_is_known_to_the_trainer_that_lists_it(store: Store) -> None:
+    """Its last byte may have gone out before the crash: the list decides."""
+    async with open_buffer(store) as buffer:
+        entry = await add_with_groups(buffer, 1, 2, 3)
+        await fill(entry, "bad", [None, None])
+        batch = await read(entry, num_groups=2, is_slime=True)
+        assert batch is not None
+        assert batch.meta_info["finished_groups"] == [1, 2, "bad"]
+        await batch.stored
+    async with open_buffer(store) as buffer:
+        entry = buffer.get("run-1")
+        assert set(states(entry).values()) == {"ready", "discarded: failed"}
+        assert not buffer.covers(entry, [3])
+        assert buffer.covers(entry, [1, 2, "bad"])
+        await resume(buffer, 1, "bad")
+        assert states(entry) == {(1, 0): "acked", (2, 0): "ready", (3, 0): "ready", ("bad", 0): "discarded: failed"}
+        assert (await take(entry)).meta_info["finished_groups"] == [2, 3]
+        check_books(entry)
+
+
+async def test_a_resume_and_the_batches_agree(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await add_with_groups(buffer, 1, 2, 3, 4)
+        await take(entry, num_groups=2, is_slime=True)
+        leased = await read(entry, num_groups=1)
+        assert leased is not None
+        await resume(buffer, 2)
+    async with open_buffer(store) as buffer:
+        entry = buffer.get("run-1")
+        assert states(entry) == {(1, 0): "ready", (2, 0): "acked", (3, 0): "ready", (4, 0): "ready"}
+        first, second = entry.buffer.batches.by_id.values()
+        two = next(group for group in entry.buffer.groups.by_id.values() if group.instance_id == 2)
+        assert (first.state, first.group_ids) == ("acked", [two.group_id])
+        assert second.state == "revoked"
+        with pytest.raises(LeaseLost, match="came back without it"):
+            await entry.delivery.leases.ack(leased.batch_id)
+        await rewind(entry.delivery.leases, None)
+        assert set(states(entry).values()) == {"ready"}
+        check_books(entry)
 
 
 async def test_another_process_skips_complete_and_closed_groups(store: Store, clock: ManualClock) -> None:

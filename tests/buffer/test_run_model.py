@@ -23,6 +23,14 @@ from forebay.core.clock import ManualClock
 from tests.buffer.buffer_kit import check_books, make_run, open_buffer, put, read, rows_of
 
 GROUP_SIZE = 3
+LONG_S = 1e7
+"""No lease expires here: test_delivery_model.py has those."""
+REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"num_groups": 1, "lease_s": LONG_S},
+    {"batch_size": 4, "lease_s": LONG_S},
+    {"batch_size": 3, "is_slime": True},
+]
 REWARDS = st.sampled_from([0.0, 0.0, 1.0, 0.5, 7.0, None])
 INSTANCES = st.sampled_from([1, "1", 2])
 ResultT = TypeVar("ResultT")
@@ -85,6 +93,12 @@ class RunModel(RuleBasedStateMachine):
         for _ in range(number):
             self.write(instance_id, reward)
 
+    @rule(rewards=st.sampled_from([(0.0, 1.0, 0.5), (0.0, 1.0, None), (1.0, 1.0, 1.0)]))
+    def write_a_group(self, rewards: tuple[float | None, ...]) -> None:
+        instance_id = f"group-{len(self.accepted)}"
+        for reward in rewards:
+            self.write(instance_id, reward)
+
     def write(self, instance_id: str | int, reward: float | None, **place: int) -> None:
         uid = f"uid-{len(self.accepted)}"
         outcome = {"reward": reward} if reward is not None else {"reward": ..., "status": "failed"}
@@ -103,7 +117,7 @@ class RunModel(RuleBasedStateMachine):
 
     # --- readers
 
-    @rule(request=st.sampled_from([{}, {"num_groups": 1}, {"batch_size": 4}, {"batch_size": 3, "is_slime": True}]))
+    @rule(request=st.sampled_from(REQUESTS))
     def read(self, request: dict[str, Any]) -> None:
         batch = self.do(read(self.entry, **request))
         if batch is None:
@@ -162,7 +176,7 @@ class RunModel(RuleBasedStateMachine):
         before = self.lasting()
         self.do(self.stack.aclose())
         self.open(self.store)
-        self.held.clear()
+        self.lose_replies()
         assert self.lasting() == before
 
     @rule()
@@ -170,12 +184,18 @@ class RunModel(RuleBasedStateMachine):
         before, store = self.lasting(), self.crashed_store()
         self.do(self.stack.aclose())
         self.open(store)
-        self.held.clear()
+        self.lose_replies()
         assert self.lasting() == before
 
+    def lose_replies(self) -> None:
+        """What a restart does: a batch that would be acknowledged by its last byte is given back."""
+        self.held = [batch for batch in self.held if not batch.row.is_self_acking]
+
     def lasting(self) -> dict[str, Any]:
-        """What a restart must not change. Leases are given back by it."""
+        """What a restart must not change."""
+        kept = {g.group_id for batch in self.held for g in batch.groups if not batch.row.is_self_acking}
         states = {g.group_id: "ready" if g.state == "leased" else g.state.value for g in self.groups}
+        states |= {g.group_id: g.state.value for g in self.groups if g.group_id in kept}
         samples = {group.group_id: [sample.uid for sample in group.samples] for group in self.groups}
         return {"states": states, "samples": samples, "uids": sorted(self.entry.buffer.uids)}
 

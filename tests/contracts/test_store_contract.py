@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.store.abc import Store
+from forebay.buffer.store.abc import Edited, Slice, Store
 from forebay.buffer.store.faults import LossyFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import GroupRow, Location, RunRow, SampleRow, TickRow
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, RunRow, SampleRow, TickRow
 from forebay.core.errors import GroupNotFound, InvalidInput, StorageFailed
-from forebay.core.group import GroupState
+from forebay.core.group import BatchState, GroupState
 
 
 def make_run(run_id: str = "run-1", **changes: Any) -> RunRow:
@@ -39,6 +39,11 @@ def make_sample(uid: str = "u", **changes: Any) -> SampleRow:
         "received_at_s": 2.0,
     }
     return SampleRow(uid=uid, **{**fields, **changes})
+
+
+def make_batch(number: int = 1, **changes: Any) -> BatchRow:
+    fields: dict[str, Any] = {"batch_id": f"b{number}", "state": BatchState.LEASED, "group_ids": ["g"]}
+    return BatchRow(**{"run_id": "run-1", "number": number, **fields, **changes})
 
 
 def make_store(kind: str, path: Path) -> Store:
@@ -71,6 +76,22 @@ async def test_body_comes_back_as_the_bytes_that_arrived(store: Store) -> None:
     found = [location for location in locations if location is not None]
     assert await store.read(found) == bodies
     assert await store.read(found[::-1] + found[:1]) == [*bodies[::-1], bodies[0]]
+
+
+async def test_stretches_of_bodies_can_be_read(store: Store) -> None:
+    bodies = [bytes(range(100)), b"x" * 70_000 + b"y"]
+    found = [at for i, body in enumerate(bodies) if (at := await store.append([make_sample(str(i))], body)) is not None]
+    wanted = [Slice(found[1], 69_999, 70_001), Slice(found[0], 0, 4), Slice(found[0], 7, 7), Slice(found[0], 50, 100)]
+    assert await store.read_slices(wanted) == [b"xy", bytes(range(4)), b"", bytes(range(50, 100))]
+
+
+async def test_bodies_are_gathered_with_edits_and_commas(store: Store) -> None:
+    first, second = [await store.append([make_sample(uid)], uid.encode()) for uid in ("body-one", "body-two")]
+    assert first is not None
+    assert second is not None
+    pieces = [Edited(second, 5, 8, b"2"), b"between", Edited(first, 0, 0, b""), Edited(second, 0, 8, b"")]
+    assert await store.gather(pieces) == b"body-2,between,body-one,,"
+    assert await store.gather([]) == b""
 
 
 async def test_body_may_be_a_memoryview(store: Store) -> None:
@@ -184,6 +205,46 @@ async def test_everything_keeps_its_order(store: Store) -> None:
     assert [run.run_id for run in await store.load_runs()] == [f"run-{name}" for name in names]
     assert await uids_of(store) == names
     assert [group.group_id for group in await store.load_groups("run-1")] == names
+
+
+async def test_batches_and_checkpoints_come_back_equal_and_in_order(store: Store) -> None:
+    second = make_batch(
+        2,
+        state=BatchState.ACKED,
+        group_ids=["h", "g"],
+        reported_ids=["r"],
+        stale_ids=["g"],
+        num_rows=9,
+        request_id="é",
+        step=2**53,
+        checkpoint_step=3,
+        lease_s=0.5,
+        leased_at_s=7.25,
+        is_self_acking=True,
+        reason="r",
+        meta_info={"finished_groups": [1, "1", 2**80], "avg_reward": 0.1, "x": None},
+    )
+    later = CheckpointRow(run_id="run-1", step=10, at_s=2.0)
+    await store.append([second, later])
+    await store.append([make_batch(1), CheckpointRow(run_id="run-1", step=3, at_s=1.0), make_run()])
+    assert await store.load_batches("run-1") == [make_batch(1), second]
+    await store.append(
+        [make_batch(1, state=BatchState.REVOKED), CheckpointRow(run_id="run-1", step=3, at_s=1.0, is_forgotten=True)]
+    )
+    assert [row.state for row in await store.load_batches("run-1")] == ["revoked", "acked"]
+    assert [(row.step, row.is_forgotten) for row in await store.load_checkpoints("run-1")] == [(3, True), (10, False)]
+    assert await store.load_batches("run-2") == await store.load_checkpoints("run-2") == []
+
+
+async def test_samples_of_many_groups_are_found_together(store: Store) -> None:
+    for uid in range(6):
+        await put(store, str(uid), group_id=f"g{uid % 3}")
+    found = await store.samples_of("run-1", ["g2", "g0", "none"])
+    assert {key: [s.row.uid for s in samples] for key, samples in found.items()} == {
+        "g2": ["2", "5"],
+        "g0": ["0", "3"],
+        "none": [],
+    }
 
 
 async def test_runs_do_not_see_each_other(store: Store) -> None:

@@ -34,6 +34,20 @@ async def test_waiter_that_is_cancelled_is_forgotten() -> None:
     signal.notify()
 
 
+async def test_notification_wakes_in_the_order_of_waiting() -> None:
+    signal, woken = Signal(), list[int]()
+
+    async def wait(number: int) -> None:
+        await signal.wait(5)
+        woken.append(number)
+
+    waiting = [asyncio.create_task(wait(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    signal.notify()
+    await asyncio.gather(*waiting)
+    assert woken == list(range(20))
+
+
 async def test_patience_ends() -> None:
     signal = Signal()
     assert not await Patience(0.0).wait(signal)

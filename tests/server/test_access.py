@@ -195,9 +195,11 @@ def _is_waiting(server: ServerProcess, path: str, pool: ThreadPoolExecutor) -> b
     return False
 
 
-def test_a_client_that_goes_away_in_its_body_gives_the_room_back(limited: ServerProcess) -> None:
+@pytest.mark.parametrize("route", ["samples", "checkpoints"])
+def test_a_client_that_goes_away_in_its_body_gives_the_room_back(limited: ServerProcess, route: str) -> None:
     run = limited.start_run()
     for _ in range(3):
         with connection(limited) as gone:
-            gone.sendall(head(f"{run.path}/samples", "Content-Length: 90000") + b" " * 10)
+            gone.sendall(head(f"{run.path}/{route}", "Content-Length: 90000") + b" " * 10)
     assert run.write(make_sample(padding="x" * 80_000))[0]["status"] == 200
+    assert "Traceback" not in limited.log(), "it is no fault of the server's"

@@ -79,9 +79,10 @@ def test_two_readers_get_disjoint_groups_and_together_all(run: NativeRun) -> Non
 def _read_until_empty(run: NativeRun) -> list[str]:
     got: list[str] = []
     with httpx.Client(base_url=run.server.url, timeout=TIME_LIMIT_S) as client:
-        while data := client.post(f"{run.path}/batches", json={"num_groups": 1, "wait_s": 1}).json()["data"]:
-            assert len({row["instance_id"] for row in data}) == 1
-            got.append(data[0]["instance_id"])
+        while (batch := client.post(f"{run.path}/batches", json={"num_groups": 1, "wait_s": 1}).json())["data"]:
+            assert len({row["instance_id"] for row in batch["data"]}) == 1
+            got.append(batch["data"][0]["instance_id"])
+            assert client.post(f"{run.path}/batches/{batch['batch_id']}/ack").status_code == 200
     return got
 
 
@@ -173,11 +174,11 @@ def test_new_groups_are_refused_at_the_limit_and_open_ones_filled(server: Server
     assert_error(answer, 429, "buffer_full")
     assert int(answer.headers["retry-after"]) >= 1
     assert [group["instance_id"] for group in run.groups()] == ["a"]
-    assert len(run.read(num_groups=1)["data"]) == 4
+    assert len(run.take(num_groups=1)["data"]) == 4
     run.write(*make_group("b", GOOD)[:3], *make_group("c", GOOD)[:1])
     assert run.client.post(f"{run.path}/samples", json=make_sample(instance_id="d")).status_code == 429
     assert run.write(make_group("b", GOOD)[3])[0]["outcome"] == "member"
-    assert len(run.read(num_groups=1)["data"]) == 4
+    assert len(run.take(num_groups=1)["data"]) == 4
     run.stop()
 
 
@@ -198,7 +199,7 @@ def test_in_an_array_each_sample_is_admitted_or_refused_by_itself(server: Server
     assert (refused["status"], refused["error"]["code"]) == (429, "buffer_full")
     assert (admitted["status"], admitted["outcome"]) == (200, "member")
     assert int(answer.headers["retry-after"]) >= 1
-    assert len(run.read(num_groups=1)["data"]) == 4
+    assert len(run.take(num_groups=1)["data"]) == 4
     assert run.write(make_sample(instance_id="new", uid="new"))[0]["duplicate"] is False
     run.stop()
 

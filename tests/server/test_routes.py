@@ -26,12 +26,19 @@ NATIVE = {
     "/v1/runs/{run_id}/stop": {"post"},
     "/v1/runs/{run_id}/log": {"get"},
     "/v1/runs/{run_id}/samples": {"post"},
-    "/v1/runs/{run_id}/batches": {"post"},
+    "/v1/runs/{run_id}/batches": {"get", "post"},
+    "/v1/runs/{run_id}/batches/{batch_id}/ack": {"post"},
+    "/v1/runs/{run_id}/batches/{batch_id}/release": {"post"},
+    "/v1/runs/{run_id}/batches/{batch_id}/extend": {"post"},
+    "/v1/runs/{run_id}/checkpoints": {"get", "post"},
+    "/v1/runs/{run_id}/rewind": {"post"},
+    "/v1/runs/{run_id}/weight_version": {"put"},
     "/v1/runs/{run_id}/groups": {"get"},
     "/v1/runs/{run_id}/groups/{group_id}": {"get"},
     "/v1/runs/{run_id}/closed_groups": {"get"},
     "/v1/runs/{run_id}/skip_instance_ids": {"get"},
     "/v1/generators": {"get"},
+    "/v1/gc": {"post"},
     "/healthz": {"get"},
     "/readyz": {"get"},
     "/metrics": {"get"},
@@ -91,7 +98,7 @@ def test_every_listed_route_answers_and_never_with_a_5xx(server: ServerProcess) 
     for path, methods in server.client.get("/openapi.json").json()["paths"].items():
         for method in methods:
             answer = server.client.request(
-                method, re.sub(r"{\w+}", "none", path), content=b"{}" if method == "post" else None
+                method, re.sub(r"{\w+}", "none", path), content=b"{}" if method in ("post", "put") else None
             )
             assert answer.status_code < 500, (method, path)
             assert answer.status_code != 405, (method, path)
@@ -238,7 +245,7 @@ def test_groups_are_listed_by_page_and_state_and_shown_with_their_samples(run: N
     for number in range(3):
         run.write(*make_group(number, GOOD))
     run.write(make_sample(instance_id="3", uid="half"))
-    run.read(num_groups=1)
+    run.take(num_groups=1)
     groups = run.groups()
     assert [(group["instance_id"], group["state"]) for group in groups] == [
         (0, "acked"),
@@ -288,7 +295,7 @@ def test_a_failed_sample_fills_its_slot_and_keeps_its_error(run: NativeRun) -> N
 
 def test_closed_groups_are_followed_by_number(run: NativeRun) -> None:
     run.write(*make_group("a", GOOD), *make_group("b", [0.5] * 4))
-    run.read(num_groups=1)
+    run.take(num_groups=1)
     feed = run.client.get(f"{run.path}/closed_groups").json()
     assert [(g["seq"], g["instance_id"], g["state"], g["reason"]) for g in feed["groups"]] == [
         (1, "a", "acked", ""),
@@ -317,7 +324,13 @@ def test_generators_tell_what_was_found_and_what_failed(own: ServerProcess) -> N
 
 def test_health_and_readiness(server: ServerProcess) -> None:
     assert server.client.get("/healthz").json() == {"status": "ok"}
-    assert server.client.get("/readyz").json() == {"ready": True, "storage": "ok", "stalled_runs": []}
+    assert server.client.get("/readyz").json() == {
+        "ready": True,
+        "storage": "ok",
+        "retention": "ok",
+        "stalled_runs": [],
+        "alarms": [],
+    }
 
 
 def test_metrics_count_what_happened(make_server: MakeServer) -> None:
@@ -326,7 +339,7 @@ def test_metrics_count_what_happened(make_server: MakeServer) -> None:
     samples = [*make_group("a", GOOD), *make_group("b", [1.0] * 4), make_sample(instance_id="c", uid="c")]
     run.write(*samples, samples[0])
     run.write(make_sample(instance_id="c", status="failed", reward=...))
-    run.read(num_groups=1)
+    run.take(num_groups=1)
     run.wait_for_state("running")
     page = server.client.get("/metrics").text
     numbers = {name: float(value) for name, value in re.findall(r"^(forebay_[^#\s]+) (\S+)$", page, re.MULTILINE)}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forebay.buffer.store.abc import Edited, Piece
 from forebay.buffer.store.bodies import INLINE_BYTES, BodyReader
 from forebay.buffer.store.files import DiskFiles
 from forebay.buffer.store.rows import Location
@@ -46,6 +47,37 @@ def test_bodies_come_in_the_order_asked_for(
     expected = [segments[place.segment][place.offset : place.offset + place.length] for place in wanted]
     assert reader.read(wanted) == expected
     assert reader.read_cached(wanted) in (None, expected)
+
+
+edits = st.builds(
+    lambda location, cut, text: Edited(location, min(cut), max(cut), text),
+    locations,
+    st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)),
+    st.binary(max_size=40),
+).filter(lambda edit: edit.stop <= edit.location.length)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=st.lists(st.one_of(edits, st.binary(max_size=100)), max_size=60))
+def test_what_is_gathered_has_each_edit_at_its_place(
+    reader: BodyReader, segments: dict[int, bytes], pieces: list[Piece]
+) -> None:
+    expected = b"".join(told + b"," for piece in pieces for told in [edited(segments, piece)])
+    assert reader.gather(pieces) == expected
+    assert reader.gather_cached(pieces) in (None, expected)
+
+
+def test_neighbours_of_any_number_are_gathered(reader: BodyReader, segments: dict[int, bytes]) -> None:
+    pieces = [Edited(Location(1, n * 100, 90), 40, 45, b"new") for n in range(2_000)]
+    assert reader.gather(pieces) == b"".join(edited(segments, piece) + b"," for piece in pieces)
+
+
+def edited(segments: dict[int, bytes], piece: Piece) -> bytes:
+    if not isinstance(piece, Edited):
+        return bytes(piece)
+    segment, at, length = piece.location.segment, piece.location.offset, piece.location.length
+    body = segments[segment][at : at + length]
+    return body[: piece.start] + piece.text + body[piece.stop :]
 
 
 def test_large_sets_are_not_read_where_the_loop_stands(reader: BodyReader) -> None:

@@ -1,0 +1,268 @@
+"""Removing what nobody can ask for any more: whole segments, by checkpoints and by a byte budget."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from forebay.buffer.buffer import Buffer
+from forebay.buffer.groups import Group, Sample
+from forebay.buffer.keeping import Keep, Keeper, Verdict
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.abc import Segment
+from forebay.core.errors import StorageFailed
+from forebay.core.group import LIVE, GroupState
+
+ResultT = TypeVar("ResultT")
+
+EVERY_S = 60.0
+MOVED_SHARE = 4
+"""A segment goes if no more than one part in so many of it must be written again."""
+RELOCATIONS = 3
+
+logger = logging.getLogger(__name__)
+
+
+class Collection(msgspec.Struct):
+    """What a collection removed, and what it left."""
+
+    num_segments_freed: int = 0
+    num_bytes_freed: int = 0
+    num_segments: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    """The byte budget; 0 for none."""
+    num_bytes_over: int = 0
+    """By how much the budget is exceeded, and cannot be met."""
+    kept: dict[str, int] = {}
+    """Bytes of bodies in closed segments, by the reason for which they are kept."""
+
+
+class Retention:
+    """Collects when a checkpoint is reported, from time to time, and when asked. Enter it with ``async with``."""
+
+    def __init__(self, buffer: Buffer, max_bytes: int = 0, every_s: float | None = EVERY_S) -> None:
+        """``max_bytes`` 0 sets no budget; ``every_s`` None leaves it to the caller to ``collect``."""
+        self.num_bytes_over = 0
+        self._buffer = buffer
+        self._max_bytes = max_bytes
+        self._every_s = every_s
+        self._lock = asyncio.Lock()
+        self._asked = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._left: dict[int, list[tuple[str, str]]] = {}
+        """Segments whose removal was put off, and the groups that might still be sent from there."""
+
+    async def __aenter__(self) -> Self:
+        if self._every_s is not None:
+            self._start(self._keep_collecting(self._every_s))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def ask(self) -> None:
+        """Something may be of no use any more: collect soon."""
+        self._asked.set()
+
+    async def _keep_collecting(self, every_s: float) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), every_s)
+            self._asked.clear()
+            if not self._may_find_something():
+                continue
+            try:
+                await self.collect(surveys=False)
+            except StorageFailed as error:
+                logger.warning("nothing more can be removed for now: %s", error)
+            except Exception:  # the next attempt may do better, and nothing else depends on it
+                logger.exception("what is not needed any more cannot be removed")
+
+    def _may_find_something(self) -> bool:
+        is_over = bool(self._max_bytes) and self._buffer.store.stats().num_bytes > self._max_bytes
+        return is_over or bool(self._left) or any(_has_old_checkpoint(e.buffer) for e in self._buffer.entries)
+
+    # --- collecting
+
+    async def collect(self, *, surveys: bool = True) -> Collection:
+        """Remove what checkpoints allow, then, oldest first, what the budget asks for. Raises ``StorageFailed``.
+
+        Nothing that is open, ready, leased, or may come back by a rewind to one of the last checkpoints, ever goes.
+        Without ``surveys``, what is ``kept`` is told only of a journal that is over its budget.
+        """
+        # A caller that goes away must not leave a segment half removed.
+        return await asyncio.shield(self._start(self._collect(surveys)))
+
+    async def _collect(self, surveys: bool) -> Collection:
+        async with self._lock:
+            done = Collection(max_bytes=self._max_bytes)
+            failures: list[StorageFailed] = []
+            for has_room in (True, False):
+                for segment in await self._buffer.store.segments():
+                    if has_room or self._excess():
+                        await self._try_to_drop(segment, done, failures, has_room=has_room)
+            if failures:
+                raise failures[0]
+            done.num_bytes_over = self._excess()
+            if surveys or done.num_bytes_over:
+                done.kept = await self._survey()
+            stats = self._buffer.store.stats()
+            done.num_segments, done.num_bytes = stats.num_segments, stats.num_bytes
+        self._tell(done)
+        return done
+
+    def _excess(self) -> int:
+        stored = self._buffer.store.stats().num_bytes
+        return max(0, stored - self._max_bytes) if self._max_bytes else 0
+
+    async def _survey(self) -> dict[str, int]:
+        kept: Counter[str] = Counter()
+        for segment in await self._buffer.store.segments():
+            verdict = Keeper(self._buffers(), has_room=True).judge(segment.groups)
+            kept.update({reason.value: num_bytes for reason, num_bytes in verdict.kept.items()})
+            await asyncio.sleep(0)  # a segment takes some milliseconds
+        return dict(kept)
+
+    def _tell(self, done: Collection) -> None:
+        if done.num_segments_freed:
+            logger.info("removed %d segments, %d bytes", done.num_segments_freed, done.num_bytes_freed)
+        if done.num_bytes_over and not self.num_bytes_over:
+            told = ", ".join(f"{reason} {number}" for reason, number in done.kept.items())
+            logger.warning(
+                "the journal is %d bytes over its budget, and nothing can go; bytes kept: %s", done.num_bytes_over, told
+            )
+        self.num_bytes_over = done.num_bytes_over
+
+    # --- one segment
+
+    async def _try_to_drop(
+        self, segment: Segment, done: Collection, failures: list[StorageFailed], *, has_room: bool
+    ) -> None:
+        """What is wrong with one segment must not keep the others."""
+        try:
+            await self._drop(segment, done, has_room=has_room)
+        except StorageFailed as error:
+            self._check_healthy()
+            logger.error("segment %d stays: %s", segment.number, error)
+            failures.append(error)
+
+    async def _drop(self, segment: Segment, done: Collection, *, has_room: bool) -> None:
+        """Remove the segment if it is worth it."""
+        store = self._buffer.store
+        if not self._is_worth_it(segment, self._judge(segment, has_room=has_room), 0):
+            await asyncio.sleep(0)  # the next one takes some milliseconds, too
+            return
+        num_row_bytes = await store.num_row_bytes(segment.number)
+        # Nothing may come between this decision and the sentence: what becomes ready meanwhile must be seen.
+        self._check_healthy()
+        buffers, verdict = self._buffers(), self._judge(segment, has_room=has_room)
+        if not self._is_worth_it(segment, verdict, num_row_bytes):
+            return
+        store.condemn(segment.number)
+        try:
+            is_removed = await self._empty(segment.number, verdict, buffers)
+        except Exception:  # but not when it is cancelled: then it may be about to go all the same
+            store.spare(segment.number)
+            self._buffer.look_after_store()
+            raise
+        if is_removed:
+            done.num_segments_freed += 1
+            done.num_bytes_freed += segment.num_bytes
+        else:
+            store.spare(segment.number)
+
+    def _judge(self, segment: Segment, *, has_room: bool) -> Verdict:
+        keeper = Keeper(self._buffers(), has_room=has_room)
+        verdict = keeper.judge(segment.groups, at_most=segment.num_bytes // MOVED_SHARE)
+        for run_id, group_id in self._left.get(segment.number, ()):
+            if self._state(run_id, group_id) is GroupState.LEASED:
+                verdict.kept[Keep.LEASED] += 1
+        return verdict
+
+    def _is_worth_it(self, segment: Segment, verdict: Verdict, num_row_bytes: int) -> bool:
+        num_moved = verdict.kept.total()
+        if verdict.is_fixed or num_moved > segment.num_bytes // MOVED_SHARE:
+            return False
+        return (num_moved + num_row_bytes) * 2 < segment.num_bytes
+
+    async def _empty(self, number: int, verdict: Verdict, buffers: Mapping[str, RunBuffer]) -> bool:
+        """Write again what is kept of a condemned segment, and remove it; False if that was put off."""
+        store = self._buffer.store
+        states = [self._state(*key) for key in verdict.moved]
+        await store.clear(number, set(verdict.moved))
+        await self._relocate(number)
+        self._check_healthy()
+        is_replaced = any(self._buffers().get(run_id) is not buffer for run_id, buffer in buffers.items())
+        if is_replaced or states != [self._state(*key) for key in verdict.moved]:
+            # One of the groups is perhaps being sent, by a reply that knows the old place of its bodies.
+            self._left.setdefault(number, []).extend(verdict.moved)
+            return False
+        self._left.pop(number, None)
+        await store.remove(number)
+        return True
+
+    async def _relocate(self, number: int) -> None:
+        """Let memory know where the bodies are now that were in the segment."""
+        for _ in range(RELOCATIONS):
+            stale = {run_id: _in_segment(buffer, number) for run_id, buffer in self._buffers().items()}
+            if not any(stale.values()):
+                return
+            for run_id, found in stale.items():
+                await self._relocate_in(run_id, found)
+        raise StorageFailed("memory still needs bodies in it", what=f"segment {number} cannot be removed")
+
+    async def _relocate_in(self, run_id: str, stale: Mapping[str, list[Sample]]) -> None:
+        stored = await self._buffer.store.samples_of(run_id, list(stale))
+        for group_id, samples in stale.items():
+            places = {each.row.uid: each.location for each in stored[group_id]}
+            for sample in samples:
+                sample.location = places.get(sample.uid, sample.location)
+
+    # --- what is there
+
+    def _buffers(self) -> dict[str, RunBuffer]:
+        return {entry.run.run_id: entry.buffer for entry in self._buffer.entries}
+
+    def _state(self, run_id: str, group_id: str) -> GroupState | None:
+        group = self._buffer.get(run_id).buffer.groups.by_id.get(group_id)
+        return None if group is None else group.state
+
+    def _check_healthy(self) -> None:
+        """What memory knows may not be so while it is ahead of the disk."""
+        if not self._buffer.is_healthy or any(buffer.has_failed for buffer in self._buffers().values()):
+            raise StorageFailed("the journal is recovering", what="nothing can be removed", hint="try again")
+
+
+def _has_old_checkpoint(buffer: RunBuffer) -> bool:
+    return len(buffer.batches.steps) >= buffer.run.settings.keep_checkpoints
+
+
+def _in_segment(buffer: RunBuffer, number: int) -> dict[str, list[Sample]]:
+    """The samples in memory, by group, whose bodies are in the segment."""
+    found: dict[str, list[Sample]] = {}
+    for group in _live(buffer):
+        samples = [s for s in group.samples if s.location is not None and s.location.segment == number]
+        if samples:
+            found[group.group_id] = samples
+    return found
+
+
+def _live(buffer: RunBuffer) -> Iterable[Group]:
+    return (group for group in buffer.groups.by_id.values() if group.state in LIVE)

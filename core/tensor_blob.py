@@ -1,0 +1,88 @@
+"""The safetensors format, as far as one-dimensional tensors need it: https://github.com/huggingface/safetensors#format
+
+The length of the header as 8 bytes, the header in JSON, the tensors' bytes one after the other; all little-endian.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from forebay.core.errors import InvalidInput
+
+TENSORS_TYPE = "application/vnd.safetensors"
+"""Content type of a batch as tensors."""
+
+Dtype = Literal["I64", "F64", "I32", "F32", "U8"]
+ITEM_BYTES: dict[Dtype, int] = {"I64": 8, "F64": 8, "I32": 4, "F32": 4, "U8": 1}
+
+_LENGTH = struct.Struct("<Q")
+
+
+class TensorInfo(msgspec.Struct):
+    """One entry of the header. ``data_offsets`` are counted from the end of the header, in bytes."""
+
+    dtype: Dtype
+    shape: tuple[int]
+    data_offsets: tuple[int, int]
+
+
+class View(NamedTuple):
+    """A tensor in a blob: its type and its bytes."""
+
+    dtype: Dtype
+    data: memoryview
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def blob_head(tensors: Sequence[tuple[str, Dtype, int]], metadata: Mapping[str, str]) -> bytes:
+    """What comes before the bytes of ``tensors``, given as name, type and number of items, in the same order.
+
+    Larger types must come first: each tensor then starts at a multiple of its item.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, dtype, count in tensors:
+        end = at + count * ITEM_BYTES[dtype]
+        header[name] = TensorInfo(dtype, (count,), (at, end))
+        at = end
+    encoded = _encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def read_blob(blob: bytes | bytearray | memoryview) -> dict[str, View]:
+    """The tensors in ``blob``, as views of it. Raises ``InvalidInput`` if it is none."""
+    view = memoryview(blob)
+    try:
+        start = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+        header = _decode(view[_LENGTH.size : start])
+        header.pop("__metadata__", None)
+        infos = {name: msgspec.json.decode(raw, type=TensorInfo) for name, raw in header.items()}
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise InvalidInput(f"this is no batch of tensors: {error}", field="body") from None
+    return {name: _view(view[start:], name, info) for name, info in infos.items()}
+
+
+def _view(buffers: memoryview, name: str, info: TensorInfo) -> View:
+    start, end = info.data_offsets
+    if not 0 <= start <= end <= len(buffers) or end - start != info.shape[0] * ITEM_BYTES[info.dtype]:
+        raise InvalidInput(f"the tensor {name} is cut off", field=name)
+    return View(info.dtype, buffers[start:end])
+
+
+def is_blob(content: bytes) -> bool:
+    """Whether a reply is a batch as tensors: the high bytes of its header's length are 0, which no JSON text has."""
+    return content[5:9] == b"\0\0\0{"
+
+
+def blob_json(content: bytes) -> bytes:
+    """What a JSON reply would have said, without the arrays of the rows. Raises ``InvalidInput``."""
+    views = read_blob(content)
+    if "rest" not in views:
+        raise InvalidInput("these tensors are no batch", field="rest")
+    return bytes(views["rest"].data)

@@ -1,0 +1,54 @@
+"""``forebay gc``."""
+
+from typing import Any
+
+import typer
+
+from forebay.server.cli.client import ServerClient
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
+from forebay.server.cli.output import facts_table, make_console, print_json
+
+REASONS = {
+    "open": "of groups that are not complete",
+    "ready": "ready for a trainer",
+    "leased": "with a trainer",
+    "uncheckpointed": "delivered, and not in a checkpoint yet",
+    "checkpointed": "delivered, and in one of the last checkpoints",
+    "recent": "of no use to the trainer, and newer than the last checkpoints",
+    "in_budget": "delivered or of no use, in runs without checkpoints; max_journal_bytes lets them go",
+    "unknown": "of runs that the server does not know",
+}
+"""Why bodies are kept, in words."""
+
+
+def command(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """Remove stored samples that nobody can ask for any more, and show what is kept and why."""
+    with ServerClient(url, token) as server:
+        done = server.post("/v1/gc")
+    if as_json:
+        print_json(done)
+    else:
+        _show(done)
+
+
+def storage_text(num_bytes: int, num_segments: int) -> str:
+    """How much is stored."""
+    return f"{num_bytes:,} bytes in {num_segments} segment{'s' * (num_segments != 1)}"
+
+
+def _show(done: dict[str, Any]) -> None:
+    budget, over = done["max_bytes"], done["num_bytes_over"]
+    facts = {
+        "removed": storage_text(done["num_bytes_freed"], done["num_segments_freed"]),
+        "stored": storage_text(done["num_bytes"], done["num_segments"]),
+        "budget": f"{budget:,} bytes" if budget else "",
+        "over it": f"{over:,} bytes, and nothing more can go" if over else "",
+        "kept": "\n".join(f"{number:,} bytes {REASONS[reason]}" for reason, number in done["kept"].items()),
+    }
+    make_console().print(facts_table(facts), markup=False)
+
+
+def show_storage(view: dict[str, Any]) -> None:
+    """A line under a list of runs: how much is stored."""
+    over = f", {view['num_bytes_over']:,} bytes over the budget" if view["num_bytes_over"] else ""
+    typer.echo(f"stored: {storage_text(view['num_bytes'], view['num_segments'])}{over}")

@@ -1,0 +1,90 @@
+"""Batches after they were read: acknowledging, giving back and extending leases; checkpoints, and going back to one."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from forebay.buffer.checkpoints import checkpoint, rewind
+from forebay.buffer.leasing import Leases
+from forebay.core.group import BatchState
+from forebay.server.requests import CheckpointRequest, ExtendRequest, RewindRequest, WeightVersion, parse
+from forebay.server.services import Services, body_of, services_of
+from forebay.server.views import batch_view, checkpoint_views
+
+Server = Annotated[Services, Depends(services_of)]
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["batches"])
+
+
+def leases_of(run_id: str, services: Server) -> Leases:
+    """The leases of the run in the path. Raises ``RunNotFound``."""
+    return services.buffer.get(run_id).delivery.leases
+
+
+RunLeases = Annotated[Leases, Depends(leases_of)]
+
+
+@router.get("/batches")
+async def list_batches(leases: RunLeases, state: BatchState | None = None) -> dict[str, Any]:
+    """Every batch that was handed out, oldest first."""
+    rows = leases.buffer.batches.in_state(*([state] if state else BatchState))
+    return {"batches": [batch_view(row) for row in rows]}
+
+
+@router.post("/batches/{batch_id}/ack")
+async def ack(batch_id: str, leases: RunLeases) -> dict[str, Any]:
+    """Say that a batch is done with: its groups never go out again, unless a rewind brings them back."""
+    row = await leases.ack(batch_id)
+    return {"batch_id": row.batch_id, "state": BatchState.ACKED.value}
+
+
+@router.post("/batches/{batch_id}/release")
+async def release(batch_id: str, leases: RunLeases) -> dict[str, Any]:
+    """Give a batch back: its groups are ready again, in their old places."""
+    row = await leases.release(batch_id)
+    return {"batch_id": row.batch_id, "state": BatchState.RELEASED.value}
+
+
+@router.post("/batches/{batch_id}/extend")
+async def extend(batch_id: str, request: Request, leases: RunLeases) -> dict[str, Any]:
+    """Keep a lease: its time begins anew."""
+    asked = parse(ExtendRequest, await body_of(request) or b"{}")
+    row = await leases.extend(batch_id, asked.lease_s)
+    return {"batch_id": row.batch_id, "state": BatchState.LEASED.value, "lease_s": row.lease_s}
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(leases: RunLeases) -> dict[str, Any]:
+    """Every checkpoint that can be gone back to, by step."""
+    return {"checkpoints": checkpoint_views(leases.buffer.batches)}
+
+
+@router.post("/checkpoints")
+async def set_checkpoint(request: Request, leases: RunLeases, services: Server) -> dict[str, Any]:
+    """Fix batches to the trainer's checkpoint of a step, and acknowledge them, all or none."""
+    asked = parse(CheckpointRequest, await body_of(request))
+    held = await checkpoint(leases, asked.step, asked.batch_ids)
+    services.retention.ask()
+    ids = [row.batch_id for row in held]
+    return {"step": asked.step, "batch_ids": ids, "checkpoints": leases.buffer.batches.steps}
+
+
+@router.post("/rewind")
+async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
+    """Make everything ready again that the trainer's checkpoint of a step does not hold; null for everything."""
+    asked = parse(RewindRequest, await body_of(request))
+    undone = await rewind(leases, asked.step)
+    num_groups = sum(len(row.group_ids) for row in undone.batches)
+    steps = leases.buffer.batches.steps
+    return {"step": asked.step, "num_batches": len(undone.batches), "num_groups": num_groups, "checkpoints": steps}
+
+
+@router.put("/weight_version")
+async def announce_weights(run_id: str, request: Request, services: Server) -> dict[str, Any]:
+    """Announce the weights that the trainer has now; any version is taken, since a rewound trainer goes back."""
+    asked = parse(WeightVersion, await body_of(request))
+    buffer = services.buffer.get(run_id).buffer
+    buffer.check_storage()
+    buffer.run.weight_version = asked.weight_version
+    await buffer.save_run()
+    return {"weight_version": asked.weight_version}

@@ -1,0 +1,132 @@
+"""The books of batches and checkpoints, and the count of groups that come to nothing. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from forebay.buffer.batches import Batches
+from forebay.buffer.fruitless import Fruitless, alarm_text
+from forebay.buffer.staleness import marked
+from forebay.buffer.store.rows import BatchRow, CheckpointRow
+from forebay.core.errors import BatchNotFound, CheckpointConflict, CheckpointNotFound
+from forebay.core.group import BatchState, GroupState
+
+
+def make_row(batches: Batches, state: BatchState = BatchState.LEASED, **changes: Any) -> BatchRow:
+    number, batch_id = batches.new_id()
+    fields: dict[str, Any] = {"group_ids": [f"g{number}", f"h{number}"], **changes}
+    row = BatchRow(run_id="run-1", batch_id=batch_id, number=number, state=state, **fields)
+    batches.add(row)
+    return row
+
+
+def make_batches(*states: BatchState) -> tuple[Batches, list[BatchRow]]:
+    batches = Batches("run-1")
+    return batches, [make_row(batches, state) for state in states]
+
+
+def ids(rows: Sequence[BatchRow]) -> list[int]:
+    return [row.number for row in rows]
+
+
+ACKED, LEASED, EXPIRED, RELEASED, REVOKED = (
+    BatchState.ACKED,
+    BatchState.LEASED,
+    BatchState.EXPIRED,
+    BatchState.RELEASED,
+    BatchState.REVOKED,
+)
+
+
+def test_ids_count_on_from_what_was_restored() -> None:
+    _, rows = make_batches(ACKED, RELEASED)
+    again = Batches("run-1")
+    again.restore(rows, [CheckpointRow(run_id="run-1", step=3, at_s=1.0, is_forgotten=True)])
+    assert again.new_id()[1].startswith("batch-000003-")
+    assert again.steps == []
+    with pytest.raises(BatchNotFound, match="batch-none"):
+        again.get("batch-none")
+
+
+def test_a_request_means_its_newest_batch() -> None:
+    batches = Batches("run-1")
+    make_row(batches, RELEASED, request_id="a")
+    newest = make_row(batches, request_id="a")
+    make_row(batches)
+    assert batches.of_request("a") is newest
+    assert batches.of_request("") is None
+
+
+def test_a_checkpoint_holds_batches_once() -> None:
+    batches, rows = make_batches(ACKED, ACKED, LEASED)
+    batches.check_fixable(rows[:1], 4)
+    fixed = batches.fix(rows[:1], 4, 10.0)
+    assert batches.fix(rows[:1], 4, 99.0) is fixed, "it was reported at 10"
+    assert (ids(batches.held_by(4)), ids(batches.held_by(None))) == ([1], [2])
+    batches.check_fixable(rows[:1], 4)
+    with pytest.raises(CheckpointConflict, match="fixed to the checkpoint of step 4, not 5"):
+        batches.check_fixable(rows[:1], 5)
+    with pytest.raises(CheckpointConflict, match="step 3 is below the last checkpoint, of step 4"):
+        batches.check_fixable(rows[1:2], 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "undone", "left"),
+    [(None, [1, 2, 3, 4, 5], []), (1, [2, 3, 4, 5], [1]), (2, [3, 4, 5], [1, 2])],
+)
+def test_a_rewind_undoes_what_no_checkpoint_up_to_it_holds(
+    step: int | None, undone: list[int], left: list[int]
+) -> None:
+    batches, rows = make_batches(ACKED, ACKED, ACKED, LEASED, EXPIRED, RELEASED, REVOKED)
+    batches.fix(rows[:1], 1, 0.0)
+    batches.fix(rows[1:2], 2, 0.0)
+    taken = batches.after(step)
+    assert ids(taken.batches) == undone
+    batches.undo(taken, "a rewind")
+    assert batches.steps == left
+    assert {row.state for row in taken.batches} == {REVOKED}
+    assert all(row.is_forgotten for row in taken.checkpoints)
+    assert batches.after(step).batches == []
+    with pytest.raises(CheckpointNotFound, match="no checkpoint of step 9; known steps: "):
+        batches.after(9)
+
+
+def test_a_resume_keeps_of_each_batch_what_its_trainer_has() -> None:
+    batches, [whole, part, leased, lost, late] = make_batches(ACKED, ACKED, LEASED, LEASED, EXPIRED)
+    changed = batches.settle({"h2", "g3", "g4", "h4"}, "resumed")
+    assert changed == [part, leased, lost, late]
+    assert (whole.group_ids, part.group_ids, leased.group_ids) == (["g1", "h1"], ["g2"], ["h3"])
+    assert [row.state for row in (whole, part, leased, lost, late)] == [ACKED, ACKED, ACKED, REVOKED, REVOKED]
+
+
+def note(fruitless: Fruitless, *moves: tuple[GroupState, GroupState, str]) -> None:
+    for source, target, reason in moves:
+        fruitless.note(source, target, reason)
+
+
+OPEN, READY, GONE = GroupState.OPEN, GroupState.READY, GroupState.DISCARDED
+
+
+def test_groups_that_come_to_nothing_are_counted_until_one_gets_ready() -> None:
+    fruitless = Fruitless()
+    note(fruitless, (OPEN, GONE, "invalid"), (OPEN, GONE, "invalid"), (OPEN, GONE, "failed"))
+    assert fruitless.reasons(4) is None
+    reasons = fruitless.reasons(3)
+    assert reasons == {"invalid": 2, "failed": 1}
+    assert alarm_text(reasons) == "3 groups in a row ended undelivered: 2 invalid, 1 failed"
+    note(fruitless, (OPEN, READY, ""))
+    assert fruitless.reasons(1) is None
+
+
+def test_groups_that_get_ready_and_then_stale_raise_the_alarm_too() -> None:
+    fruitless = Fruitless()
+    note(fruitless, *[(OPEN, READY, ""), (READY, GONE, "stale")] * 3)
+    assert fruitless.reasons(3) == {"stale": 3}
+    note(fruitless, (READY, GroupState.LEASED, ""))
+    assert fruitless.reasons(1) is None
+
+
+@pytest.mark.parametrize("row", [(b'{"a":1}',), (b'{"a":', b"1", b"}\n \t"), (memoryview(b'{"a":1} '),)])
+def test_a_stale_row_says_so(row: tuple[bytes, ...]) -> None:
+    assert b"".join(marked(row)) == b'{"a":1,"is_stale":true}'

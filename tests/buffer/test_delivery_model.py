@@ -1,0 +1,424 @@
+"""Leases, checkpoints and rewinds, driven by hypothesis through crashes, against a plain model of the promise."""
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.buffer.buffer import Entry
+from forebay.buffer.checkpoints import checkpoint, rewind
+from forebay.buffer.delivery import Batch
+from forebay.buffer.groups import Group
+from forebay.buffer.leasing import Leases
+from forebay.buffer.store.abc import Store
+from forebay.buffer.store.faults import RefusingFiles
+from forebay.buffer.store.journal import JournalStore
+from forebay.buffer.store.memory import MemoryStore
+from forebay.core.clock import ManualClock
+from forebay.core.errors import (
+    BatchAcked,
+    BatchNotFound,
+    CheckpointConflict,
+    CheckpointNotFound,
+    LeaseLost,
+    StorageFailed,
+)
+from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of
+
+LEASE_S = 100.0
+STEPS = st.integers(0, 4)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass
+class Promise:
+    """What a trainer was told of a batch, and what follows from it."""
+
+    groups: list[str]
+    rows: list[Any]
+    meta_info: dict[str, Any]
+    request_id: str
+    is_self_acking: bool
+    state: str = "leased"
+    checkpoint: int | None = None
+    num_sending: int = 1
+    has_arrived: bool = False
+    until_s: float = 0.0
+
+
+@dataclass
+class Model:
+    """The promise itself: who has which group, and which checkpoint holds it."""
+
+    batches: dict[str, Promise] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+    discarded: set[str] = field(default_factory=set)
+
+    def owner(self, group: str) -> str:
+        """The state that the group must be in."""
+        if group in self.discarded:
+            return "discarded"
+        states = {batch.state for batch in self.batches.values() if group in batch.groups}
+        assert not {"leased", "acked"} <= states
+        return next((state for state in ("leased", "acked") if state in states), "ready")
+
+    def is_takeable(self, batch: Promise) -> bool:
+        """Whether it can be acknowledged."""
+        is_late = batch.state == "expired" and all(self.owner(group) == "ready" for group in batch.groups)
+        return batch.state in ("leased", "acked") or is_late
+
+    def of_request(self, request_id: str) -> tuple[str, Promise] | None:
+        found = [item for item in self.batches.items() if request_id and item[1].request_id == request_id]
+        return found[-1] if found else None
+
+
+class DeliveryModel(RuleBasedStateMachine):
+    """Writers add whole groups; readers do everything that the API lets them do, and crashes come in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.stack = AsyncExitStack()
+        self.model = Model()
+        self.num_groups = 0
+        self.store = self.make_store()
+
+    def make_store(self) -> Store:
+        return MemoryStore()
+
+    def crashed_store(self) -> Store:
+        """What another process would find after ``kill -9``."""
+        return self.store
+
+    def do(self, work: Awaitable[ResultT]) -> ResultT:
+        return self.loop.run_until_complete(_bounded(work))
+
+    @property
+    def entry(self) -> Entry:
+        return self.buffer.get("run-1")
+
+    @property
+    def leases(self) -> Leases:
+        return self.entry.delivery.leases
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        return self.entry.buffer.groups.by_id
+
+    @initialize()
+    def start(self) -> None:
+        self.open(self.store)
+        self.do(self.buffer.add(make_run()))
+        self.write(5)
+
+    def open(self, store: Store) -> None:
+        self.store = store
+        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock)))
+
+    def teardown(self) -> None:
+        self.do(self.stack.aclose())
+        self.loop.close()
+
+    def batch_ids(self) -> st.SearchStrategy[str]:
+        return st.sampled_from(sorted(self.model.batches))
+
+    def fails(self, work: Awaitable[Any], error: type[Exception]) -> None:
+        with pytest.raises(error):
+            self.do(work)
+
+    # --- writers
+
+    @rule(number=st.integers(1, 4))
+    def write(self, number: int) -> None:
+        for _ in range(number):
+            self.num_groups += 1
+            self.do(fill(self.entry, self.num_groups, [0.0, 1.0]))
+
+    @rule()
+    def write_one_that_fails(self) -> None:
+        self.num_groups += 1
+        self.do(fill(self.entry, self.num_groups, [None, None]))
+        self.do(self.entry.pipeline.evaluate())
+        self.model.discarded |= {key for key, group in self.groups.items() if group.state == "discarded"}
+
+    # --- readers
+
+    @rule(
+        num_groups=st.integers(1, 3),
+        request_id=st.sampled_from(["", "", "a", "b"]),
+        is_slime=st.sampled_from([False, False, False, True]),
+        ending=st.sampled_from(["arrives", "arrives", "arrives", "goes on", "is cut off"]),
+    )
+    def read(self, num_groups: int, request_id: str, is_slime: bool, ending: str) -> None:
+        request_id = "" if is_slime else request_id
+        known = self.model.of_request(request_id)
+        work = read(self.entry, num_groups=num_groups, request_id=request_id, is_slime=is_slime, lease_s=LEASE_S)
+        if known is not None and known[1].state == "acked":
+            self.fails(work, BatchAcked)
+            return
+        batch = self.do(work)
+        if known is not None and known[1].state == "leased":
+            assert batch is not None
+            self.check_same(batch, *known)
+        elif batch is None:
+            assert sum(self.model.owner(key) == "ready" for key in self.groups) < num_groups
+            return
+        else:
+            self.check_new(batch, num_groups, request_id, is_slime)
+        assert self.do(self.entry.delivery.confirm(batch))
+        if ending != "goes on":
+            self.end_reply(batch.batch_id, ending == "arrives")
+
+    def check_same(self, batch: Batch, batch_id: str, before: Promise) -> None:
+        assert batch.batch_id == batch_id
+        assert (rows_of(batch), batch.meta_info) == (before.rows, before.meta_info)
+        before.num_sending += 1
+
+    def check_new(self, batch: Batch, num_groups: int, request_id: str, is_slime: bool) -> None:
+        assert batch.batch_id not in self.model.batches
+        keys = [group.group_id for group in batch.groups]
+        ready = [key for key in self.groups if self.model.owner(key) == "ready"]
+        assert keys == sorted(ready, key=lambda key: self.groups[key].row.order)[:num_groups], "oldest first, once"
+        rows = rows_of(batch)
+        assert [row["instance_id"] for row in rows] == [self.groups[key].instance_id for key in keys for _ in range(2)]
+        told = Counter(batch.meta_info["finished_groups"])
+        assert told == Counter(group.instance_id for group in (*batch.groups, *batch.reported))
+        self.model.batches[batch.batch_id] = Promise(keys, rows, batch.meta_info, request_id, is_slime)
+
+    @precondition(lambda self: any(batch.num_sending for batch in self.model.batches.values()))
+    @rule(data=st.data(), arrives=st.booleans())
+    def end_a_reply(self, data: st.DataObject, arrives: bool) -> None:
+        sending = sorted(key for key, batch in self.model.batches.items() if batch.num_sending)
+        self.end_reply(data.draw(st.sampled_from(sending)), arrives)
+
+    def end_reply(self, batch_id: str, arrives: bool) -> None:
+        delivery, batch = self.entry.delivery, self.model.batches[batch_id]
+        self.do(_call(delivery.arrived if arrives else delivery.abandoned, batch_id))
+        batch.num_sending -= 1
+        batch.has_arrived |= arrives
+        if batch.state != "leased":
+            return
+        if batch.is_self_acking:
+            batch.state = "acked" if arrives else "released"
+        elif arrives:
+            batch.until_s = self.clock.monotonic() + LEASE_S
+        elif not batch.num_sending and not batch.has_arrived:
+            batch.state = "released"
+
+    # --- what a trainer says
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        batch_id = data.draw(self.batch_ids())
+        batch = self.model.batches[batch_id]
+        if not self.model.is_takeable(batch):
+            self.fails(self.leases.ack(batch_id), LeaseLost)
+            return
+        self.do(self.leases.ack(batch_id))
+        batch.state = "acked"
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        batch_id = data.draw(self.batch_ids())
+        batch = self.model.batches[batch_id]
+        if batch.state == "acked":
+            self.fails(self.leases.release(batch_id), BatchAcked)
+            return
+        self.do(self.leases.release(batch_id))
+        batch.state = "revoked" if batch.state == "revoked" else "released"
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        batch_id = data.draw(self.batch_ids())
+        batch = self.model.batches[batch_id]
+        if batch.state == "acked" or not self.model.is_takeable(batch):
+            self.fails(self.leases.extend(batch_id, None), BatchAcked if batch.state == "acked" else LeaseLost)
+            return
+        self.do(self.leases.extend(batch_id, None))
+        batch.state, batch.until_s = "leased", self.clock.monotonic() + LEASE_S
+
+    @rule(step=STEPS, data=st.data())
+    def checkpoint(self, step: int, data: st.DataObject) -> None:
+        names_some = self.model.batches and data.draw(st.booleans())
+        ids = data.draw(st.lists(self.batch_ids(), max_size=3, unique=True)) if names_some else None
+        acked = [key for key, b in self.model.batches.items() if b.state == "acked" and b.checkpoint is None]
+        meant = [self.model.batches[key] for key in (acked if ids is None else ids)]
+        is_other = any(batch.checkpoint not in (None, step) for batch in meant)
+        is_back = any(batch.checkpoint is None for batch in meant) and step < max(self.model.steps, default=0)
+        if not all(self.model.is_takeable(batch) for batch in meant):
+            self.fails(checkpoint(self.leases, step, ids), LeaseLost)
+        elif is_other or is_back:
+            self.fails(checkpoint(self.leases, step, ids), CheckpointConflict)
+        else:
+            held = self.do(checkpoint(self.leases, step, ids))
+            for batch in meant:
+                batch.state, batch.checkpoint = "acked", step
+            self.model.steps.add(step)
+            expected = {key for key, batch in self.model.batches.items() if batch.checkpoint == step}
+            assert {row.batch_id for row in held} == expected
+
+    @rule(step=st.none() | STEPS)
+    def rewind(self, step: int | None) -> None:
+        if step is not None and step not in self.model.steps:
+            self.fails(rewind(self.leases, step), CheckpointNotFound)
+            return
+        undone = self.do(rewind(self.leases, step))
+        lost = self.behind(step)
+        assert {row.batch_id for row in undone.batches} == set(lost)
+        for batch_id in lost:
+            self.model.batches[batch_id].state, self.model.batches[batch_id].checkpoint = "revoked", None
+        self.model.steps = {known for known in self.model.steps if step is not None and known <= step}
+
+    def behind(self, step: int | None) -> list[str]:
+        return [
+            key
+            for key, batch in self.model.batches.items()
+            if batch.state in ("leased", "acked", "expired")
+            and not (batch.checkpoint is not None and step is not None and batch.checkpoint <= step)
+        ]
+
+    @rule()
+    def ask_for_what_is_not_there(self) -> None:
+        self.fails(self.leases.ack("batch-none"), BatchNotFound)
+        self.fails(checkpoint(self.leases, 9, ["batch-none"]), BatchNotFound)
+
+    # --- time and crashes
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S - 1, LEASE_S + 1]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.do(self.buffer.tick())
+        for batch in self.model.batches.values():
+            is_held = batch.state == "leased" and not batch.is_self_acking and not batch.num_sending
+            if is_held and batch.until_s <= self.clock.monotonic():
+                batch.state = "expired"
+
+    @rule(is_crash=st.booleans())
+    def restart(self, is_crash: bool) -> None:
+        store = self.crashed_store() if is_crash else self.store
+        self.do(self.stack.aclose())
+        self.open(store)
+        for batch in self.model.batches.values():
+            batch.num_sending, batch.has_arrived = 0, True
+            batch.until_s = self.clock.monotonic() + LEASE_S
+            if batch.state == "leased" and batch.is_self_acking:
+                batch.state = "released"
+
+    # --- what always holds
+
+    @invariant()
+    def every_group_is_where_it_was_promised_to_be(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        check_books(self.entry)
+        self.do(self.entry.pipeline.evaluate())
+        assert {key: group.state.value for key, group in self.groups.items()} == {
+            key: self.model.owner(key) for key in self.groups
+        }
+        assert len(self.groups) == self.num_groups
+        assert self.entry.buffer.batches.steps == sorted(self.model.steps)
+        for row in self.entry.buffer.batches.by_id.values():
+            batch = self.model.batches[row.batch_id]
+            assert (row.state.value, row.checkpoint_step) == (batch.state, batch.checkpoint)
+
+    @invariant()
+    def each_undelivered_group_is_told_of_by_one_batch_or_by_the_next(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        held = [row for row in self.entry.buffer.batches.by_id.values() if row.state in ("leased", "acked")]
+        told = Counter(key for row in held for key in row.reported_ids if self.groups[key].row.batch_id == row.batch_id)
+        told.update(list(self.entry.buffer.groups.unreported))
+        assert told == Counter(self.model.discarded)
+
+
+class JournalDeliveryModel(DeliveryModel):
+    """The same on a disk. A crash is what a copy of the directory shows while the other still runs."""
+
+    def make_store(self) -> Store:
+        self.folder = tempfile.TemporaryDirectory()
+        self.num_copies = 0
+        return self.open_journal()
+
+    def open_journal(self) -> Store:
+        self.files = RefusingFiles()
+        return JournalStore(self.path, files=self.files)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name) / str(self.num_copies)
+
+    def crashed_store(self) -> Store:
+        self.do(self.store.load_runs())  # nobody waits for the end of a reply: let the disk have it
+        source = self.path
+        self.num_copies += 1
+        shutil.copytree(source, self.path)
+        return self.open_journal()
+
+    @precondition(lambda self: self.model.batches)
+    @rule(what=st.sampled_from(["ack", "release", "extend", "checkpoint", "rewind", "read"]), data=st.data())
+    def refuse(self, what: str, data: st.DataObject) -> None:
+        """The disk refuses: the trainer is told so, and nothing has happened."""
+        batch_id = data.draw(self.batch_ids())
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "ack": lambda: self.leases.ack(batch_id),
+            "release": lambda: self.leases.release(batch_id),
+            "extend": lambda: self.leases.extend(batch_id, None),
+            "checkpoint": lambda: checkpoint(self.leases, 5, None),
+            "rewind": lambda: rewind(self.leases, None),
+            "read": lambda: read(self.entry, num_groups=1, lease_s=LEASE_S),
+        }
+        self.do(self.store.load_runs())
+        self.files.refuses_sync = True
+        with suppress(StorageFailed, LeaseLost, BatchAcked):
+            assert self.do(calls[what]()) is None, "it was told that it is done"
+        self.files.refuses_sync = False
+        self.do(self.buffer.update("run-1", lambda _: None))
+        self.note_begun_anew()
+
+    def note_begun_anew(self) -> None:
+        """A lease that was just ending when the disk refused begins anew; a reply that acknowledges itself is lost."""
+        for batch_id, batch in self.model.batches.items():
+            lease = self.leases.held.get(batch_id)
+            if batch.state == "leased" and lease is not None:
+                batch.num_sending, batch.until_s = lease.num_readers, lease.until_s
+                batch.has_arrived |= lease.has_arrived
+            elif batch.state == "leased":
+                assert batch.is_self_acking
+                batch.state = "released"
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+async def _bounded(work: Awaitable[ResultT]) -> ResultT:
+    async with asyncio.timeout(20):
+        return await work
+
+
+async def _call(function: Any, *arguments: Any) -> None:
+    function(*arguments)
+
+
+TestDeliveryInMemory = DeliveryModel.TestCase
+TestDeliveryInMemory.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestDeliveryOnDisk = JournalDeliveryModel.TestCase
+TestDeliveryOnDisk.settings = settings(
+    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
