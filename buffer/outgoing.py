@@ -154,10 +154,13 @@ class Outgoing:
             yield taken
 
     async def _make(self, planned: Sequence[Planned]) -> Chunk:
-        whole = [each.sample for each in planned if each.sample is not None and _is_read_whole(each)]
-        bodies = iter(await self._buffer.bodies(whole) if whole else ())
-        pieces = [_piece(each, bodies) for each in planned]
-        return Chunk(await self._buffer.store.gather(pieces), pieces)
+        pieces = list(map(_edited, planned))
+        if None in pieces:
+            whole = [each.sample for each in planned if each.sample is not None and _is_read_whole(each)]
+            bodies = iter(await self._buffer.bodies(whole) if whole else ())
+            pieces = [piece or _piece(each, bodies) for piece, each in zip(pieces, planned, strict=True)]
+        made = [piece for piece in pieces if piece is not None]
+        return Chunk(await self._buffer.store.gather(made), made)
 
     async def _hides_sizes(self, planned: Sequence[Planned]) -> bool:
         if any(_is_read_whole(each) for each in planned):
@@ -173,18 +176,24 @@ def _is_read_whole(planned: Planned) -> bool:
     return planned.finish is not None or (planned.sample is not None and planned.sample.reward_span is None)
 
 
+def _edited(planned: Planned) -> Piece | None:
+    """The row as a stored body with other rewards; None if it must be made in another way."""
+    row, sample = planned.row, planned.sample
+    if sample is None or planned.finish is not None or sample.location is None or sample.reward_span is None:
+        return None
+    start, stop = sample.reward_span
+    return Edited(sample.location, start, stop, rewards_text(row.reward, row.raw_reward))
+
+
 def _piece(planned: Planned, bodies: Iterator[bytes]) -> Piece:
-    """What the store makes the row of. ``bodies`` has those that are read whole."""
+    """What the store makes any other row of. ``bodies`` has those that are read whole."""
     row, sample = planned.row, planned.sample
     if sample is None:
         made: Parts = (row.body or b"",)
     elif _is_read_whole(planned):
         made = set_reward(next(bodies), sample.reward_span, row.reward, row.raw_reward)
-    elif sample.location is None:
+    else:  # the disk does not have it yet
         made = set_reward(sample.body or b"", sample.reward_span, row.reward, row.raw_reward)
-    else:
-        start, stop = sample.reward_span or (0, 0)
-        return Edited(sample.location, start, stop, rewards_text(row.reward, row.raw_reward))
     return b"".join(planned.finish(made) if planned.finish else made)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -246,6 +247,7 @@ def set_reward(body: bytes | memoryview, span: Span | None, reward: float | None
     return view[:start], rewards_text(reward, raw_reward), view[end:]
 
 
+@lru_cache(maxsize=4_096)
 def rewards_text(reward: float | None, raw_reward: float | None) -> bytes:
     """What stands in a row in the place of the reward's number."""
     return _encode(reward) if raw_reward is None else b'%b,"raw_reward":%b' % (_encode(reward), _encode(raw_reward))

@@ -1,6 +1,6 @@
 """Reading bodies out of the segments: straight to where they are wanted, neighbours with one call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -21,7 +21,7 @@ GAP_BYTES = 4 << 10
 """Neighbours so near are read together: copying what lies between costs less than a system call."""
 
 _Wanted = tuple[int, int, int, Edited]
-"""Segment and offset of a body, and where its edited form goes in the result."""
+"""Segment and offset of a body; where its edited form goes in the result, or which piece it is; the edit itself."""
 
 
 class _Span(NamedTuple):
@@ -58,18 +58,35 @@ class BodyReader:
             raise _unreadable(location.segment, f"it ends before byte {location.offset + location.length}")
         return body
 
-    def gather_cached(self, pieces: Sequence[Piece]) -> bytearray | None:
+    def gather_cached(self, pieces: Sequence[Piece]) -> bytes | bytearray | None:
         """As ``gather``, if it is little and in the page cache, else None; never waits for the disk."""
-        if sum(piece.location.length for piece in pieces if isinstance(piece, Edited)) > INLINE_BYTES:
-            return None
-        result, wanted = _lay_out(pieces)
-        return result if self._fill(result, wanted, may_wait=False) else None
+        return None if _num_read(pieces) > INLINE_BYTES else self._gather(pieces, may_wait=False)
 
-    def gather(self, pieces: Sequence[Piece]) -> bytearray:
+    def gather(self, pieces: Sequence[Piece]) -> bytes | bytearray:
         """``pieces`` in one buffer, with a comma behind each."""
+        made = self._gather(pieces, may_wait=True)
+        assert made is not None, "whoever may wait gets it all"
+        return made
+
+    def _gather(self, pieces: Sequence[Piece], *, may_wait: bool) -> bytes | bytearray | None:
+        if _num_read(pieces) <= SMALL_BYTES * len(pieces):
+            return self._gather_small(pieces, may_wait=may_wait)
         result, wanted = _lay_out(pieces)
-        self._fill(result, wanted, may_wait=True)
-        return result
+        return result if self._fill(result, wanted, may_wait=may_wait) else None
+
+    def _gather_small(self, pieces: Sequence[Piece], *, may_wait: bool) -> bytes | None:
+        """Short neighbours are read together and copied once more, which costs less than a place for each."""
+        found: dict[int, tuple[memoryview, int]] = {}
+        wanted = [(p.location.segment, p.location.offset, n, p) for n, p in enumerate(pieces) if isinstance(p, Edited)]
+        for segment, members in groupby(sorted(wanted), key=itemgetter(0)):
+            with self._opened(segment) as file:
+                for run in _runs(list(members)):
+                    start, end = run[0][1], run[-1][1] + run[-1][3].location.length
+                    view = memoryview(bytearray(end - start))
+                    if not _fill_span(file, segment, _Span(start, end, [view]), may_wait=may_wait):
+                        return None
+                    found.update((n, (view, offset - start)) for _, offset, n, _ in run)
+        return b"".join(_parts(pieces, found))
 
     def _fill(self, result: bytearray, wanted: list[_Wanted], *, may_wait: bool) -> bool:
         """False if the disk would have to be waited for."""
@@ -100,6 +117,34 @@ class BodyReader:
         if path is None:
             path = self._paths[segment] = segment_path(self._directory, segment)
         return path
+
+
+def _num_read(pieces: Sequence[Piece]) -> int:
+    return sum([piece.location.length for piece in pieces if isinstance(piece, Edited)])
+
+
+def _runs(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
+    """``wanted``, sorted and of one segment, cut where more than a gap lies between neighbours."""
+    first = end = 0
+    for place, (_, offset, _, piece) in enumerate(wanted):
+        if place > first and not 0 <= offset - end <= GAP_BYTES:
+            yield wanted[first:place]
+            first = place
+        end = offset + piece.location.length
+    yield wanted[first:]
+
+
+def _parts(pieces: Sequence[Piece], found: Mapping[int, tuple[memoryview, int]]) -> list[bytes | memoryview]:
+    """What a reply is joined from; ``found`` tells by a piece's number what was read, and where in it the body is."""
+    parts: list[bytes | memoryview] = []
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, Edited):
+            view, at = found[number]
+            stop, end = at + piece.stop, at + piece.location.length
+            parts += (view[at : at + piece.start], piece.text, view[stop:end], b",")
+        else:
+            parts += (piece, b",")
+    return parts
 
 
 def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
@@ -159,7 +204,7 @@ def _unchanged(locations: Sequence[Location]) -> list[Edited]:
     return [Edited(location, location.length, location.length, b"") for location in locations]
 
 
-def _cut(data: bytearray, locations: Sequence[Location]) -> list[bytes]:
+def _cut(data: bytes | bytearray, locations: Sequence[Location]) -> list[bytes]:
     bodies, view, at = [], memoryview(data), 0
     for location in locations:
         bodies.append(bytes(view[at : at + location.length]))
