@@ -3,27 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from forebay.core.active_clock import ActiveClock
-from forebay.core.clock import SystemClock
 from forebay.core.errors import InvalidInput
-from forebay.core.ids import InstanceId, new_run_id
+from forebay.core.ids import InstanceId
 from forebay.generators.chat import query_single_turn, single_turn
-from forebay.generators.connect import connect_link
-from forebay.generators.engine_ring import EngineRing
-from forebay.generators.job import JobParts, RolloutJob
-from forebay.generators.link import RunGone
-from forebay.generators.reporter import Reporter, Totals
-from forebay.generators.rewards import Rewarder, RewardFunc
-from forebay.generators.rollout import Rollout
 from forebay.generators.rows import RowFile
-from forebay.generators.runner import RolloutFunc, RolloutRunner, RolloutSettings
 from forebay.generators.samples import plain
-from forebay.generators.schedule import Plan, Schedule
-from forebay.generators.writer import Writer
+
+if TYPE_CHECKING:
+    from forebay.generators.reporter import Totals
+    from forebay.generators.rewards import RewardFunc
+    from forebay.generators.rollout import Rollout
+    from forebay.generators.runner import RolloutFunc
 
 __all__ = ["BaseGenerator", "Rollout", "Totals", "query_single_turn", "single_turn"]
 
@@ -99,8 +92,8 @@ class BaseGenerator:
         return cls(data["remote_engine_url"], data["remote_buffer_url"], **{**told, **overrides})
 
     def entry(
-        self, input_file: str | Path, rollout_func: RolloutFunc, reward_func: RewardFunc, num_epoch: int | str = 1
-    ) -> Totals:
+        self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1
+    ) -> "Totals":
         """Pass ``num_epoch`` times over the file; return when the buffer has every sample, or the run was stopped.
 
         ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, ``reward_func(item)``
@@ -115,56 +108,30 @@ class BaseGenerator:
         raise RuntimeError("entry() starts an event loop, and one runs here: use `await generator.run_async(...)`")
 
     async def run_async(
-        self, input_file: str | Path, rollout_func: RolloutFunc, reward_func: RewardFunc, num_epoch: int | str = 1
-    ) -> Totals:
+        self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1
+    ) -> "Totals":
         """``entry`` for code that runs in an event loop already."""
         num_epochs = _count("num_epoch", num_epoch) * self.num_repeats
         if self.num_repeats > 1:
             logger.warning("num_repeats=%d multiplies the epochs: %d in all", self.num_repeats, num_epochs)
+        # Looked up only now: what talks to engines takes a second to import, and reading a generator file needs none.
+        from forebay.generators import session
+
         rows = RowFile(input_file, self.shuffle_seed)
-        async with AsyncExitStack() as stack:
-            try:
-                parts = await self._open(stack, rows, num_epochs, rollout_func, reward_func)
-            except RunGone as error:
-                logger.info("nothing to do: %s", error)
-                return Totals(is_stopped=True)
-            logger.info("%s, run %s: %d epochs of %s", self.task_type, parts.plan.run_id, num_epochs, input_file)
-            return await RolloutJob(parts).run()
+        return await session.run(self, rows, num_epochs, rollout_func, reward_func)
 
-    async def _open(
-        self, stack: AsyncExitStack, rows: RowFile, num_epochs: int, rollout_func: RolloutFunc, reward_func: RewardFunc
-    ) -> JobParts:
-        clock = ActiveClock(SystemClock())
-        clock.run(True)
-        rewarder = await stack.enter_async_context(self._rewarder(reward_func))
-        link = connect_link(self.remote_buffer_url)
-        stack.push_async_callback(link.close)
-        reporter = Reporter(link)
-        ring = await stack.enter_async_context(self._ring(clock, reporter))
-        plan = await link.plan(self._fallback_plan())
-        schedule = Schedule(rows, num_epochs, plan, self.skip_instance_ids)
-        reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
-        settings = RolloutSettings(self.sampling_params, self.max_attempts)
-        runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
-        stack.push_async_callback(runner.close)
-        writer = Writer(link, self.queue_size)
-        return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, self.num_process)
 
-    def _rewarder(self, reward_func: RewardFunc) -> Rewarder:
-        return Rewarder(reward_func, timeout_s=self.reward_timeout_s, num_workers=self.num_reward_workers)
+def __getattr__(name: str) -> object:
+    """``Rollout`` and ``Totals``, whose modules are as slow to import."""
+    if name == "Rollout":
+        from forebay.generators.rollout import Rollout
 
-    def _ring(self, clock: ActiveClock, reporter: Reporter) -> EngineRing:
-        def note_waiting(is_waiting: bool) -> None:
-            # Deadlines stand still while nobody can work on the groups.
-            clock.run(not is_waiting)
-            reporter.note_waiting(is_waiting)
+        return Rollout
+    if name == "Totals":
+        from forebay.generators.reporter import Totals
 
-        return EngineRing(self.remote_engine_url, api_key=self.api_key, model=self.model, on_waiting=note_waiting)
-
-    def _fallback_plan(self) -> Plan:
-        return Plan(
-            self.run_id or new_run_id(), self.num_repeat_per_sample, self.group_timeout_s, self.group_deadline_s
-        )
+        return Totals
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _count(name: str, value: int | str, minimum: int = 1) -> int:

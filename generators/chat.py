@@ -4,14 +4,15 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from openai import AsyncOpenAI, OpenAI
-from openai.types.chat import ChatCompletion
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.core.errors import EngineError
 from forebay.generators.link import Backoff
 from forebay.generators.rows import Message
+
+if TYPE_CHECKING:  # the package takes half a second to import, and each inspected generator file would wait for it
+    from openai import AsyncOpenAI, OpenAI
+    from openai.types.chat import ChatCompletion
 
 BUDGET_NAMES = ("max_completion_tokens", "max_tokens")
 MAX_EMPTY_SEGMENTS = 10
@@ -49,12 +50,12 @@ OPENAI_NAMES = frozenset(
 Request = dict[str, Any]
 Pause = float
 Step = Request | Pause
-Reply = ChatCompletion | None
+Reply: TypeAlias = "ChatCompletion | None"
 Turn = Generator[Step, Reply, tuple[list[Message], str]]
 
 
 async def single_turn(
-    client: AsyncOpenAI,
+    client: "AsyncOpenAI",
     messages: Sequence[Message],
     sampling_params: dict[str, Any],
     tools: Sequence[Any] | None = None,
@@ -80,7 +81,7 @@ async def single_turn(
 
 
 def query_single_turn(
-    client: OpenAI, messages: Sequence[Message], sampling_params: dict[str, Any], tools: Sequence[Any] | None = None
+    client: "OpenAI", messages: Sequence[Message], sampling_params: dict[str, Any], tools: Sequence[Any] | None = None
 ) -> tuple[list[Message], str]:
     """``single_turn`` for rollout functions that are not ``async``."""
     turn = _turn(client, messages, sampling_params, tools)
@@ -106,7 +107,7 @@ class _Segments:
     completion_tokens: list[int] = field(default_factory=list)
     weight_versions: list[str | None] = field(default_factory=list)
 
-    def add(self, reply: ChatCompletion) -> None:
+    def add(self, reply: "ChatCompletion") -> None:
         self.texts.append(reply.choices[0].message.content or "")
         self.completion_tokens.append(reply.usage.completion_tokens if reply.usage else 0)
         metadata = getattr(reply, "metadata", None) or {}
@@ -195,7 +196,7 @@ def _request(
     return {**request, "extra_body": extra} if extra else request
 
 
-def _message(reply: ChatCompletion, text: str) -> Message:
+def _message(reply: "ChatCompletion", text: str) -> Message:
     told = reply.choices[0].message.model_dump(exclude_none=True, warnings=False)
     kept = {name: told[name] for name in ("tool_calls", "reasoning_content") if told.get(name)}
     # Content is never null: slime's readers take its length.

@@ -3,8 +3,6 @@
 import logging
 from typing import Any
 
-from math_verify import parse, verify
-
 from forebay.generators.base import BaseGenerator, single_turn
 
 TASK_TYPE = "math"
@@ -15,6 +13,8 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 def reward_func(item: dict[str, Any]) -> float:
     """1 if the last message's answer, boxed or plain, equals the row's ``label``; else 0."""
+    from math_verify import parse, verify  # takes a while to import: only where answers are checked
+
     answer = item["messages"][-1]["content"]
     # Its time limit works by an alarm, in main threads only; the base generator limits every reward function anyway.
     gold = parse(f"${item['label']}$", parsing_timeout=None)

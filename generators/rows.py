@@ -133,7 +133,7 @@ class RowFile:
     """A JSONL file that can be passed over several times, in file order or shuffled by a seed."""
 
     def __init__(self, path: str | Path, shuffle_seed: int | None = None) -> None:
-        self._path = Path(path)
+        self.path = Path(path)
         self._shuffle_seed = shuffle_seed
 
     def rows(self, epoch: int = 0) -> Iterator[Row]:
@@ -150,16 +150,16 @@ class RowFile:
     @contextmanager
     def _readable(self) -> Iterator[BinaryIO]:
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 yield file
         except OSError as error:
-            raise RowProblem(self._path, 0, f"cannot be read: {error.strerror or error}").as_error() from error
+            raise RowProblem(self.path, 0, f"cannot be read: {error.strerror or error}").as_error() from error
 
     def _checked(self, line: bytes, number: int) -> Row:
         try:
             return parse_row(line, number)
         except _BadRow as error:
-            raise RowProblem(self._path, number + 1, str(error)).as_error() from None
+            raise RowProblem(self.path, number + 1, str(error)).as_error() from None
 
     def _lines(self, epoch: int) -> Iterator[tuple[int, bytes]]:
         with self._readable() as file:

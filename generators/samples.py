@@ -3,15 +3,17 @@
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forebay.core.errors import InvalidInput
 from forebay.generators.reward_worker import RewardOutcome
-from forebay.generators.rollout import Rollout
 from forebay.generators.rows import Message
-from forebay.generators.writer import Sample
+
+if TYPE_CHECKING:
+    from forebay.generators.rollout import Rollout
+    from forebay.generators.writer import Sample
 
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
 
@@ -47,7 +49,7 @@ def _plain_other(value: Any) -> object:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
-def reward_item(rollout: Rollout, trajectory: Trajectory) -> dict[str, Any]:
+def reward_item(rollout: "Rollout", trajectory: Trajectory) -> dict[str, Any]:
     """What a reward function is given: the row's fields, ``uid``, ``instance_id``, ``messages``, ``finish_reason``."""
     return {
         **rollout.row,
@@ -59,8 +61,8 @@ def reward_item(rollout: Rollout, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def finished_sample(
-    rollout: Rollout, trajectory: Trajectory, sampling_params: dict[str, Any], outcome: RewardOutcome
-) -> Sample:
+    rollout: "Rollout", trajectory: Trajectory, sampling_params: dict[str, Any], outcome: RewardOutcome
+) -> "Sample":
     """The sample of a rollout that came to its end; failed if it could not be given a reward."""
     sample = {**_head(rollout), **rollout.trace.fields()}
     sample["messages"] = trajectory.messages
@@ -71,7 +73,7 @@ def finished_sample(
     return {**sample, "reward": outcome.reward, "status": "completed"}
 
 
-def failed_sample(rollout: Rollout, error: BaseException) -> Sample:
+def failed_sample(rollout: "Rollout", error: BaseException) -> "Sample":
     """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
     told = {
         "type": type(error).__name__,
@@ -87,7 +89,7 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _head(rollout: Rollout) -> Sample:
+def _head(rollout: "Rollout") -> "Sample":
     return {
         "uid": rollout.uid,
         "instance_id": rollout.instance_id,
@@ -98,7 +100,7 @@ def _head(rollout: Rollout) -> Sample:
     }
 
 
-def _extra_info(rollout: Rollout, trajectory: Trajectory, sampling_params: dict[str, Any]) -> dict[str, Any]:
+def _extra_info(rollout: "Rollout", trajectory: Trajectory, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """In slime's shape: the row's other fields, the sampling parameters, and how the rollout ended."""
     fields = {name: value for name, value in rollout.row.items() if name not in NOT_IN_EXTRA_INFO}
     own = rollout.row.get("extra_info")

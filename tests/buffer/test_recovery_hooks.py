@@ -74,6 +74,7 @@ class Trap:
         await until((self.folder / "hanging").exists)
 
     async def break_disk(self, entry: Entry) -> None:
+        await write(entry, instance_id="kept")  # and with it all that was recorded before
         self.files.refuses_sync = True
         with pytest.raises(StorageFailed):
             await write(entry, instance_id="lost")

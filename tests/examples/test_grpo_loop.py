@@ -14,6 +14,7 @@ from tests.examples.grpo_kit import LoopProcess, RecordingProxy, check_history, 
 NUM_STEPS = 4
 
 
+@pytest.mark.soak
 def test_a_killed_loop_goes_on_and_nothing_is_generated_or_trained_on_twice(tmp_path: Path) -> None:
     with running_engine() as (_, engine_url), RecordingProxy(engine_url).serving() as proxy:
         loop = LoopProcess(tmp_path / "loop", proxy.url)

@@ -1,0 +1,83 @@
+"""One passage of a generator over its rows: what it takes is opened in order, used, and closed again."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from forebay.core.active_clock import ActiveClock
+from forebay.core.clock import SystemClock
+from forebay.core.ids import new_run_id
+from forebay.generators.connect import connect_link
+from forebay.generators.engine_ring import EngineRing
+from forebay.generators.job import JobParts, RolloutJob
+from forebay.generators.link import RunGone
+from forebay.generators.reporter import Reporter, Totals
+from forebay.generators.rewards import Rewarder, RewardFunc
+from forebay.generators.rows import RowFile
+from forebay.generators.runner import RolloutFunc, RolloutRunner, RolloutSettings
+from forebay.generators.schedule import Plan, Schedule
+from forebay.generators.writer import Writer
+
+if TYPE_CHECKING:
+    from forebay.generators.base import BaseGenerator
+
+logger = logging.getLogger(__name__)
+
+
+async def run(
+    generator: "BaseGenerator", rows: RowFile, num_epochs: int, rollout_func: RolloutFunc, reward_func: RewardFunc
+) -> Totals:
+    """Pass over the rows until the buffer has every sample, or the run was stopped."""
+    async with AsyncExitStack() as stack:
+        try:
+            parts = await _open(stack, generator, rows, num_epochs, rollout_func, reward_func)
+        except RunGone as error:
+            logger.info("nothing to do: %s", error)
+            return Totals(is_stopped=True)
+        logger.info("%s, run %s: %d epochs of %s", generator.task_type, parts.plan.run_id, num_epochs, rows.path)
+        return await RolloutJob(parts).run()
+
+
+async def _open(
+    stack: AsyncExitStack,
+    generator: "BaseGenerator",
+    rows: RowFile,
+    num_epochs: int,
+    rollout_func: RolloutFunc,
+    reward_func: RewardFunc,
+) -> JobParts:
+    clock = ActiveClock(SystemClock())
+    clock.run(True)
+    rewarder = await stack.enter_async_context(_rewarder(generator, reward_func))
+    link = connect_link(generator.remote_buffer_url)
+    stack.push_async_callback(link.close)
+    reporter = Reporter(link)
+    ring = await stack.enter_async_context(_ring(generator, clock, reporter))
+    plan = await link.plan(_fallback_plan(generator))
+    schedule = Schedule(rows, num_epochs, plan, generator.skip_instance_ids)
+    reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
+    settings = RolloutSettings(generator.sampling_params, generator.max_attempts)
+    runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
+    stack.push_async_callback(runner.close)
+    writer = Writer(link, generator.queue_size)
+    return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, generator.num_process)
+
+
+def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc) -> Rewarder:
+    return Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
+
+
+def _ring(generator: "BaseGenerator", clock: ActiveClock, reporter: Reporter) -> EngineRing:
+    def note_waiting(is_waiting: bool) -> None:
+        # Deadlines stand still while nobody can work on the groups.
+        clock.run(not is_waiting)
+        reporter.note_waiting(is_waiting)
+
+    url, api_key, model = generator.remote_engine_url, generator.api_key, generator.model
+    return EngineRing(url, api_key=api_key, model=model, on_waiting=note_waiting)
+
+
+def _fallback_plan(generator: "BaseGenerator") -> Plan:
+    run_id = generator.run_id or new_run_id()
+    return Plan(run_id, generator.num_repeat_per_sample, generator.group_timeout_s, generator.group_deadline_s)
