@@ -163,6 +163,7 @@ def test_a_validating_attachment_is_taken_up_again_after_a_kill(make_server: Mak
     server.settings["FOREBAY_START_WAIT_S"] = "0.1"
     server.kill9()
     server.restart()
+    assert run.read(num_groups=1)["batch_id"] is None, "the hooks of the first start were asked: their file is loaded"
     task.gate.unlink()
     task.write(8.0)
     attached = server.start_run("hooked", run_id=run.run_id)
