@@ -1,4 +1,4 @@
-"""Single samples, written without the framework: a third of what a write costs otherwise.
+"""Single samples, written without the framework: that saves a quarter of the CPU of a write of 4 KB.
 
 uvicorn's protocol parses each request and gives it to an ASGI app in a task of its own. A short ``POST …/buffer/write``
 needs neither: it is read, judged and queued in the call that brings its last byte, and answered by the commit that
@@ -9,6 +9,7 @@ way, to ``SlimeWrite``.
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -188,7 +189,7 @@ class ExpressProtocol(HttpToolsProtocol):
         else:
             self._confirm(write, receipt, sample.body, None)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -211,7 +212,7 @@ class ExpressProtocol(HttpToolsProtocol):
     def _reply(self, write: _Write, reply: bytes) -> None:
         self._free(write)
         write.response_complete = True
-        if write.disconnected:
+        if write.disconnected or self.transport.is_closing():
             return
         self.transport.write(reply)
         if not write.keep_alive:  # the server is ending

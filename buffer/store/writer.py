@@ -252,7 +252,10 @@ class Writer:
 
 def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) -> None:
     for append, location in zip(appends, locations, strict=True):
-        append.done(location, None)
+        try:
+            append.done(location, None)
+        except Exception:  # one caller's fault must not leave the others waiting
+            logger.exception("a caller could not be told that its append is stored")
 
 
 def _resolve(future: "asyncio.Future[Any]", result: object) -> None:

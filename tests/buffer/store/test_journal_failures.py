@@ -182,3 +182,15 @@ async def test_a_really_full_disk(small_disk: Path) -> None:
         assert await uids_of(store) == [*stored, "resumed"]
     async with JournalStore(small_disk / "data") as store:
         assert await uids_of(store) == [*stored, "resumed"]
+
+
+async def test_a_caller_who_cannot_be_told_leaves_the_others_their_answers(tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("this one does not listen")
+
+    async with JournalStore(tmp_path) as store:
+        first = put(store, "first")
+        store.submit([make_sample("deaf")], b"deaf", fail)
+        last = put(store, "last")
+        assert (await first) and (await last)
+        assert await uids_of(store) == ["deaf", "first", "last"]
