@@ -192,5 +192,6 @@ async def test_a_caller_who_cannot_be_told_leaves_the_others_their_answers(tmp_p
         first = put(store, "first")
         store.submit([make_sample("deaf")], b"deaf", fail)
         last = put(store, "last")
-        assert (await first) and (await last)
+        assert await first
+        assert await last
         assert await uids_of(store) == ["deaf", "first", "last"]
