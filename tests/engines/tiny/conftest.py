@@ -47,7 +47,10 @@ def running_engine(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], s
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_model(tmp_path_factory.mktemp("tiny") / "model")
+    """Made once for all processes of this test run: whoever comes second waits for it."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    return ensure_model(shared / "tiny-model")
 
 
 @pytest.fixture(scope="session")
