@@ -79,7 +79,7 @@ class Training:
             first_group = rollout_id * args.rollout_batch_size
             samples = to_slime(groups, args, first_group * args.n_samples_per_prompt, first_group)
             self._client.checkpoint(rollout_id, batches)
-        except Exception as error:
+        except Exception as error:  # whatever it is: what was leased on the way must not stay so
             if not isinstance(error, ServerUnreachable):
                 with suppress(ForebayError, ServerUnreachable):  # the next call's rewind gives back what is left
                     self._client.release(batches)

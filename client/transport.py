@@ -101,7 +101,7 @@ class Background:
     def _run(self, transport: Transport, flow: Flow[None]) -> None:
         try:
             transport.run(flow, self._pause)
-        except Exception:
+        except Exception:  # whatever it is: once the client is closed, nobody wants to know
             if not self._stopping.is_set():  # a request may be under way when the connections are let go of
                 raise
 

@@ -11,13 +11,13 @@ import msgspec
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 from forebay.core.token_arrays import is_binary, json_start, value_of
+from forebay.core.weights import oldest_version
 
 MAX_ID_LENGTH = 1_024
 LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
-MAX_VERSION = (1 << 63) - 1
 
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
@@ -177,17 +177,9 @@ def rollout_id(told: object) -> str:
 
 
 def _oldest_version(head: SampleHead) -> int | None:
-    """The least of the versions that are integers; engines also name versions by other words, which have no order."""
     if head.weight_version is msgspec.UNSET and head.weight_versions is msgspec.UNSET:
         return None
-    told = [raw for raw in (head.weight_version, head.weight_versions) if isinstance(raw, msgspec.Raw)]
-    return min(_versions(told), default=None)
-
-
-def _versions(told: list[msgspec.Raw]) -> list[int]:
-    values = [value_of(raw) for raw in told]
-    flat = [version for value in values for version in (value if isinstance(value, list) else [value])]
-    return [v for v in flat if isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= MAX_VERSION]
+    return oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
 
 
 def _error_text(error: object) -> str:

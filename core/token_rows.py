@@ -21,12 +21,12 @@ from forebay.core.token_arrays import (
     unpack,
     value_of,
 )
+from forebay.core.weights import oldest_version
 
 Piece = bytes | memoryview
 P = TypeVar("P")
 
 UNKNOWN = -1
-MAX_VERSION = (1 << 63) - 1
 _NAN = array("f", [math.nan]).tobytes()
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -108,6 +108,7 @@ def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch
     num_tokens = tokens.num_items
     response = response_length(value_of(head.response_length), num_tokens)
     num_trained = num_tokens if response is None else response
+    oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
     all_ones = [bytes(num_tokens - num_trained), b"\1" * num_trained]
     return TokenRow(
         num_tokens,
@@ -118,7 +119,7 @@ def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch
         UNKNOWN if response is None else response,
         _number(value_of(head.reward)),
         _number(value_of(head.raw_reward)),
-        oldest_version(value_of(head.weight_version), value_of(head.weight_versions)),
+        UNKNOWN if oldest is None else oldest,
         rest,
     )
 
@@ -132,12 +133,6 @@ def _number(value: Any) -> float:
         return float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
         return math.nan
-
-
-def oldest_version(*told: object) -> int:
-    """The least of the versions in ``told`` and in the lists there; ``UNKNOWN`` if there is none."""
-    flat = [version for each in told if each is not None for version in (each if isinstance(each, list) else [each])]
-    return min((v for v in flat if type(v) is int and 0 <= v <= MAX_VERSION), default=UNKNOWN) if flat else UNKNOWN
 
 
 def _binary_arrays(row: Sequence[bytes | memoryview]) -> _Arrays:
