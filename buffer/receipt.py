@@ -2,8 +2,10 @@
 
 from asyncio import Future, get_running_loop
 from collections.abc import Callable
+from functools import partial
 
 from forebay.buffer.groups import Sample
+from forebay.buffer.store.abc import finish
 from forebay.buffer.store.rows import Location, Outcome
 from forebay.core.errors import StorageFailed
 
@@ -64,15 +66,5 @@ class Receipt:
         """Done when the sample is on the disk. Raises ``StorageFailed``."""
         if self._future is None:
             self._future = future = get_running_loop().create_future()
-            self.when_stored(lambda error: _finish(future, error))
+            self.when_stored(partial(finish, future, None))
         return self._future
-
-
-def _finish(future: "Future[None]", error: StorageFailed | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-        future.exception()  # who does not wait for it need not be told

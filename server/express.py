@@ -27,6 +27,7 @@ from forebay.server.services import Services
 
 logger = logging.getLogger(__name__)
 
+FAILED_WRITE = "the write failed: the server's log says why"
 MAX_BYTES = 1 << 20
 """Longer bodies go the usual way, where they hold up nobody while they are parsed."""
 _told = SlimeWrite().told
@@ -175,7 +176,7 @@ class ExpressProtocol(HttpToolsProtocol):
             self._refuse(write, error)
         except Exception:  # the parser would take it for a fault of the client's
             logger.exception("a write failed")
-            self._refuse(write, ForebayError("the write failed: the server's log says why"))
+            self._refuse(write, ForebayError(FAILED_WRITE))
         else:
             receipt.when_stored(partial(self._confirm, write, receipt, body))
 
@@ -186,6 +187,9 @@ class ExpressProtocol(HttpToolsProtocol):
             await receipt.stored
         except ForebayError as error:
             self._refuse(write, error)
+        except Exception:  # the client must not wait for ever, nor the body's room be lost
+            logger.exception("a write failed")
+            self._refuse(write, ForebayError(FAILED_WRITE))
         else:
             self._confirm(write, receipt, sample.body, None)
 

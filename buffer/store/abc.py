@@ -5,12 +5,14 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
 from forebay.core.errors import StorageFailed
+
+ResultT = TypeVar("ResultT")
 
 Done = Callable[[Location | None, StorageFailed | None], None]
 """Is told how an append ended: the body's location, or the error."""
@@ -114,7 +116,7 @@ class Store(ABC):
     def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
         """As ``submit``, with a future of the body's location. A cancelled future does not undo the append."""
         future: Future[Location | None] = get_running_loop().create_future()
-        self.submit(rows, body, partial(_finish, future))
+        self.submit(rows, body, partial(finish, future))
         return future
 
     @abstractmethod
@@ -235,11 +237,12 @@ def _edit(body: bytes, piece: Edited) -> bytes:
     return b"".join((body[: piece.start], piece.text, body[piece.stop :]))
 
 
-def _finish(future: "Future[Location | None]", location: Location | None, error: StorageFailed | None) -> None:
+def finish(future: "Future[ResultT]", result: ResultT, error: StorageFailed | None) -> None:
+    """Give a future its result or, if there is one, the error; one that was cancelled is left alone."""
     if future.done():
         return
     if error is None:
-        future.set_result(location)
+        future.set_result(result)
     else:
         future.set_exception(error)
         future.exception()  # who does not wait for an append learns of the failure from the next
