@@ -82,9 +82,10 @@ class Delivery:
         afterwards whether the batch ``arrived`` or was ``abandoned``. Raises ``RunEnded`` when nothing will ever come,
         ``BatchAcked`` for the request of an acknowledged batch, ``StorageFailed`` when the lease cannot be stored.
         """
-        batch = await self.prepare(request, wait_s)
+        batch = await self._obtain(request, wait_s)
         if batch is None:
             return None
+        await self._fill(batch, has_rows=True)
         try:
             return batch if await self.confirm(batch) else None
         except BaseException:  # also a reader that goes away: its groups must not stay leased
@@ -92,7 +93,17 @@ class Delivery:
             raise
 
     async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
-        """As ``read``, but the last byte must not go out before ``confirm``, which may wait for the disk."""
+        """As ``read``, but for the rows, which are not loaded yet, and for the disk.
+
+        The last byte must not go out before ``confirm``, which may wait for it. Whoever finds that a row cannot be read
+        says that the batch is ``broken``, and ``abandoned``.
+        """
+        batch = await self._obtain(request, wait_s)
+        if batch is not None:
+            await self._fill(batch, has_rows=False)
+        return batch
+
+    async def _obtain(self, request: ReadRequest, wait_s: float) -> Batch | None:
         reader = _Reader(request)
         self._readers[reader] = None
         try:
@@ -103,8 +114,6 @@ class Delivery:
             raise
         finally:
             del self._readers[reader]
-        if reader.batch is not None:
-            await self._fill(reader.batch)
         return reader.batch
 
     async def _serve_within(self, reader: "_Reader", patience: Patience) -> None:
@@ -212,11 +221,12 @@ class Delivery:
 
     # --- making the reply
 
-    async def _fill(self, batch: Batch) -> None:
-        """Fetch the batch's rows while its lease is written down; on failure or cancellation it is given back."""
+    async def _fill(self, batch: Batch, *, has_rows: bool) -> None:
+        """Make what is sent while the lease is written down; on failure or cancellation the batch is given back."""
         try:
             batch.rows = self._rows(batch)
-            await batch.rows.load()
+            if has_rows:
+                await batch.rows.load()
             batch.meta_info = await self._meta_of(batch)
         except BaseException as error:  # also a reader that goes away: its groups must not stay leased
             self.leases.abandoned(batch.batch_id)

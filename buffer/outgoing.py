@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.buffer.groups import Sample
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.abc import Edited, Piece
+from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice
 from forebay.core.sample import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
@@ -91,6 +91,17 @@ class Outgoing:
         """What all rows take together, with a comma behind each."""
         rest = islice(self.planned, self._num_loaded, None)
         return sum(len(chunk.data) for chunk in self._loaded) + sum(_size(planned) + 1 for planned in rest)
+
+    def outbound(self) -> list[Outbound] | None:
+        """The rows with commas between them, as the store sends them; None unless every one can be sent so."""
+        pieces = list(map(_edited, self.planned))
+        if not pieces or None in pieces:
+            return None
+        made = [piece for piece in pieces if piece is not None]
+        *most, last = made
+        assert isinstance(last, Edited)
+        at = last.location
+        return [*most, Slice(at, 0, last.start), last.text, Slice(at, last.stop, at.length)]
 
     async def load(self) -> None:
         """Make the first rows."""

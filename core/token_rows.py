@@ -107,14 +107,16 @@ def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch
     head = _decode_head(rest)
     num_tokens = tokens.num_items
     response = response_length(value_of(head.response_length), num_tokens)
-    num_trained = num_tokens if response is None else response
     oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
-    all_ones = [bytes(num_tokens - num_trained), b"\1" * num_trained]
+    if loss_mask is None:
+        mask: Sequence[P | bytes] = _ones(num_tokens, response)
+    else:
+        mask = _padded(loss_mask.piece, num_tokens - loss_mask.num_items)
     return TokenRow(
         num_tokens,
         tokens.piece,
         [_NAN * num_tokens] if logprobs is None else _padded(logprobs.piece, 4 * (num_tokens - logprobs.num_items)),
-        all_ones if loss_mask is None else _padded(loss_mask.piece, num_tokens - loss_mask.num_items),
+        mask,
         logprobs is not None,
         UNKNOWN if response is None else response,
         _number(value_of(head.reward)),
@@ -122,6 +124,11 @@ def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch
         UNKNOWN if oldest is None else oldest,
         rest,
     )
+
+
+def _ones(num_tokens: int, response: int | None) -> Sequence[bytes]:
+    num_trained = num_tokens if response is None else response
+    return [bytes(num_tokens - num_trained), b"\1" * num_trained]
 
 
 def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:

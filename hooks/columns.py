@@ -1,6 +1,7 @@
 """The built-in answers for a group whose index columns are enough: the same numbers as ``defaults``, without items."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from forebay.core.run import Normaliser
 from forebay.hooks.arithmetic import num_copies, share, valid_advantages
@@ -20,6 +21,15 @@ def process(
     rewards: Sequence[float], rollout_ids: Sequence[str], sizes: Sizes, contract: Contract, normaliser: Normaliser
 ) -> Processed:
     """What filter, normalise and pad make of a group (A), or transform (B), out of the columns of a ``HookInput``."""
+    is_forked = len(set(rollout_ids)) < len(rollout_ids)
+    return _process(tuple(rewards), tuple(rollout_ids) if is_forked else (), sizes, contract, normaliser)
+
+
+@lru_cache(maxsize=1_024)
+def _process(
+    rewards: Sequence[float], rollout_ids: Sequence[str], sizes: Sizes, contract: Contract, normaliser: Normaliser
+) -> Processed:
+    """Kept for the next groups: where rewards are 0 or 1, many have the same ones in the same order."""
     if contract == "B":
         rows = [Row(n, reward, None, None) for n, reward in enumerate(rewards)]
         return Processed(rows, len(rows), is_filtered=False)

@@ -139,6 +139,9 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tupl
     await send({"type": "http.response.body", "body": body})
 
 
+BodyPieces = AsyncIterator[Iterable[bytes | memoryview]]
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer that is sent while it is made."""
@@ -146,7 +149,9 @@ class Reply:
     kind: Header
     """The content type."""
     num_bytes: int
-    pieces: AsyncIterator[Iterable[bytes | memoryview]]
+    pieces: BodyPieces
+    send_most: Callable[[], Awaitable[bytes | None]] | None = None
+    """Sends all but the end of the body past the framework and gives the end; None if ``pieces`` must be sent."""
 
 
 async def send_reply(
@@ -159,13 +164,22 @@ async def send_reply(
     """
     length = (b"content-length", b"%d" % reply.num_bytes)
     await send({"type": "http.response.start", "status": 200, "headers": [reply.kind, length]})
-    last: bytes | memoryview = b""
+    last: bytes | memoryview | None = None if reply.send_most is None else await reply.send_most()
+    if last is not None:
+        return await _finish(send, last, is_gone, before_last)
+    last = b""
     async for chunk in _chunks(reply.pieces):
         if is_gone():
             return False
         if last:
             await send({"type": "http.response.body", "body": last, "more_body": True})
         last = chunk
+    return await _finish(send, last, is_gone, before_last)
+
+
+async def _finish(
+    send: Send, last: bytes | memoryview, is_gone: Callable[[], bool], before_last: Callable[[], Awaitable[bool]]
+) -> bool:
     if not await before_last():
         return False
     await send({"type": "http.response.body", "body": last})

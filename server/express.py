@@ -21,6 +21,7 @@ from forebay.buffer.receipt import Receipt
 from forebay.core.errors import BufferFull, ForebayError, StorageFailed
 from forebay.core.sample import Incoming, read_sample
 from forebay.server.asgi import encode, error_headers
+from forebay.server.direct import EXTENSION, DirectBody
 from forebay.server.hot import HotPaths, Match
 from forebay.server.hot_write import SlimeWrite, reply_to
 from forebay.server.services import Services
@@ -89,6 +90,7 @@ class ExpressProtocol(HttpToolsProtocol):
         if write is None:
             self._make_scope()
             super().on_headers_complete()
+            self.scope["extensions"] = {EXTENSION: cast(Any, DirectBody(self.cycle))}
         else:
             self._write = write
             self.cycle = cast(RequestResponseCycle, write)

@@ -13,6 +13,7 @@ from forebay.buffer.outgoing import Outgoing
 from forebay.core.errors import StorageFailed
 from forebay.core.sample import Parts
 from forebay.server.asgi import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
+from forebay.server.direct import direct_reply, has_direct_body
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
 from forebay.server.requests import parse_batch_request, parse_slime_read
 from forebay.server.stored_tensors import tensor_reply
@@ -53,9 +54,15 @@ class Reading(HotRoute):
             settle(batch.batch_id)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
-    async def reply(self, call: Call, batch: Batch) -> Reply:  # noqa: ARG002 - the native one looks at the call
+    async def reply(self, call: Call, batch: Batch) -> Reply:
         """The reply with the batch in it."""
         rows, frame = batch.rows, self.frame(batch)
+        may_be_direct = has_direct_body(call.scope) and not rows.is_whole and not rows.may_be_binary
+        pieces = rows.outbound() if may_be_direct else None
+        if pieces is not None:
+            whole = [frame[0], *pieces, frame[1]]
+            return direct_reply(call.scope, JSON_HEADER, call.entry.buffer.store, whole, _framed(frame, rows))
+        await rows.load()
         await rows.measure()
         if rows.is_whole and rows.may_be_binary:
             return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
@@ -114,7 +121,7 @@ class NativeRead(Reading):
         if not wants_tensors(call.header(b"accept")):
             return await super().reply(call, batch)
         group_sizes = [len(staged.rows) for staged in batch.staged]
-        return await tensor_reply(call.entry.buffer, batch.rows, group_sizes, self.frame(batch))
+        return await tensor_reply(call.scope, call.entry.buffer, batch.rows, group_sizes, self.frame(batch))
 
     def frame(self, batch: Batch) -> tuple[bytes, bytes]:
         row = batch.row

@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from starlette.types import Scope
+
 from forebay.buffer.outgoing import Outgoing, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store
@@ -10,6 +12,7 @@ from forebay.core.sample import set_reward
 from forebay.core.token_arrays import HEAD_BYTES, Places, read_places
 from forebay.core.token_rows import Stretch, TokenRow, make_row
 from forebay.server.asgi import Reply
+from forebay.server.direct import direct_reply
 from forebay.server.tensor_reply import TENSORS_HEADER, Pieces, blob_pieces, tensor_pieces
 
 STRETCH_BYTES = 1 << 20
@@ -20,7 +23,9 @@ Stored = Sequence[Slice | bytes | memoryview]
 Frame = tuple[bytes, bytes]
 
 
-async def tensor_reply(buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame) -> Reply:
+async def tensor_reply(
+    scope: Scope, buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame
+) -> Reply:
     """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
 
     ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
@@ -30,7 +35,7 @@ async def tensor_reply(buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[
     if pieces is None:
         await rows.load_all()
         pieces = await tensor_pieces(list(rows), group_sizes, *frame)
-    return Reply(TENSORS_HEADER, sum(map(len, pieces)), read_pieces(buffer.store, pieces))
+    return direct_reply(scope, TENSORS_HEADER, buffer.store, pieces, read_pieces(buffer.store, pieces))
 
 
 async def stored_blob(

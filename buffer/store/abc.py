@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from socket import socket
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -40,6 +41,9 @@ class Edited(msgspec.Struct, frozen=True, gc=False):
 
 Piece = bytes | memoryview | Edited
 """What a reply is put together from."""
+
+Outbound = Piece | Slice
+"""What is sent straight to a socket: an ``Edited`` one with a comma behind it, everything else as it is."""
 
 
 class GroupBodies(msgspec.Struct, frozen=True, gc=False):
@@ -133,6 +137,14 @@ class Store(ABC):
         bodies = iter(await self.read([piece.location for piece in pieces if isinstance(piece, Edited)]))
         made = (_edit(next(bodies), piece) if isinstance(piece, Edited) else piece for piece in pieces)
         return b"".join(part for piece in made for part in (piece, b","))
+
+    async def send(self, pieces: Sequence[Outbound], connection: socket) -> bool:  # noqa: ARG002 - the default cannot
+        """Send ``pieces`` over a socket that does not block; False if this store has no way to do that by itself.
+
+        Raises ``StorageFailed`` for what cannot be read, and ``ConnectionError`` when nobody is there any more. Part of
+        the bytes may be sent then.
+        """
+        return False
 
     @abstractmethod
     async def recover(self) -> None:
@@ -231,6 +243,13 @@ class Store(ABC):
 
         Raises ``StorageFailed``; the segment is still there then, or gone already.
         """
+
+
+def num_sent(piece: Outbound) -> int:
+    """The bytes that a piece takes on its way."""
+    if isinstance(piece, Edited):
+        return piece.location.length + piece.start - piece.stop + len(piece.text) + 1
+    return len(piece)
 
 
 def _edit(body: bytes, piece: Edited) -> bytes:

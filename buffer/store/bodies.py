@@ -1,5 +1,6 @@
 """Reading bodies out of the segments: straight to where they are wanted, neighbours with one call."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forebay.buffer.store.abc import Edited, Piece
-from forebay.buffer.store.files import MAX_BUFFERS, Files, ReadFile
+from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, Files, ReadFile
 from forebay.buffer.store.rows import Location
 from forebay.buffer.store.segments import segment_path
 from forebay.core.errors import StorageFailed
@@ -22,6 +23,13 @@ GAP_BYTES = 4 << 10
 
 _Wanted = tuple[int, int, int, Edited]
 """Segment and offset of a body; where its edited form goes in the result, or which piece it is; the edit itself."""
+
+
+class _Regions(NamedTuple):
+    """Stretches of one segment in memory, sorted: where each begins, and its bytes."""
+
+    starts: list[int]
+    views: list[memoryview]
 
 
 class _Span(NamedTuple):
@@ -53,10 +61,7 @@ class BodyReader:
 
     def _read_alone(self, location: Location) -> bytes:
         with self._opened(location.segment) as file:
-            body = file.read(location.offset, location.length)
-        if len(body) < location.length:
-            raise _unreadable(location.segment, f"it ends before byte {location.offset + location.length}")
-        return body
+            return read_span(file, location)
 
     def gather_cached(self, pieces: Sequence[Piece]) -> bytes | bytearray | None:
         """As ``gather``, if it is little and in the page cache, else None; never waits for the disk."""
@@ -70,23 +75,33 @@ class BodyReader:
 
     def _gather(self, pieces: Sequence[Piece], *, may_wait: bool) -> bytes | bytearray | None:
         if _num_read(pieces) <= SMALL_BYTES * len(pieces):
-            return self._gather_small(pieces, may_wait=may_wait)
+            # Short bodies are copied once more, which costs less than a place for each.
+            parts = self.buffers(pieces, may_wait=may_wait)
+            return None if parts is None else b"".join(parts)
         result, wanted = _lay_out(pieces)
         return result if self._fill(result, wanted, may_wait=may_wait) else None
 
-    def _gather_small(self, pieces: Sequence[Piece], *, may_wait: bool) -> bytes | None:
-        """Short neighbours are read together and copied once more, which costs less than a place for each."""
-        found: dict[int, tuple[memoryview, int]] = {}
-        wanted = [(p.location.segment, p.location.offset, n, p) for n, p in enumerate(pieces) if isinstance(p, Edited)]
-        for segment, members in groupby(sorted(wanted), key=itemgetter(0)):
+    def buffers(self, pieces: Sequence[Piece], *, may_wait: bool) -> list[bytes | memoryview] | None:
+        """Short ``pieces`` in memory, each ``Edited`` one with a comma behind it, read with their neighbours.
+
+        None if the disk would have to be waited for, and must not be.
+        """
+        regions = self._regions(pieces, may_wait=may_wait)
+        return None if regions is None else list(_parts(pieces, regions))
+
+    def _regions(self, pieces: Sequence[Piece], *, may_wait: bool) -> "dict[int, _Regions] | None":
+        """What ``pieces`` lie in, by segment."""
+        regions: dict[int, _Regions] = {}
+        for segment, bodies in groupby(sorted(_stored(pieces)), key=itemgetter(0)):
+            starts, views = regions[segment] = _Regions([], [])
             with self._opened(segment) as file:
-                for run in _runs(list(members)):
-                    start, end = run[0][1], run[-1][1] + run[-1][3].location.length
+                for start, end in _runs(bodies):
                     view = memoryview(bytearray(end - start))
                     if not _fill_span(file, segment, _Span(start, end, [view]), may_wait=may_wait):
                         return None
-                    found.update((n, (view, offset - start)) for _, offset, n, _ in run)
-        return b"".join(_parts(pieces, found))
+                    starts.append(start)
+                    views.append(view)
+        return regions
 
     def _fill(self, result: bytearray, wanted: list[_Wanted], *, may_wait: bool) -> bool:
         """False if the disk would have to be waited for."""
@@ -100,6 +115,13 @@ class BodyReader:
         with self._opened(segment) as file:
             return all(_fill_span(file, segment, span, may_wait=may_wait) for span in _spans(wanted, result))
 
+    def open(self, segment: int) -> ReadFile:
+        """The file of a segment, to be closed by the caller."""
+        try:
+            return self._files.open_read(self._path(segment))
+        except OSError as error:
+            raise unreadable(segment, str(error)) from error
+
     @contextmanager
     def _opened(self, segment: int) -> Iterator[ReadFile]:
         try:
@@ -109,7 +131,7 @@ class BodyReader:
             finally:
                 file.close()
         except OSError as error:
-            raise _unreadable(segment, str(error)) from error
+            raise unreadable(segment, str(error)) from error
 
     def _path(self, segment: int) -> Path:
         """Kept, since making one costs as much as reading 100 KB."""
@@ -123,28 +145,46 @@ def _num_read(pieces: Sequence[Piece]) -> int:
     return sum([piece.location.length for piece in pieces if isinstance(piece, Edited)])
 
 
-def _runs(wanted: Sequence[_Wanted]) -> Iterator[Sequence[_Wanted]]:
-    """``wanted``, sorted and of one segment, cut where more than a gap lies between neighbours."""
-    first = end = 0
-    for place, (_, offset, _, piece) in enumerate(wanted):
-        if place > first and not 0 <= offset - end <= GAP_BYTES:
-            yield wanted[first:place]
-            first = place
-        end = offset + piece.location.length
-    yield wanted[first:]
-
-
-def _parts(pieces: Sequence[Piece], found: Mapping[int, tuple[memoryview, int]]) -> list[bytes | memoryview]:
-    """What a reply is joined from; ``found`` tells by a piece's number what was read, and where in it the body is."""
-    parts: list[bytes | memoryview] = []
-    for number, piece in enumerate(pieces):
+def _stored(pieces: Sequence[Piece]) -> Iterator[tuple[int, int, int]]:
+    """Segment, first byte and end of what is stored."""
+    for piece in pieces:
         if isinstance(piece, Edited):
-            view, at = found[number]
-            stop, end = at + piece.stop, at + piece.location.length
-            parts += (view[at : at + piece.start], piece.text, view[stop:end], b",")
+            segment, offset, length = piece.location.segment, piece.location.offset, piece.location.length
+            yield segment, offset, offset + length
+
+
+def _runs(bodies: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Sorted stretches of one segment, those joined between which there is no more than a gap."""
+    _, start, end = next(bodies)
+    for _, next_start, next_end in bodies:
+        if next_start - end > GAP_BYTES:
+            yield start, end
+            start, end = next_start, next_end
+        elif next_end > end:
+            end = next_end
+    yield start, end
+
+
+def _parts(pieces: Sequence[Piece], regions: Mapping[int, _Regions]) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        if isinstance(piece, Edited):
+            starts, views = regions[piece.location.segment]
+            offset = piece.location.offset
+            place = bisect_right(starts, offset) - 1
+            yield from edited_parts(piece, views[place], offset - starts[place])
         else:
-            parts += (piece, b",")
-    return parts
+            yield piece
+            yield b","
+
+
+def edited_parts(piece: Edited, view: memoryview, at: int) -> tuple[BytesLike, ...]:
+    """The edited form of the body that begins at ``at`` in ``view``, and a comma."""
+    return (
+        view[at : at + piece.start],
+        piece.text,
+        view[at + piece.stop : at + piece.location.length],
+        b",",
+    )
 
 
 def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
@@ -196,7 +236,7 @@ def _fill_span(file: ReadFile, segment: int, span: _Span, *, may_wait: bool) -> 
     if file.fill(span.buffers, span.start, may_wait=may_wait):
         return True
     if may_wait:
-        raise _unreadable(segment, f"it ends before byte {span.end}")
+        raise unreadable(segment, f"it ends before byte {span.end}")
     return False
 
 
@@ -212,7 +252,19 @@ def _cut(data: bytes | bytearray, locations: Sequence[Location]) -> list[bytes]:
     return bodies
 
 
-def _unreadable(segment: int, reason: str) -> StorageFailed:
+def read_span(file: ReadFile, span: Location) -> bytes:
+    """What lies there in the file of its segment. Raises ``StorageFailed``."""
+    try:
+        found = file.read(span.offset, span.length)
+    except OSError as error:
+        raise unreadable(span.segment, str(error)) from error
+    if len(found) < span.length:
+        raise unreadable(span.segment, f"it ends before byte {span.offset + span.length}")
+    return found
+
+
+def unreadable(segment: int, reason: str) -> StorageFailed:
+    """The error to raise for a segment of which something cannot be read."""
     return StorageFailed(
         f"segment {segment}: {reason}",
         what="a stored body cannot be read",

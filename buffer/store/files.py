@@ -1,5 +1,6 @@
 """The few things that the log does with files, so that a test can put a faulty disk in their place."""
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,14 @@ class ReadFile(Protocol):
 
         False where the file ends before, and, unless it ``may_wait``, where the disk would have to be waited for.
         """
+        ...
+
+    def send_to(self, socket_fd: int, offset: int, length: int) -> int:
+        """Send up to ``length`` bytes from ``offset`` on to a socket; how many went. 0 where the file ends."""
+        ...
+
+    def view(self) -> memoryview:
+        """The whole file, for the kernel to copy from: looking at what cannot be read would end the process."""
         ...
 
     def close(self) -> None:
@@ -145,6 +154,12 @@ class DiskReadFile:
                 return False
             left, offset = behind(left, num_bytes), offset + num_bytes
         return True
+
+    def send_to(self, socket_fd: int, offset: int, length: int) -> int:
+        return os.sendfile(socket_fd, self._fd, offset, length)
+
+    def view(self) -> memoryview:
+        return memoryview(mmap.mmap(self._fd, 0, prot=mmap.PROT_READ))
 
     def _fill_from_cache(self, buffers: Sequence[memoryview], offset: int) -> bool:
         try:

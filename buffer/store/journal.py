@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from socket import socket
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from forebay.buffer.store import clearing_queries, queries
-from forebay.buffer.store.abc import Done, GroupBodies, Piece, Segment, Slice, Store, StoreStats
+from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.clearing import Clearing
 from forebay.buffer.store.condemned import Condemned
@@ -21,6 +22,7 @@ from forebay.buffer.store.index import Index, batches, is_corrupt
 from forebay.buffer.store.records import make_entry
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
 from forebay.buffer.store.segments import SEGMENT_BYTES, SegmentLog
+from forebay.buffer.store.sending import Sending
 from forebay.buffer.store.writer import Append, Job, Writer
 from forebay.core.errors import StorageFailed
 
@@ -95,6 +97,26 @@ class JournalStore(Store):
         self._opened()
         data = self._bodies.gather_cached(pieces)
         return await self._in_thread(self._bodies.gather, pieces) if data is None else data
+
+    async def send(self, pieces: Sequence[Outbound], connection: socket) -> bool:
+        self._opened()
+        sending = Sending(self._bodies, pieces)
+        try:
+            while not await self._send_on(sending, connection):
+                await _writable(connection)
+        finally:
+            sending.close()
+        return True
+
+    async def _send_on(self, sending: Sending, connection: socket) -> bool:
+        """One turn in a thread, which is over before the socket may be closed."""
+        turn = asyncio.ensure_future(self._in_thread(sending.go, connection))
+        try:
+            return await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            sending.stop()
+            await asyncio.wait({turn})
+            raise
 
     async def recover(self) -> None:
         with _told_as_storage_failed():
@@ -221,6 +243,15 @@ class JournalStore(Store):
         if self._writer is None:
             raise RuntimeError("the store is not open: use it inside `async with store:`")
         return self._writer
+
+
+async def _writable(connection: socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(connection)
 
 
 @contextmanager

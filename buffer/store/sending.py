@@ -1,0 +1,188 @@
+"""Stored bodies on their way to a socket, without passing through the event loop.
+
+Long stretches go from the page cache by ``sendfile``; short ones, many to a call, as parts of mapped files. Both leave
+the copying to the kernel, and let go of the interpreter's lock meanwhile.
+"""
+
+import errno
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from forebay.buffer.store.abc import Edited, Outbound, Slice
+from forebay.buffer.store.bodies import BodyReader, edited_parts, read_span, unreadable
+from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, ReadFile, behind
+from forebay.buffer.store.rows import Location
+from forebay.core.errors import StorageFailed
+
+STRETCH_BYTES = 1 << 20
+"""Of short pieces that are sent with one call."""
+SHORT_BYTES = 48 << 10
+"""Up to this size on average, pieces are sent together: a call for each would cost more than copying them."""
+PATIENCE_MS = 50
+"""How long a thread waits for a socket that takes no more, before the event loop waits for it."""
+
+
+class _FileSpan(NamedTuple):
+    """``length`` bytes of a segment from ``offset`` on."""
+
+    segment: int
+    file: ReadFile
+    offset: int
+    length: int
+
+
+_Step = list[BytesLike] | _FileSpan
+"""What is sent with one call, or with as many as the socket wants."""
+
+
+class Sending:
+    """``pieces`` on their way. ``go`` may be called from another thread each time, by one at a time."""
+
+    def __init__(self, reader: BodyReader, pieces: Sequence[Outbound]) -> None:
+        self._reader = reader
+        self._steps = self._make_steps(pieces)
+        self._left: _Step | None = None
+        self._files: dict[int, ReadFile] = {}
+        self._views: dict[int, memoryview] = {}
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Let ``go`` return soon, with whatever is not sent yet."""
+        self._is_stopped = True
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._views.clear()
+
+    def go(self, connection: socket.socket) -> bool:
+        """Send on; whether that was all. Otherwise the socket takes no more for the moment.
+
+        Raises ``StorageFailed``, and ``ConnectionError`` if nobody is there any more.
+        """
+        while not self._is_stopped:
+            step = self._left or next(self._steps, None)
+            if step is None:
+                return True
+            self._left = self._send(connection, step)
+            if self._left and not _takes_more(connection):
+                return False
+        return False
+
+    def _send(self, connection: socket.socket, step: _Step) -> _Step | None:
+        """What is left of ``step``."""
+        try:
+            if isinstance(step, _FileSpan):
+                return _send_span(connection, step)
+            num_bytes = connection.sendmsg(step[:MAX_BUFFERS], [], socket.MSG_MORE)
+            return behind(step, num_bytes) or None
+        except BlockingIOError:
+            return step
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            raise StorageFailed("a page cannot be read", what="a stored body cannot be read") from error
+
+    # --- what to send
+
+    def _make_steps(self, pieces: Sequence[Outbound]) -> Iterator[_Step]:
+        for stretch in _stretches(pieces):
+            if sum(map(_num_stored, stretch)) <= SHORT_BYTES * len(stretch):
+                yield self._views_of(stretch)
+            else:
+                for piece in stretch:
+                    yield from self._steps_of(piece)
+
+    def _views_of(self, pieces: Sequence[Outbound]) -> list[BytesLike]:
+        """The pieces as parts of mapped files, of which the kernel copies what is sent."""
+        made: list[BytesLike] = []
+        for piece in pieces:
+            if isinstance(piece, Edited):
+                at = piece.location.offset
+                view = self._view(piece.location.segment, at + piece.location.length)
+                made += edited_parts(piece, view, at)
+            elif isinstance(piece, Slice):
+                at = piece.location.offset
+                view = self._view(piece.location.segment, at + piece.stop)
+                made.append(view[at + piece.start : at + piece.stop])
+            else:
+                made.append(piece)
+        return made
+
+    def _view(self, segment: int, end: int) -> memoryview:
+        view = self._views.get(segment)
+        if view is None:
+            view = self._views[segment] = self._file(segment).view()
+        if end > len(view):
+            raise unreadable(segment, f"it ends before byte {end}")
+        return view
+
+    def _steps_of(self, piece: Outbound) -> Iterator[_Step]:
+        if isinstance(piece, Slice):
+            yield self._span(piece, piece.start, piece.stop)
+        elif isinstance(piece, Edited):
+            yield self._span(piece, 0, piece.start)
+            yield from self._end_of(piece)
+        elif piece:
+            yield [piece]
+
+    def _end_of(self, piece: Edited) -> Iterator[_Step]:
+        """Everything behind the new text is mostly short, and goes with it."""
+        rest = self._span(piece, piece.stop, piece.location.length)
+        if rest.length <= SHORT_BYTES:
+            yield [piece.text, read_span(rest.file, Location(rest.segment, rest.offset, rest.length)), b","]
+        else:
+            yield [piece.text]
+            yield rest
+            yield [b","]
+
+    def _span(self, piece: Slice | Edited, start: int, stop: int) -> _FileSpan:
+        segment, offset = piece.location.segment, piece.location.offset
+        return _FileSpan(segment, self._file(segment), offset + start, stop - start)
+
+    def _file(self, segment: int) -> ReadFile:
+        if segment not in self._files:
+            self._files[segment] = self._reader.open(segment)
+        return self._files[segment]
+
+
+def _send_span(connection: socket.socket, span: _FileSpan) -> _FileSpan | None:
+    try:
+        num_bytes = span.file.send_to(connection.fileno(), span.offset, span.length)
+    except (BlockingIOError, ConnectionError):
+        raise
+    except OSError as error:
+        raise unreadable(span.segment, str(error)) from error
+    if num_bytes == span.length:
+        return None
+    if num_bytes == 0:
+        raise unreadable(span.segment, f"it ends before byte {span.offset + span.length}")
+    return span._replace(offset=span.offset + num_bytes, length=span.length - num_bytes)
+
+
+def _takes_more(connection: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(connection, select.POLLOUT)
+    return bool(waiting.poll(PATIENCE_MS))
+
+
+def _num_stored(piece: Outbound) -> int:
+    if isinstance(piece, Edited):
+        return piece.location.length
+    return len(piece)
+
+
+def _stretches(pieces: Sequence[Outbound]) -> Iterator[Sequence[Outbound]]:
+    first = num_bytes = 0
+    for place, piece in enumerate(pieces):
+        size = _num_stored(piece)
+        if place > first and num_bytes + size > STRETCH_BYTES:
+            yield pieces[first:place]
+            first, num_bytes = place, 0
+        num_bytes += size
+    if first < len(pieces):
+        yield pieces[first:]

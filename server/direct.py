@@ -1,0 +1,74 @@
+"""The body of a large reply, sent past the framework: from the store straight to the client's socket."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from forebay.buffer.store.abc import Outbound, Store, num_sent
+from forebay.server.asgi import BodyPieces, Header, Reply
+
+EXTENSION = "forebay.direct"
+"""Where an ASGI scope has its ``DirectBody``, if its connection has one."""
+MAX_TURNS = 100
+"""So often the event loop gets its turn before a connection that still has bytes to send is left to the framework."""
+
+
+class DirectBody:
+    """The way to the socket of one request, for use after the reply has been started."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    async def send(self, store: Store, pieces: Sequence[Outbound], num_bytes: int) -> bool:
+        """Send a part of the body, ``num_bytes`` in all; False if it must be sent in the usual way.
+
+        Raises ``StorageFailed`` and ``ConnectionError``; the reply cannot be finished then.
+        """
+        if not await self._is_flushed():
+            return False
+        with _duplicate(self._cycle.transport) as connection:
+            if not await store.send(pieces, connection):
+                return False
+        self._cycle.expected_content_length -= num_bytes
+        return True
+
+    async def _is_flushed(self) -> bool:
+        """Whether everything that was written before is with the kernel."""
+        for _ in range(MAX_TURNS):
+            if self._cycle.disconnected or self._cycle.transport.is_closing():
+                return False
+            if not self._cycle.transport.get_write_buffer_size():
+                return True
+            await asyncio.sleep(0)
+        return False
+
+
+def has_direct_body(scope: Scope) -> bool:
+    """Whether the server that called the app has a way past the framework."""
+    return EXTENSION in scope.get("extensions", {})
+
+
+def direct_reply(scope: Scope, kind: Header, store: Store, pieces: Sequence[Outbound], usual: BodyPieces) -> Reply:
+    """The reply of ``pieces``; ``usual`` gives the same bytes, should there be no way past the framework.
+
+    The last piece is held back until the reply may end, and lies in memory.
+    """
+    *most, last = pieces
+    assert isinstance(last, bytes)
+    num_bytes = sum(map(num_sent, most))
+
+    async def send_most() -> bytes | None:
+        way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+        return last if way is not None and await way.send(store, most, num_bytes) else None
+
+    return Reply(kind, num_bytes + len(last), usual, send_most)
+
+
+def _duplicate(transport: asyncio.Transport) -> socket.socket:
+    """The connection once more: the transport may close its own descriptor at any time."""
+    connection: socket.socket = transport.get_extra_info("socket").dup()
+    connection.setblocking(False)
+    return connection
