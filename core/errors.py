@@ -16,7 +16,10 @@ ForebayError
 │   ├── BatchAcked
 │   ├── LeaseLost
 │   ├── CheckpointConflict
-│   └── BodiesGone
+│   ├── BodiesGone
+│   ├── EnginesPaused
+│   ├── PauseExpired
+│   └── WeightUpdateFailed
 ├── RunEnded                             410  nothing will ever come from this run again
 ├── NoRun                                410  no run was started under this name
 ├── BodyTooLarge (ValueError)            413
@@ -169,6 +172,44 @@ class BodiesGone(Conflict):
             hint=hint or "keep_checkpoints of the run and max_journal_bytes of the server say how much is kept",
         )
         self.group_ids = list(group_ids)
+
+
+class EnginesPaused(Conflict):
+    """The engines stand still already, by another wish. ``run_id`` is the run for which they were paused."""
+
+    code = "engines_paused"
+
+    def __init__(self, run_id: str, mode: str) -> None:
+        super().__init__(
+            f"the engines are paused for run {run_id!r} ({mode})",
+            hint=f"POST /v1/runs/{run_id}/engines/continue lets them go on",
+        )
+        self.run_id = run_id
+
+
+class PauseExpired(Conflict):
+    """The engines went on by themselves after the pause's time limit, maybe with half of the new weights."""
+
+    code = "pause_expired"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the engines went on by themselves after {limit_s:g} s, before they were told to",
+            hint="pause them again with a longer limit_s, and give them the weights once more",
+        )
+
+
+class WeightUpdateFailed(Conflict):
+    """A worker did not do what an update needs; the engines were told to go on. ``worker`` is its address."""
+
+    code = "weight_update_failed"
+
+    def __init__(self, what: str, worker: str, reason: str, num_failed: int = 1, num_workers: int = 1) -> None:
+        super().__init__(
+            f"{what} failed at {num_failed} of {num_workers} engines, first at {worker}: {reason}",
+            hint="the engines go on, some perhaps with the new weights: update again before reading further",
+        )
+        self.worker = worker
 
 
 class StartRefused(ForebayError, ValueError):

@@ -25,6 +25,11 @@ def group_id(instance_id: InstanceId, epoch: int) -> str:
     return blake2b(_encode([instance_id, epoch]).encode(), digest_size=8).hexdigest()
 
 
+def rollout_uid(run_id: str, group: str, number: int) -> str:
+    """The uid of the sample of a group's rollout ``number``."""
+    return f"{run_id}-{group}-{number:04x}"
+
+
 def run_rid_prefix(run_id: str) -> str:
     """What every engine request id of a run begins with."""
     return f"fb-{run_id.removeprefix('run-'):>012}-"

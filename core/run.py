@@ -1,7 +1,7 @@
 """A run: what was asked for, and where it is."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
+from forebay.core.oversampling import Oversampling
+from forebay.core.step import StepStart
+from forebay.core.tally import Tally
 
 Contract = Literal["A", "B"]
 Normaliser = Literal["grpo", "rloo", "dr_grpo"]
@@ -72,6 +75,8 @@ class RunSettings(BaseModel):
     """Newest checkpoints that stay possible to rewind to: their samples' bodies are kept."""
     alarm_after_groups: int = Field(default=64, ge=1)
     """Groups that end undelivered in a row from which an alarm is raised."""
+    oversampling: Oversampling | None = None
+    """More rollouts than a step needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; found out when absent."""
 
@@ -79,11 +84,14 @@ class RunSettings(BaseModel):
     def parse(cls, payload: dict[str, Any]) -> Self:
         """Read the settings out of a start payload. Raises ``InvalidInput`` with the first wrong field."""
         try:
-            return cls.model_validate({key: value for key, value in payload.items() if value is not None})
+            settings = cls.model_validate({key: value for key, value in payload.items() if value is not None})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            name = str(first["loc"][0]) if first["loc"] else "payload"
+            name = ".".join(map(str, first["loc"])) or "payload"
             raise InvalidInput(f"{name}: {first['msg']}, got {first.get('input')!r}"[:500], field=name) from None
+        if settings.oversampling is not None:
+            settings.oversampling.checked(settings.group_size)
+        return settings
 
     @property
     def min_valid_group_size(self) -> int:
@@ -134,10 +142,16 @@ class Run:
     """Whether a batch went out since the last start or attachment."""
     is_last_slot_reported: bool = False
     is_waiting_for_engine: bool = False
+    is_held: bool = False
+    """Whether its step has all the groups that it needs: the process waits for the trainer's next weights."""
     num_groups_total: int | None = None
     """What the base generator says it will open; None when unknown."""
     weight_version: int | None = None
     """What the trainer last announced; None when it never did."""
+    step: StepStart = field(default_factory=StepStart)
+    """The step that began with it."""
+    tally: Tally = field(default_factory=Tally)
+    """What its processes count."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
 
@@ -168,8 +182,11 @@ class Run:
             "has_delivered": self.has_delivered,
             "is_last_slot_reported": self.is_last_slot_reported,
             "is_waiting_for_engine": self.is_waiting_for_engine,
+            "is_held": self.is_held,
             "num_groups_total": self.num_groups_total,
             "weight_version": self.weight_version,
+            "step": asdict(self.step),
+            "tally": asdict(self.tally),
             "process_ended_s": self.process_ended_s,
         }
 
@@ -180,6 +197,7 @@ class Run:
         """A run out of what ``document`` gave."""
         rest = dict(document)
         settings = RunSettings.parse(rest.pop("settings"))
+        step, tally = StepStart(**rest.pop("step", {})), Tally(**rest.pop("tally", {}))
         return cls(
             run_id=run_id,
             name=name,
@@ -187,6 +205,8 @@ class Run:
             state=RunState(state),
             created_at_s=created_at_s,
             settings=settings,
+            step=step,
+            tally=tally,
             **rest,
         )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
+from forebay.core.outcome import REWARDED, RolloutOutcome
 from forebay.core.token_arrays import is_binary, json_start, value_of
 from forebay.core.weights import oldest_version
 
@@ -18,6 +19,7 @@ LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
+MAX_FORK = 65_535
 
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
@@ -38,6 +40,8 @@ class SampleHead(msgspec.Struct):
     status: Any = None
     error: Any = None
     rollout_id: Any = None
+    fork: Any = None
+    outcome: Any = None
     weight_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -62,6 +66,9 @@ class Incoming(msgspec.Struct, gc=False):
     """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
     oldest_version: int | None = None
     """The oldest weight version among those that the sample names."""
+    fork: int = 0
+    """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
+    outcome: RolloutOutcome = RolloutOutcome.OK
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -72,11 +79,11 @@ _encode = msgspec.json.Encoder().encode
 def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
     """Check a body and return its indexed fields.
 
-    ``is_lenient`` is slime's way: a sample without a usable reward counts as failed. Otherwise it is refused.
-    Raises ``InvalidInput`` that names the field.
+    ``is_lenient`` is slime's way: a sample without a usable reward counts as failed, and an ``outcome`` or a ``fork``
+    that means nothing here is left alone. Otherwise they are refused. Raises ``InvalidInput`` that names the field.
     """
     head = _parse(body)
-    reward, error = _outcome(head, is_lenient=is_lenient)
+    outcome, reward, error = _ending(head, is_lenient=is_lenient)
     # A ``raw_reward`` of its own must be replaced too.
     span = None if reward is None or head.raw_reward is not msgspec.UNSET else find_reward(body)
     return Incoming(
@@ -90,6 +97,8 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
         span,
         rollout_id(head.rollout_id),
         _oldest_version(head),
+        0 if head.fork is None else _fork(head, is_lenient=is_lenient),
+        outcome,
     )
 
 
@@ -143,19 +152,52 @@ _FIELD_HINTS = {
 }
 
 
-def _outcome(head: SampleHead, *, is_lenient: bool) -> tuple[float | None, str]:
-    if head.status == "failed":
-        return None, _error_text(head.error)
+def _ending(head: SampleHead, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
+    """How the rollout ended, its reward if that counts, and else the error."""
+    told = None if head.outcome is None else _told_outcome(head, is_lenient=is_lenient)
+    if head.status == "failed" or (told is not None and told not in REWARDED):
+        return told or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
     reward = _finite_number(head.reward)
     if reward is not None:
-        return reward, ""
+        return told or RolloutOutcome.OK, reward, ""
     if not is_lenient:
+        raise InvalidInput("reward must be a finite number", field="reward", hint=_FAILED_HINT)
+    return RolloutOutcome.JUDGE_FAILURE, None, "invalid_reward"
+
+
+_FAILED_HINT = 'a rollout that failed is sent with "status": "failed" and an "error", and without a reward'
+_OUTCOMES: dict[object, RolloutOutcome] = {outcome.value: outcome for outcome in RolloutOutcome}
+
+
+def _told_outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
+    outcome = _OUTCOMES.get(head.outcome) if isinstance(head.outcome, str) else None
+    is_failed = head.status == "failed"
+    if is_lenient:
+        return None if is_failed and outcome in REWARDED else outcome
+    if outcome is None:
+        raise InvalidInput(f"outcome must be one of {', '.join(RolloutOutcome)}, or left out", field="outcome")
+    if is_failed == (outcome in REWARDED):
+        told = "failed" if is_failed else "not failed"
+        raise InvalidInput(f"outcome {outcome!s} of a sample that has {told}", field="outcome", hint=_FAILED_HINT)
+    return outcome
+
+
+def _fork(head: SampleHead, *, is_lenient: bool) -> int:
+    fork = fork_number(head.fork)
+    if fork and (head.epoch is None or head.slot is None or not rollout_id(head.rollout_id)):
+        fork = None
+    if fork is None and not is_lenient:
         raise InvalidInput(
-            "reward must be a finite number",
-            field="reward",
-            hint='a rollout that failed is sent with "status": "failed" and an "error", and without a reward',
+            f"fork must be an integer from 0 to {MAX_FORK}, beside epoch, slot and rollout_id",
+            field="fork",
+            hint="a fork has those of its rollout's main sample, and is sent before it",
         )
-    return None, "invalid_reward"
+    return fork or 0
+
+
+def fork_number(told: object) -> int | None:
+    """A sample's ``fork`` if it is one: 0 for a main sample; else None."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MAX_FORK else None
 
 
 def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:

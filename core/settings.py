@@ -25,6 +25,11 @@ class Settings(BaseSettings):
     public_url: str = Field(
         "", description="URL under which run processes reach this server, if it is not the one it listens on."
     )
+    gateway_host: str = Field("", description="Address that the gateway listens on, if it is not the server's.")
+    gateway_port: int = Field(0, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
+    gateway_url: str = Field(
+        "", description="URL under which agents reach the gateway, if it is not the one it listens on."
+    )
     data_dir: Path = Field(Path("forebay-data"), description="Directory of the journal, its index and the runs' files.")
     store: Literal["journal", "memory"] = Field("journal", description="Where samples live; `memory` forgets at exit.")
     segment_bytes: int = Field(

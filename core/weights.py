@@ -1,4 +1,9 @@
-"""Weight versions: which policy produced a sample's tokens."""
+"""Weight versions: which policy produced a sample's tokens, and what becomes of calls while it changes."""
+
+from typing import Literal
+
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What becomes of calls in flight: ended with what they have; kept, and their cache computed anew; kept as they are."""
 
 MAX_VERSION = (1 << 63) - 1
 

@@ -3,7 +3,9 @@
 Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
+import ssl
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineError
+from forebay.core.weights import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
 from forebay.engines.wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
 
@@ -19,8 +22,15 @@ ADMIN_TIMEOUT_S = 10.0
 
 
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
-    """The connections that administrative calls go over."""
-    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout_s)
+    """The connections that administrative calls go over; an answer may take ``timeout_s`` seconds."""
+    timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, ADMIN_TIMEOUT_S))
+    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout, verify=_tls())
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Shared: reading the certificates takes longer than the calls of most clients."""
+    return httpx.create_ssl_context()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,41 @@ class WorkerAdmin:
         body = {"input_ids": [0], "rid": rid, "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
         return (await self._call("POST", "/generate", body)).status_code not in NOT_SUPPORTED
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Let nothing be generated until ``resume``; calls that come meanwhile wait.
+
+        Raises ``EngineError`` where the server cannot pause.
+        """
+        await self._must("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on generating; nothing happens to a server that is not paused. Raises as ``pause`` does."""
+        await self._must("/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Forget every computed prefix. Raises ``EngineError`` if calls in flight still need theirs."""
+        await self._told("/flush_cache", {})
+
+    async def settle(self) -> None:
+        """Return when everything that the server was told before has reached its scheduler."""
+        await self._call("GET", "/server_info")
+
+    async def update_weights(self, model_path: str, version: str, *, flushes_cache: bool) -> None:
+        """Load the weights in the folder ``model_path``, as the server sees it, under a name.
+
+        Raises ``EngineError`` with the server's words where they do not fit.
+        """
+        body = {"model_path": model_path, "weight_version": version, "flush_cache": flushes_cache}
+        await self._must("/update_weights_from_disk", {**body, "abort_all_requests": False})
+
+    async def set_weight_version(self, version: str) -> None:
+        """Name the weights that the server has. Raises as ``pause`` does."""
+        await self._must("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def asked(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The object that ``POST path`` answers, or ``None`` where the server does not know it."""
+        return self._object(path, await self._call("POST", path, body))
+
     async def workers(self) -> list[ListedWorker] | None:
         """The workers if this is a router, else ``None``."""
         body = await self._json("/workers")
@@ -94,8 +139,14 @@ class WorkerAdmin:
             raise status_error(self.url, reply.status_code, reply.content)
         return not reply.is_error
 
+    async def _must(self, path: str, body: dict[str, Any]) -> None:
+        if not await self._told(path, body):
+            raise EngineError(f"{self.url} has no {path}", status_code=404, hint="this needs SGLang 0.5.23 or later")
+
     async def _json(self, path: str) -> dict[str, Any] | None:
-        reply = await self._call("GET", path)
+        return self._object(path, await self._call("GET", path))
+
+    def _object(self, path: str, reply: httpx.Response) -> dict[str, Any] | None:
         if reply.status_code in NOT_SUPPORTED:
             return None
         if reply.is_error:

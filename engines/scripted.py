@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from forebay.engines.scripted_app import Reply, Script, ScriptedApp, ScriptedCall
 from forebay.engines.serving import serve_app
@@ -33,9 +33,9 @@ class ScriptedEngine:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._app.open()
+        self._app.work.open()
         self._port = await self._stack.enter_async_context(serve_app(self._app, port=self._port))
-        self._stack.callback(self._app.stop_all)
+        self._stack.callback(self._app.work.stop_all)
         return self
 
     async def __aexit__(
@@ -53,22 +53,37 @@ class ScriptedEngine:
     @property
     def calls(self) -> list[ScriptedCall]:
         """Every choice asked for so far, in order of arrival."""
-        return self._app.calls
+        return self._app.work.calls
 
     @property
     def aborts(self) -> list[str]:
         """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
-        return self._app.aborts
+        return self._app.work.aborts
 
     @property
     def in_flight(self) -> int:
         """The choices being worked on now."""
-        return self._app.in_flight
+        return self._app.work.in_flight
 
     @property
     def max_in_flight(self) -> int:
         """The most choices that were ever worked on at once."""
-        return self._app.max_in_flight
+        return self._app.work.max_in_flight
+
+    @property
+    def weight_version(self) -> str:
+        """What the weights are called now; ``default`` at the start."""
+        return self._app.work.weights.version
+
+    @property
+    def paused(self) -> str | None:
+        """The mode in which generation is paused: ``abort``, ``retract`` or ``in_place``."""
+        return self._app.work.weights.mode
+
+    @property
+    def weight_updates(self) -> list[dict[str, Any]]:
+        """The body of every weight update so far."""
+        return self._app.weight_updates
 
     @property
     def available(self) -> bool:
@@ -81,11 +96,11 @@ class ScriptedEngine:
 
     async def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
         """Return once ``count`` choices have been asked for. Raises ``TimeoutError``."""
-        await self._app.wait_until(lambda: len(self.calls) >= count, timeout_s)
+        await self._app.work.wait_until(lambda: len(self.calls) >= count, timeout_s)
 
     async def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
         """Return once exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
-        await self._app.wait_until(lambda: self.in_flight == count, timeout_s)
+        await self._app.work.wait_until(lambda: self.in_flight == count, timeout_s)
 
     @contextmanager
     def in_thread(self) -> Iterator["ThreadedEngine"]:

@@ -51,7 +51,8 @@ async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
 
 
 def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With the protocol told, asyncio switches Nagle's algorithm off, which would hold back the second part of a reply.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     # A port that is used again has connections of its earlier life in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -8,12 +8,13 @@ from typing import Any, Self
 
 import httpx
 
-from forebay.core.errors import EngineError
+from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
 from forebay.engines.aborts import check_prefix, stop_all_everywhere, stop_everywhere
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.balance import Member, ask_in_turn
 from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
+from forebay.engines.templated import Render, can_render, templated_chat
 from forebay.engines.wire import root_url
 
 WORKERS_TTL_S = 5.0
@@ -65,11 +66,15 @@ class SGLangEngine(Engine):
     A router is recognised by its list of workers. It drops the fields of a chat that it does not know, ``rid`` among
     them, so chats go straight to its workers, the one with the fewest calls of this client first; the router says which
     there are and which are healthy. Where it lists none that a chat can be sent to (gRPC, prefill and decode apart),
-    chats go through it.
+    chats go through it. With ``render`` (see ``load_template``) those without tools then go over its ``/generate``,
+    which tells token ids; so do those that no worker can be reached for.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, model: str | None = None, render: Render | None = None
+    ) -> None:
         self.url = root_url(base_url)
+        self._render = render
         self._api_key = api_key
         self._model = model
         self._stack = AsyncExitStack()
@@ -95,7 +100,19 @@ class SGLangEngine(Engine):
     async def chat(self, request: ChatRequest) -> ChatReply:
         async with asyncio.timeout(request.timeout_s):
             members = await self._members()
-            return await ask_in_turn(members, lambda worker: worker.chat(request))
+            if self._is_router and members[0].server.url == self.url:
+                return await self._through_router(request, members)
+            try:
+                return await ask_in_turn(members, lambda worker: worker.chat(request))
+            except EngineUnavailable:
+                if not self._is_router or self._render is None or not can_render(request):
+                    raise
+            return await self._through_router(request, members)
+
+    async def _through_router(self, request: ChatRequest, members: list[Member[SGLangWorker]]) -> ChatReply:
+        if self._render is not None and can_render(request):
+            return await templated_chat(self._opened, self.url, request, self._render)
+        return await ask_in_turn(members, lambda worker: worker.chat(request))
 
     async def model_info(self) -> ModelInfo:
         return await ask_in_turn(await self._members(), _model_info)

@@ -68,10 +68,20 @@ class Batch(Generic[RowT]):
 
     def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
         """Read one prompt, alone: its numbers are then the same whatever is in flight."""
+        return self._read(prompt_ids, 1)[0]
+
+    def scored_prefill(self, prompt_ids: Sequence[int], start: int) -> tuple[Prefill, tuple[float, ...]]:
+        """Read one prompt; also gives the logprobs of its tokens after ``start``, at temperature 1."""
+        prefill, logits = self._read(prompt_ids, len(prompt_ids) - start)
+        told = self._torch.log_softmax(logits[:-1].float(), dim=-1)
+        tokens = self._torch.tensor(list(prompt_ids[start + 1 :]), dtype=self._torch.long)
+        return prefill, tuple(told.gather(1, tokens[:, None]).squeeze(1).tolist())
+
+    def _read(self, prompt_ids: Sequence[int], num_logits: int) -> tuple[Prefill, Any]:
         cache = self._cache_type()
         ids = self._torch.tensor([list(prompt_ids)])
-        logits = self._network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return Prefill(_pairs_of(cache), len(prompt_ids), logits[0, -1])
+        logits = self._network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=num_logits).logits
+        return Prefill(_pairs_of(cache), len(prompt_ids), logits[0, -1]), logits[0]
 
     def join(self, added: Sequence[tuple[RowT, Prefill]]) -> None:
         """Add rows that go on after their prompts, at the price of one copy of the cache. Rows may share a prefill."""

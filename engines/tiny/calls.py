@@ -1,4 +1,4 @@
-"""One chat call on its way through the engine: what was asked, its choices, and the pieces handed back."""
+"""One call on its way through the engine: what was asked, its choices, and the pieces handed back."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "abort"]
 class Piece:
     """What one choice grew by. The last one has a ``finish_reason``; ``num_tokens`` counts the whole choice so far.
 
-    ``versions`` names the weights behind each of ``tokens``.
+    ``versions`` names the weights behind each of ``tokens``; ``num_retractions``, how often its cache was dropped.
     """
 
     index: int
@@ -25,11 +25,16 @@ class Piece:
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
     versions: tuple[str, ...] = ()
+    num_retractions: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A prompt and how to go on, with ``n`` choices. Its pieces arrive on the event loop that made it."""
+    """A prompt and how to go on, with ``n`` choices. Its pieces arrive on the event loop that made it.
+
+    With ``logprob_start`` the prompt's own tokens from that one on are scored: ``prompt_logprobs`` hold the logprobs of
+    all but the first of them, at temperature 1, by the time that a piece arrives.
+    """
 
     rid: str
     prompt_ids: tuple[int, ...]
@@ -37,6 +42,8 @@ class Call:
     n: int = 1
     stream: bool = False
     num_top_logprobs: int = 0
+    logprob_start: int | None = None
+    prompt_logprobs: tuple[float, ...] = ()
     pieces: "asyncio.Queue[Piece | Exception]" = field(default_factory=asyncio.Queue)
 
     async def read(self) -> AsyncIterator[Piece]:
@@ -58,26 +65,37 @@ class Row:
         self.index = index
         self.dice = new_dice(call.params.seed, index)
         self.finish_reason: FinishReason | None = None
-        self.last_token = call.prompt_ids[-1]
+        self.num_retractions = 0
+        self._sampled: list[int] = []
         self._matched: str | int | None = None
         self._text = TextStream(tokenizer, call.params.stop)
         self._untold: list[TokenChoice] = []
         self._versions: list[str] = []
-        self._num_tokens = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt and everything sampled."""
+        return (*self.call.prompt_ids, *self._sampled)
+
+    @property
+    def last_token(self) -> int:
+        """The token that the batch has not read yet."""
+        return self._sampled[-1]
 
     def accept(self, token: TokenChoice, eos_token_ids: frozenset[int], version: str) -> None:
         """Take the next token, which the weights ``version`` gave, and finish where it ends the choice."""
-        self.last_token = token.token_id
+        params = self.call.params
+        self._sampled.append(token.token_id)
         self._untold.append(token)
         self._versions.append(version)
-        self._num_tokens += 1
-        if token.token_id in eos_token_ids and not self.call.params.ignore_eos:
+        ends = token.token_id in eos_token_ids and not params.ignore_eos
+        if ends or token.token_id in params.stop_token_ids:
             self.finish("stop", token.token_id)
             return
         self._text.push(token.token_id)
         if self._text.stopped_by is not None:
             self.finish("stop", self._text.stopped_by)
-        elif self._num_tokens >= self.call.params.max_tokens:
+        elif len(self._sampled) >= params.max_tokens:
             self.finish("length")
 
     def finish(self, reason: FinishReason, matched: str | int | None = None) -> None:
@@ -97,4 +115,13 @@ class Row:
             return None
         tokens, self._untold = tuple(self._untold), []
         versions, self._versions = tuple(self._versions), []
-        return Piece(self.index, text, tokens, self._num_tokens, self.finish_reason, self._matched, versions)
+        return Piece(
+            self.index,
+            text,
+            tokens,
+            len(self._sampled),
+            self.finish_reason,
+            self._matched,
+            versions,
+            self.num_retractions,
+        )

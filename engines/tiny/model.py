@@ -24,6 +24,7 @@ class LoadedModel:
     network: Any
     tokenizer: Any
     context_length: int
+    vocabulary_size: int
     eos_token_ids: frozenset[int]
 
 
@@ -66,6 +67,7 @@ def load_model(path: Path) -> LoadedModel:
         network=network,
         tokenizer=tokenizer,
         context_length=int(network.config.max_position_embeddings),
+        vocabulary_size=int(network.config.vocab_size),
         eos_token_ids=_eos_token_ids(network, tokenizer),
     )
 

@@ -18,6 +18,7 @@ class SamplingParams:
     top_k: int = -1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
     @property

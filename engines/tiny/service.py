@@ -1,19 +1,35 @@
 """What the routes hold: the model, its generation thread, and what they tell about themselves."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from fastapi import Request
+
+from forebay.core.errors import InvalidInput
 from forebay.engines.tiny.calls import Call
+from forebay.engines.tiny.choice import Choice, generated
 from forebay.engines.tiny.generate import GenerationThread
+from forebay.engines.tiny.generate_wire import GenerateBody
 from forebay.engines.tiny.model import LoadedModel
-from forebay.engines.tiny.prompt import build_call, encode_prompt
+from forebay.engines.tiny.prompt import (
+    build_call,
+    build_calls,
+    check_tokens,
+    encode_chat,
+    encode_prompt,
+    encode_prompts,
+)
 from forebay.engines.tiny.reply import ReplyWriter, Told
-from forebay.engines.tiny.wire import ChatBody, JSONObject
+from forebay.engines.tiny.wire import ChatBody, DetokenizeBody, JSONObject, TokenizeBody
 
 DEFAULT_NAME = "tiny"
+
+T = TypeVar("T")
+BodyT = TypeVar("BodyT")
 
 
 class Service:
@@ -21,6 +37,8 @@ class Service:
 
     def __init__(self, model: LoadedModel, *, name: str = DEFAULT_NAME, threads: int = 1, max_rows: int = 64) -> None:
         self.thread = GenerationThread(model, threads=threads, max_rows=max_rows)
+        self.rids: set[str] = set()
+        """The ids of the calls in flight."""
         self._model = model
         self._name = name
         self._started = datetime.now(UTC)
@@ -37,13 +55,53 @@ class Service:
 
     async def prepare(self, body: ChatBody) -> Call:
         """The call for a body; ``InvalidInput`` where it cannot be served."""
+        prompt_ids = await self._encoded(encode_prompt, body)
+        call = build_call(self._model, body, prompt_ids, self.thread.max_rows)
+        self._check_new(call)
+        return call
+
+    async def prepare_generate(self, body: GenerateBody) -> list[Call]:
+        """The calls for ``/generate``, one for each prompt; ``InvalidInput`` as above."""
+        prompts = await self._encoded(encode_prompts, body)
+        calls = build_calls(self._model, body, prompts, self.thread.max_rows)
+        for call in calls:
+            self._check_new(call)
+        return calls
+
+    def _check_new(self, call: Call) -> None:
+        if call.rid in self.rids:
+            raise InvalidInput(f"Duplicate request ID detected: {call.rid}", field="rid")
+
+    async def tokenize(self, body: TokenizeBody) -> JSONObject:
+        """The body of ``POST /tokenize``."""
+        tokens = await self._encoded(_tokenize, body)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context_length}
+
+    async def detokenize(self, body: DetokenizeBody) -> JSONObject:
+        """The body of ``POST /detokenize``."""
+        for tokens in body.tokens:
+            check_tokens(self._model, tokens if isinstance(tokens, list) else [tokens], "tokens")
+        return {"text": await self._encoded(_detokenize, body)}
+
+    async def _encoded(self, encode: Callable[[Any, BodyT], T], body: BodyT) -> T:
         loop = asyncio.get_running_loop()
-        prompt_ids = await loop.run_in_executor(self._encoder, encode_prompt, self._model.tokenizer, body)
-        return build_call(self._model, body, prompt_ids, self.thread.max_rows)
+        return await loop.run_in_executor(self._encoder, encode, self._model.tokenizer, body)
+
+    def told(self, call: Call, choice: Choice, body: GenerateBody) -> JSONObject:
+        """One reply of ``/generate``."""
+        tokenizer = self._model.tokenizer if body.return_text_in_logprobs else None
+        version = self.thread.weights.version
+        return generated(call, choice, version, tokenizer=tokenizer, with_logprobs=body.return_logprob)
 
     def reply_writer(self, call: Call, body: ChatBody) -> ReplyWriter:
         """What writes the reply to a call."""
-        told = Told(logprobs=bool(body.logprobs), token_ids=body.return_token_ids)
+        told = Told(
+            logprobs=bool(body.logprobs),
+            token_ids=body.return_token_ids,
+            meta_info=body.return_meta_info,
+            input_ids_in_sglext=body.return_input_ids_in_sglext,
+            output_ids_in_sglext=body.return_output_ids_in_sglext,
+        )
         return ReplyWriter(call, body.model or self._name, self._model.tokenizer, told)
 
     def models(self) -> JSONObject:
@@ -68,6 +126,8 @@ class Service:
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": self.thread.weights.version,
+            "reasoning_parser": None,
+            "tool_call_parser": None,
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": config.model_type,
@@ -107,3 +167,24 @@ class Service:
             "total_prefill_busy_us": int(load.prefill_s * 1e6),
             "decode_moments": None,
         }
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application that a request came to."""
+    service: Service = request.app.state.service
+    return service
+
+
+def _tokenize(tokenizer: Any, body: TokenizeBody) -> list[int]:
+    if body.messages is not None:
+        return list(encode_chat(tokenizer, body.messages, body.tools or []))
+    return list(tokenizer.encode(body.prompt))
+
+
+def _detokenize(tokenizer: Any, body: DetokenizeBody) -> str | list[str]:
+    def text(tokens: list[int]) -> str:
+        skips = body.skip_special_tokens
+        return str(tokenizer.decode(tokens, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
+
+    flat = [token for token in body.tokens if isinstance(token, int)]
+    return text(flat) if len(flat) == len(body.tokens) else [text(t) for t in body.tokens if isinstance(t, list)]

@@ -1,12 +1,15 @@
 """What clients send, OpenAI's bodies with the fields that SGLang adds, and how an error is told."""
 
+import json
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from forebay.core.weights import PauseMode
+
 UNSUPPORTED = {
-    "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
     "logit_bias": (None, {}),
@@ -18,6 +21,8 @@ UNSUPPORTED = {
 """Fields that would change the answer and are not served, with the values that ask for nothing."""
 
 JSONObject = dict[str, Any]
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class TextPart(BaseModel):
@@ -39,7 +44,10 @@ class Message(BaseModel):
         """The message as a chat template takes it, its content one string."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {**self.model_dump(exclude_none=True), "content": text}
+        told = {**self.model_dump(exclude_none=True), "content": text}
+        if isinstance(told.get("tool_calls"), list):
+            told["tool_calls"] = [_with_arguments(call) for call in told["tool_calls"]]
+        return told
 
 
 class StreamOptions(BaseModel):
@@ -49,9 +57,16 @@ class StreamOptions(BaseModel):
 
 
 class ChatBody(BaseModel):
-    """``POST /v1/chat/completions``. ``rid`` names the call for ``/abort_request``; unknown fields are ignored."""
+    """``POST /v1/chat/completions``. ``rid`` names the call for ``/abort_request``; unknown fields are ignored.
+
+    ``input_ids`` are the prompt's tokens, in the place of the rendered messages. ``tools`` reach the chat template;
+    what the model says about them stays text, as in SGLang without a parser for it.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    input_ids: TokenIds | None = None
+    tools: list[JSONObject] | None = None
+    tool_choice: str | JSONObject | None = None
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -69,21 +84,19 @@ class ChatBody(BaseModel):
     continue_final_message: bool = False
     ignore_eos: bool = False
     return_token_ids: bool = False
+    return_meta_info: bool = False
+    return_input_ids_in_sglext: bool = False
+    return_output_ids_in_sglext: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_unsupported(cls, body: Any) -> Any:
-        for name, idle in UNSUPPORTED.items() if isinstance(body, dict) else ():
-            if name in body and body[name] not in idle:
-                raise ValueError(f"{name} is not supported by the embedded engine")
-        return body
+        return without_unsupported(body)
 
     @field_validator("stop")
     @classmethod
     def _stop_has_text(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        if stop is not None and "" in ([stop] if isinstance(stop, str) else stop):
-            raise ValueError("a stop string cannot be empty")
-        return stop
+        return with_text(stop)
 
     @model_validator(mode="after")
     def _final_message_can_be_continued(self) -> Self:
@@ -93,9 +106,18 @@ class ChatBody(BaseModel):
 
     @model_validator(mode="after")
     def _token_ids_come_whole(self) -> Self:
-        if self.return_token_ids and self.stream:
-            raise ValueError("return_token_ids is not supported with stream")
+        for name in ("return_token_ids", "return_meta_info"):
+            if self.stream and getattr(self, name):
+                raise ValueError(f"{name} is not supported with stream")
         return self
+
+    @property
+    def shown_tools(self) -> list[JSONObject]:
+        """The tools that the chat template is given: none where the caller chose none, else all or the chosen one."""
+        if self.tool_choice == "none":
+            return []
+        chosen = _name(self.tool_choice) if isinstance(self.tool_choice, dict) else None
+        return [tool for tool in self.tools or [] if chosen in (None, _name(tool))]
 
     @property
     def limit(self) -> int | None:
@@ -106,6 +128,40 @@ class ChatBody(BaseModel):
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class PauseBody(BaseModel):
+    """``POST /pause_generation``."""
+
+    mode: PauseMode = "abort"
+
+
+class TokenizeBody(BaseModel):
+    """``POST /tokenize``: the tokens of a text, or of a chat's prompt."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[JSONObject] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages must be given")
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """``POST /detokenize``."""
+
+    tokens: list[Annotated[int, Field(ge=0)]] | list[list[Annotated[int, Field(ge=0)]]]
+    skip_special_tokens: bool = True
+
+
+class VersionBody(BaseModel):
+    """``POST /update_weight_version``."""
+
+    new_version: str
+    abort_all_requests: bool = False
 
 
 class AbortBody(BaseModel):
@@ -130,7 +186,49 @@ def new_rid() -> str:
     return uuid4().hex
 
 
-def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> JSONObject:
-    """An error as OpenAI's clients read it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or str(status)}}
+def without_unsupported(body: Any) -> Any:
+    """The body as it came; ``ValueError`` where a field asks for what is not served."""
+    for name, idle in UNSUPPORTED.items() if isinstance(body, dict) else ():
+        if name in body and body[name] not in idle:
+            raise ValueError(f"{name} is not supported by the embedded engine")
+    return body
+
+
+def with_text(stop: str | list[str] | None) -> str | list[str] | None:
+    """The stop strings as they came; ``ValueError`` where one is empty."""
+    if stop is not None and "" in ([stop] if isinstance(stop, str) else stop):
+        raise ValueError("a stop string cannot be empty")
+    return stop
+
+
+def error_body(message: str, status: int, *, param: str | None = None) -> JSONObject:
+    """An error as SGLang words it, which OpenAI's clients read as well."""
+    kind = "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError"
+    return {"object": "error", "message": message, "type": kind, "param": param, "code": status}
+
+
+def generate_error(message: str, status: int) -> JSONObject:
+    """An error of ``/generate`` as SGLang words it."""
+    return {"error": {"message": message, "code": status}}
+
+
+def event(body: JSONObject | str) -> str:
+    """A server-sent event."""
+    return f"data: {body if isinstance(body, str) else json.dumps(body, separators=(',', ':'))}\n\n"
+
+
+def _name(tool: JSONObject) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _with_arguments(call: Any) -> Any:
+    """A call of a tool with its arguments decoded, as chat templates take them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except json.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.core.errors import InvalidInput
+from forebay.core.outcome import RolloutOutcome
 from forebay.core.sample import Incoming, find_reward, read_sample, set_reward
 from tests.kit import make_sample
 
@@ -202,3 +203,62 @@ def test_span_of_a_plain_body_holds_the_number(reward: float) -> None:
     span = find_reward(body)
     assert span is not None
     assert math.isclose(float(body[span[0] : span[1]]), reward, rel_tol=0.0)
+
+
+def read(*, is_lenient: bool = False, **changes: Any) -> Incoming:
+    return read_sample(json.dumps(make_sample(**changes)).encode(), is_lenient=is_lenient)
+
+
+FAILED = {"reward": ..., "status": "failed", "error": "it broke"}
+
+
+@pytest.mark.parametrize("outcome", list(RolloutOutcome))
+def test_each_outcome_is_read_and_only_ok_and_truncated_have_a_reward(outcome: RolloutOutcome) -> None:
+    is_failed = outcome not in (RolloutOutcome.OK, RolloutOutcome.TRUNCATED)
+    for is_lenient in (False, True):
+        sample = read(outcome=outcome.value, is_lenient=is_lenient, **(FAILED if is_failed else {}))
+        assert (sample.outcome, sample.reward) == (outcome, None if is_failed else 1.0)
+
+
+def test_without_an_outcome_the_status_and_the_reward_tell() -> None:
+    assert read().outcome == "ok"
+    assert read(**FAILED).outcome == "agent_failure"
+    assert read(reward="high", is_lenient=True).outcome == "judge_failure"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"outcome": told} for told in ("fine", "", 1, ["ok"], {"ok": 1}, True)),
+        *({"outcome": outcome, **FAILED} for outcome in ("ok", "truncated")),
+        {"outcome": "engine_failure", "reward": 0.0},
+        {"outcome": "cancelled", "reward": ...},
+    ],
+)
+def test_an_outcome_that_is_none_or_contradicts_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="outcome") as caught:
+        read(**changes)
+    assert caught.value.field == "outcome"
+
+
+def test_slime_writers_may_call_their_own_things_outcome_and_fork() -> None:
+    assert (read(outcome="won", is_lenient=True).outcome, read(outcome="won", is_lenient=True).reward) == ("ok", 1.0)
+    assert read(outcome="ok", is_lenient=True, **FAILED).outcome == "agent_failure"
+    assert read(outcome="engine_failure", reward=0.0, is_lenient=True).reward is None, (
+        "a failure is never a reward of 0"
+    )
+    assert read(fork="knife", is_lenient=True).fork == read(fork=3, is_lenient=True).fork == 0
+
+
+def test_a_fork_names_its_slot_and_its_rollout() -> None:
+    place = {"epoch": 0, "slot": 2, "rollout_id": "r"}
+    assert [read(fork=fork, **place).fork for fork in (0, 1, 65_535)] == [0, 1, 65_535]
+    assert read(fork=0).fork == read(fork=None).fork == 0
+    wrong = [
+        *({"fork": fork, **place} for fork in (-1, 65_536, True, 1.0, "1")),
+        *({"fork": 1, **place, n: ...} for n in place),
+    ]
+    for changes in wrong:
+        with pytest.raises(InvalidInput, match="fork must be") as caught:
+            read(**changes)
+        assert caught.value.field == "fork"

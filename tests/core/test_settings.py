@@ -83,7 +83,9 @@ def test_wrong_value_of_a_payload_is_named(field: str, value: Any) -> None:
 
 
 def test_settings_of_a_run_survive_its_document() -> None:
-    settings = RunSettings.parse({"group_size": 3, "contract": "B", "legacy_read_max_groups": 2})
+    oversampling = {"rollouts_per_group": "4", "leftover": "discard"}
+    given = {"group_size": 3, "contract": "B", "legacy_read_max_groups": 2, "oversampling": oversampling}
+    settings = RunSettings.parse(given)
     assert RunSettings.parse(settings.model_dump(by_alias=True)) == settings
 
 

@@ -13,6 +13,7 @@ from forebay.engines.detect import DetectedEngine
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.pool import EnginePool
 from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.engines.scripted_tokens import encode_chat
 from forebay.engines.sglang import SGLangEngine
 
 KINDS: dict[str, Callable[[str], Engine]] = {
@@ -36,13 +37,14 @@ def make(request: pytest.FixtureRequest) -> Callable[[str], Engine]:
 
 async def test_chat_gives_text_counts_and_the_raw_body(make: Callable[[str], Engine]) -> None:
     async with ScriptedEngine(lambda call: f"four {call.prompt}") as server, make(server.url) as engine:
-        reply = await engine.chat(ask("two words", sampling_params={"max_tokens": 7, "temperature": 0.5, "top_k": 3}))
+        reply = await engine.chat(ask("two words", sampling_params={"max_tokens": 70, "temperature": 0.5, "top_k": 3}))
         assert (reply.text, reply.message["role"], reply.finish_reason) == ("four two words", "assistant", "stop")
-        assert (reply.prompt_tokens, reply.completion_tokens) == (2, 3)
+        assert reply.prompt_tokens == len(encode_chat([{"role": "user", "content": "two words"}]))
+        assert reply.completion_tokens == len("four two words") + 1
         assert reply.raw["object"] == "chat.completion"
         assert not reply.aborted
         body = server.calls[0].body
-        assert (body["max_tokens"], body["temperature"], body["top_k"], body["model"]) == (7, 0.5, 3, "scripted")
+        assert (body["max_tokens"], body["temperature"], body["top_k"], body["model"]) == (70, 0.5, 3, "scripted")
 
 
 async def test_n_tools_extra_and_continuation_reach_the_server(make: Callable[[str], Engine]) -> None:

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
+from forebay.engines.scripted_tokens import encode_chat
 
 ASK = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
@@ -28,7 +29,9 @@ async def test_official_client_reads_the_scripts_text() -> None:
     assert reply.choices[0].message.content == "you said What is 2 + 2?"
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (5, 7)
+    prompt = encode_chat([{"role": "user", "content": "What is 2 + 2?"}])
+    said = len("you said What is 2 + 2?") + 1
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(prompt), said)
 
 
 async def test_official_client_reads_a_stream() -> None:
@@ -150,7 +153,17 @@ def test_url_before_it_serves_says_what_to_do() -> None:
 
 async def test_unavailable_answers_503_and_bad_body_400() -> None:
     async with ScriptedEngine(lambda _: "") as engine:
-        assert (await post(engine, {"model": "any"})).status_code == 400
+        wrong: list[dict[str, Any]] = [
+            {"messages": None},
+            {"messages": ["hi"]},
+            {"input_ids": []},
+            {"input_ids": [9000]},
+            {"n": "x"},
+            {"max_tokens": "x"},
+            {"stream": True, "return_token_ids": True},
+        ]
+        for fields in wrong:
+            assert (await post(engine, ASK | fields)).status_code == 400, fields
         engine.available = False
         assert (await post(engine, ASK)).status_code == 503
 

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,36 @@ def start_engine() -> StartEngine:
 def engine_url(model_folder: Path) -> Iterator[str]:
     with running_engine("--model-path", str(model_folder)) as (_, url):
         yield url
+
+
+@pytest.fixture(scope="session")
+def changing_engine_url(model_folder: Path) -> Iterator[str]:
+    """An engine whose weights and pauses are a test's own to change."""
+    with running_engine("--model-path", str(model_folder)) as (_, url):
+        yield url
+
+
+@pytest.fixture
+def own_engine_url(changing_engine_url: str, model_folder: Path) -> str:
+    """That engine, idle and with the weights that it was started with, whatever the test before has left."""
+    start = {"model_path": str(model_folder), "weight_version": "default", "abort_all_requests": True}
+    with httpx.Client(base_url=changing_engine_url, timeout=START_LIMIT_S) as http:
+        http.post("/continue_generation").raise_for_status()
+        http.post("/update_weights_from_disk", json=start).raise_for_status()
+    return changing_engine_url
+
+
+@pytest.fixture(scope="session")
+def other_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, wider awake: its weights differ, its shape does not."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(model_folder, folder)
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    network.model.embed_tokens.weight.data.mul_(-1.5)
+    network.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

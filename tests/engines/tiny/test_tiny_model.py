@@ -50,6 +50,7 @@ def test_equal_recipes_give_equal_weights_and_another_seed_gives_others(tmp_path
     assert weights(ensure_model(tmp_path / "other", replace(SHORT, seed=1))) != first
 
 
+@pytest.mark.soak
 def test_processes_that_make_the_same_model_at_once_both_end_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAKE, str(tmp_path / "model")]
     racing = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]

@@ -1,0 +1,14 @@
+"""Flags in a payload: JSON's own, or words, as slime's client sends everything."""
+
+from forebay.core.errors import InvalidInput
+
+WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_flag(name: str, value: object) -> bool:
+    """The flag ``value``; None is false. Raises ``InvalidInput`` that names the field."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in WORDS:
+        return WORDS[value.lower()]
+    raise InvalidInput(f"{name} must be true or false, got {value!r:.100}", field=name)

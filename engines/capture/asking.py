@@ -1,0 +1,75 @@
+"""What is asked of an engine so that it tells its tokens, and how a reply looks without what was added."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_WHOLE = ("return_token_ids", "return_meta_info")
+_STREAM = ("return_input_ids_in_sglext", "return_output_ids_in_sglext")
+
+
+def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
+    """The body of a chat with the fields of SGLang (seen: 0.5.23) that make it tell token ids, logprobs and versions.
+
+    A stream refuses the fields of a whole reply. It gets usage with every chunk: that tells which tokens the logprobs
+    of a chunk belong to, since tokens without text of their own have none.
+    """
+    if not is_stream:
+        return {**body, "logprobs": True, **dict.fromkeys(_WHOLE, True)}
+    options = {**_object(body.get("stream_options")), "include_usage": True, "continuous_usage_stats": True}
+    return {**body, "logprobs": True, **dict.fromkeys(_STREAM, True), "stream_options": options}
+
+
+def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A reply, or one chunk of a stream, as the engine would have given it to ``client_body``.
+
+    None: the client is to get nothing in place of this chunk.
+    """
+    if reply.get("object") == "chat.completion.chunk":
+        return _strip_chunk(reply, client_body)
+    return _with_choices(_without_sglext(reply, client_body), client_body)
+
+
+def _strip_chunk(chunk: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:
+    options = _object(client_body.get("stream_options"))
+    told = _without_sglext(chunk, client_body)
+    if not chunk.get("choices"):
+        is_wanted = options.get("include_usage") if chunk.get("usage") else "sglext" in told or "sglext" not in chunk
+        return told if is_wanted else None
+    if not (options.get("include_usage") and options.get("continuous_usage_stats")):
+        told.pop("usage", None)
+    return _with_choices(told, client_body)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """A client may send anything; the engine tells it what is wrong."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _with_choices(told: dict[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
+    choices = told.get("choices")
+    return {**told, "choices": [_strip(choice, client_body) for choice in choices]} if choices else told
+
+
+def _without_sglext(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
+    told = dict(reply)
+    wanted = {
+        "input_ids": client_body.get("return_input_ids_in_sglext"),
+        "output_ids": client_body.get("return_output_ids_in_sglext"),
+    }
+    kept = {name: value for name, value in _object(told.pop("sglext", None)).items() if wanted.get(name, True)}
+    return {**told, "sglext": kept} if kept else told
+
+
+def _strip(choice: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
+    told = dict(choice)
+    if not client_body.get("logprobs"):
+        told |= {"logprobs": None} if "logprobs" in told else {}
+        meta_info = _object(told.get("meta_info"))
+        told |= {"meta_info": {n: v for n, v in meta_info.items() if "token_logprobs" not in n}} if meta_info else {}
+    has_ids = client_body.get("return_token_ids")
+    wanted = {
+        "prompt_token_ids": has_ids or client_body.get("return_prompt_token_ids"),
+        "response_token_ids": has_ids,
+        "meta_info": client_body.get("return_meta_info"),
+    }
+    return {name: value for name, value in told.items() if wanted.get(name, True)}

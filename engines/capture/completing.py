@@ -1,0 +1,90 @@
+"""Asking afterwards for what a stream does not tell: its weight version, and the logprobs that are missing."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+
+from forebay.core.errors import EngineError
+from forebay.engines.admin import WorkerAdmin
+from forebay.engines.capture.parts import NOT_TOLD
+from forebay.engines.capture.scoring import score
+from forebay.engines.capture.turn import Turn, VersionSpan
+
+logger = logging.getLogger(__name__)
+
+AGREEMENT = 0.05
+"""Asked-for logprobs are taken if they are nowhere further than this from those that the stream told, in nats.
+
+At another temperature they are far off; rounding in bfloat16 is within it.
+"""
+
+
+async def weight_version_of(http: httpx.AsyncClient, url: str) -> str | None:
+    """The weights that the server has now; None where it does not tell."""
+    try:
+        info = await WorkerAdmin(http, url).model_info()
+    except (EngineError, TimeoutError):
+        return None
+    return info.weight_version if info is not None else None
+
+
+async def complete(
+    http: httpx.AsyncClient,
+    url: str,
+    turns: Sequence[Turn],
+    version_before: str | None,
+    *,
+    temperature: object = None,
+) -> list[Turn]:
+    """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
+
+    ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
+    versions are ``seen_versions`` and nothing is filled in. An answer of which the stream told no logprob at all is
+    scored if ``temperature``, that of the request, is 1. Never raises for what the server does.
+    """
+    version_after = await weight_version_of(http, url)
+    if version_before is None or version_after != version_before:
+        seen = [version for version in (version_before, version_after) if version is not None]
+        return [_seen(turn, seen) for turn in turns]
+    known = [_of_one_version(turn, version_before) for turn in turns]
+    return [await _filled(http, url, turn, is_trusted=temperature == 1) for turn in known]
+
+
+def _seen(turn: Turn, versions: list[str]) -> Turn:
+    told = turn.versions or turn.sampled_ids == []
+    return turn if told else msgspec.structs.replace(turn, seen_versions=versions, is_kv_mixed=len(versions) > 1)
+
+
+def _of_one_version(turn: Turn, version: str) -> Turn:
+    if turn.versions:
+        return turn
+    return msgspec.structs.replace(turn, versions=[VersionSpan(version, 0, len(turn.sampled_ids or ()))])
+
+
+async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool) -> Turn:
+    if turn.prompt_ids is None or not turn.sampled_ids:
+        return turn
+    told = turn.logprobs or [NOT_TOLD] * len(turn.sampled_ids)
+    if not any(map(math.isnan, told)):
+        return turn
+    try:
+        scores = await score(http, url, turn.prompt_ids + turn.sampled_ids, start=len(turn.prompt_ids) - 1)
+    except (EngineError, TimeoutError) as error:
+        logger.info("the logprobs that a stream did not tell stay unknown: %s", error)
+        return turn
+    asked = scores.logprobs[1:]
+    if scores.weight_version not in {turn.versions[0].version, None} or not _agree(told, asked, is_trusted=is_trusted):
+        logger.info("the logprobs that a stream did not tell stay unknown: the engine's answer differs from the others")
+        return turn
+    filled = [other if math.isnan(one) else one for one, other in zip(told, asked, strict=True)]
+    return msgspec.structs.replace(turn, logprobs=filled)
+
+
+def _agree(told: Sequence[float], asked: Sequence[float], *, is_trusted: bool) -> bool:
+    """Whether they are close wherever both are known; with nothing to compare, whether the answer is trusted."""
+    differences = [abs(one - other) for one, other in zip(told, asked, strict=True)]
+    known = [difference for difference in differences if not math.isnan(difference)]
+    return max(known) <= AGREEMENT if known else is_trusted

@@ -1,0 +1,202 @@
+"""The turns of one rollout, and the samples that they make."""
+
+import logging
+import threading
+from array import array
+from collections import Counter
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.engines.capture.captured import CapturedSample, sample_of, untold_sample
+from forebay.engines.capture.messages import Messages
+from forebay.engines.capture.segments import ABORTED, continues, merge
+from forebay.engines.capture.tree import Node, as_ids, match
+from forebay.engines.capture.turn import Turn
+
+logger = logging.getLogger(__name__)
+
+
+class Drift(StrEnum):
+    """How the prompt of a turn goes on from the tokens that are held."""
+
+    CLEAN = "clean"
+    """It begins with all tokens of an earlier turn, or nothing is held yet, or a prompt was asked again."""
+    REALIGNED = "realigned"
+    """It leaves them inside the last response, in its second half: the tokens from there on are not trained on."""
+    FORK = "fork"
+    """It goes its own way: another sample of the same rollout."""
+    UNTOLD = "untold"
+    """The engine told no token ids."""
+
+
+COUNTER_NAMES = {Drift.CLEAN: "clean", Drift.REALIGNED: "realigned", Drift.FORK: "forked"}
+
+
+class Trajectory:
+    """Collects the turns of one rollout and makes samples of them. May be used from several threads.
+
+    Turns form a tree of tokens. Every leaf is a sample; a sampled token is trained on in one sample, and in none if it
+    was realigned away. ``counters`` tell what happened:
+
+    - ``clean``, ``realigned``, ``forked``, ``untold``: the turns by their ``Drift``;
+    - ``realigned_tokens``: sampled, and not trained on;
+    - ``branched``: clean, but another answer to the same tokens, as with ``n`` choices;
+    - ``merged``: joined to the aborted turn that they are the rest of;
+    - ``aborted``, ``aborted_tokens``: cut off, and nobody went on with them: in no sample.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._counts: Counter[str] = Counter()
+        self._name = name
+        self._roots: list[Node] = []
+        self._nodes: list[Node] = []
+        self._added: list[Node | Turn] = []
+        """A turn without ids is no node."""
+        self._messages = Messages()
+        self._num_added = 0
+        self._lock = threading.Lock()
+
+    def add(self, turn: Turn) -> Drift:
+        """Take in a turn; the rest of one that was just aborted is joined to it. Tells how its prompt goes on."""
+        with self._lock:
+            drift = self._add(self._messages.shared(turn))
+        if drift in {Drift.REALIGNED, Drift.FORK}:
+            logger.info("rollout %s, turn %d: %s (%s)", self._name, self._num_added, drift, dict(self._counts))
+        return drift
+
+    def note_merged(self, num_parts: int) -> None:
+        """So many parts of an aborted turn were joined to it before it was added."""
+        with self._lock:
+            self._counts["merged"] += num_parts
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened so far, by name."""
+        with self._lock:
+            return self._counts + self._lost()
+
+    def turns(self) -> list[Turn]:
+        """Every turn, the newest last. Adding them to another trajectory in this order gives the same samples."""
+        with self._lock:
+            return [_whole(added) for added in self._added]
+
+    def samples(self) -> list[CapturedSample]:
+        """A sample for every leaf: the forks in the order of their turns, then the main one, with the newest turn.
+
+        Where a turn has no ids there is one sample, without tokens. No turn, no sample.
+        """
+        with self._lock:
+            if not self._added:
+                return []
+            newest = self._added[-1]
+            if isinstance(newest, Turn) or len(self._nodes) < len(self._added):
+                return [untold_sample([_bare(added) for added in self._added])]
+            return self._told_samples(newest)
+
+    def _told_samples(self, newest: Node) -> list[CapturedSample]:
+        claimed: dict[Node, int] = {}
+        main = sample_of(newest, claimed)
+        kept = self._kept()
+        inner = {newest, *(node.parent for node in kept)}
+        forks = [sample_of(node, claimed) for node in kept if node not in inner]
+        return [*(fork for fork in forks if any(fork.loss_mask or ())), main]
+
+    def _kept(self) -> list[Node]:
+        """All nodes but the aborted turns with which nobody went on; the newest turn always is one."""
+        return [node for node in self._nodes if node is self._nodes[-1] or not _is_given_up(node)]
+
+    def _lost(self) -> Counter[str]:
+        """The tokens that are in no sample: nobody went on with them, or only with what comes before them."""
+        kept = self._kept()
+        reached: dict[Node, int] = {}
+        for node in kept:
+            if node.parent is not None:
+                reached[node.parent] = max(reached.get(node.parent, 0), node.kept)
+        given_up = [node for node in self._nodes if node not in kept]
+        return Counter(
+            realigned_tokens=sum(node.end - at for node, at in reached.items()),
+            aborted=len(given_up),
+            aborted_tokens=sum(len(node.sampled) for node in given_up),
+        )
+
+    def _add(self, turn: Turn) -> Drift:
+        self._num_added += 1
+        if turn.prompt_ids is None or turn.sampled_ids is None:
+            self._added.append(turn)
+            self._counts["untold"] += 1
+            return Drift.UNTOLD
+        newest = self._added[-1] if self._added else None
+        if isinstance(newest, Node) and _is_given_up(newest) and continues(first := newest.whole_turn(), turn):
+            self._replace(newest, _merged(first, turn))
+            self._counts["merged"] += 1
+            return Drift.CLEAN
+        ids = as_ids(turn.prompt_ids)
+        place = self._place(ids)
+        self._counts += place.counts
+        self._insert(turn, ids, place)
+        return place.drift
+
+    def _place(self, ids: "array[int]") -> "_Place":
+        whole, left, left_at = match(self._roots, ids)
+        end = 0 if whole is None else whole.end
+        if left is not None and (whole is None or left_at > end):
+            if left_at == len(ids) == left.sampled_start:
+                return _Place(left.parent, left.kept, Drift.CLEAN, is_branch=True)
+            if not left.children and 2 * (left.end - left_at) <= len(left.sampled):
+                return _Place(left, left_at, Drift.REALIGNED)
+        elif whole is not None or not self._nodes:
+            return _Place(whole, end, Drift.CLEAN, is_branch=whole is not None and bool(whole.children))
+        return _Place(whole, end, Drift.FORK)
+
+    def _insert(self, turn: Turn, ids: "array[int]", place: "_Place") -> None:
+        bare = msgspec.structs.replace(turn, prompt_ids=None, sampled_ids=None)
+        sampled = as_ids(turn.sampled_ids or ())
+        node = Node(bare, place.parent, place.kept, ids[place.kept :], sampled, self._num_added)
+        for nodes in (self._siblings(place.parent), self._nodes, self._added):
+            nodes.append(node)
+
+    def _replace(self, held: Node | Turn, turn: Turn) -> None:
+        """``turn``, with the prompt of ``held``, becomes the newest turn in its place."""
+        self._added.remove(held)
+        if isinstance(held, Turn):
+            self._added.append(turn)
+            return
+        self._nodes.remove(held)
+        self._siblings(held.parent).remove(held)
+        ids = as_ids(turn.prompt_ids or ())
+        self._insert(turn, ids, self._place(ids))
+
+    def _siblings(self, parent: Node | None) -> list[Node]:
+        return self._roots if parent is None else parent.children
+
+
+class _Place(NamedTuple):
+    """The node that a prompt goes on from, and how many tokens it takes over."""
+
+    parent: Node | None
+    kept: int
+    drift: Drift
+    is_branch: bool = False
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter({COUNTER_NAMES[self.drift]: 1, "branched": int(self.is_branch)})
+
+
+def _bare(added: Node | Turn) -> Turn:
+    return added.turn if isinstance(added, Node) else added
+
+
+def _whole(added: Node | Turn) -> Turn:
+    return added.whole_turn() if isinstance(added, Node) else added
+
+
+def _is_given_up(node: Node) -> bool:
+    return node.turn.finish_reason == ABORTED and not node.children
+
+
+def _merged(first: Turn, rest: Turn) -> Turn:
+    seen = [*first.seen_versions, *rest.seen_versions]
+    return msgspec.structs.replace(merge(first, rest), seen_versions=list(dict.fromkeys(seen)))

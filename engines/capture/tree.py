@@ -1,0 +1,118 @@
+"""The turns of one rollout as a tree of tokens: each node holds what its turn adds to the tokens before it."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from forebay.engines.capture.turn import Turn
+
+
+def as_ids(ids: Sequence[int]) -> "array[int]":
+    """A copy in four bytes for each id, which is below 2^31: long rollouts have millions of them."""
+    return array("i", ids)
+
+
+@dataclass(eq=False)
+class Node:
+    """One turn. ``kept`` tokens of its prompt are those of its ancestors; ``prompt`` are the others."""
+
+    turn: Turn
+    """Without prompt and sampled ids: they are here."""
+    parent: "Node | None"
+    kept: int
+    prompt: "array[int]"
+    sampled: "array[int]"
+    number: int
+    """Counts the turns of the rollout in the order in which they were added."""
+    children: "list[Node]" = field(default_factory=list)
+
+    @property
+    def sampled_start(self) -> int:
+        """Where the sampled tokens begin in the whole sequence."""
+        return self.kept + len(self.prompt)
+
+    @property
+    def end(self) -> int:
+        """The length of the whole sequence."""
+        return self.sampled_start + len(self.sampled)
+
+    def path(self) -> "list[Node]":
+        """From the root to this node."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes[::-1]
+
+    def sequence(self) -> "array[int]":
+        """All tokens: prompt and sampled."""
+        return self.prompt_ids() + self.sampled
+
+    def prompt_ids(self) -> "array[int]":
+        """The tokens before the sampled ones."""
+        before: array[int] = array("i")
+        for node in self.path():
+            before = before[: node.kept] + node.prompt + (node.sampled if node is not self else array("i"))
+        return before
+
+    def whole_turn(self) -> Turn:
+        """The turn as it was recorded."""
+        ids: dict[str, Any] = {"prompt_ids": list(self.prompt_ids()), "sampled_ids": list(self.sampled)}
+        return msgspec.structs.replace(self.turn, **ids)
+
+
+class Match(NamedTuple):
+    """How far a prompt goes along the tree.
+
+    ``whole`` is the deepest node of which the prompt holds all tokens. ``left`` is the node that it leaves deepest
+    among the sampled tokens (or right before them), at ``left_at``.
+    """
+
+    whole: Node | None
+    left: Node | None
+    left_at: int
+
+
+def match(roots: Sequence[Node], ids: "array[int]") -> Match:
+    """Compare ``ids`` with every branch; of equal matches the newest counts."""
+    whole: Node | None = None
+    left: Node | None = None
+    left_at = 0
+    for node, at in _reached(roots, ids):
+        if at == node.end and (whole is None or (at, node.number) > (whole.end, whole.number)):
+            whole = node
+        elif (
+            at < node.end and at >= node.sampled_start and (left is None or (at, node.number) > (left_at, left.number))
+        ):
+            left, left_at = node, at
+    return Match(whole, left, left_at)
+
+
+def _reached(roots: Sequence[Node], ids: "array[int]") -> Iterator[tuple[Node, int]]:
+    """Each node that ``ids`` comes to, and the position at which it leaves it."""
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        at = _leaves(node, ids)
+        yield node, at
+        todo += [child for child in node.children if child.kept <= at]
+
+
+def _leaves(node: Node, ids: "array[int]") -> int:
+    at = node.kept
+    for part in (node.prompt, node.sampled):
+        num_same = common(part, ids[at : at + len(part)])
+        at += num_same
+        if num_same < len(part):
+            break
+    return at
+
+
+def common(one: "array[int]", other: "array[int]") -> int:
+    """The length of their common prefix."""
+    if one == other:
+        return len(one)
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

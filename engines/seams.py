@@ -1,0 +1,123 @@
+"""One assistant message out of the tokens of a turn that aborts have cut into parts.
+
+An engine parses each part by itself: a character, a stop string or a tool call that lies across a cut is seen by none
+of its replies. What is right is read from all tokens at once.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from forebay.core.errors import EngineError
+from forebay.engines.admin import WorkerAdmin
+from forebay.engines.capture.turn import Turn
+
+logger = logging.getLogger(__name__)
+
+ENDED = frozenset({"stop", "tool_calls"})
+"""Finish reasons of a turn whose last token ended it: it is part of no text."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A message read from all its tokens, of which the first ``num_tokens`` count."""
+
+    message: dict[str, Any]
+    finish_reason: str
+    num_tokens: int
+
+
+async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
+    """The message of a turn with token ids; ``body`` is the chat that asked for it, with ``stop`` and ``tools``.
+
+    A stop string across a cut, which the engine did not see, ends the turn there. Reasoning and tool calls are parsed
+    by the engine's own parsers. None where the engine cannot turn tokens into text.
+    """
+    try:
+        return await _Reading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
+    except (EngineError, TimeoutError) as error:
+        logger.warning("the parts of an aborted turn are joined as they are: %s", error)
+        return None
+
+
+class _Reading:
+    def __init__(self, admin: WorkerAdmin, ids: Sequence[int], body: Mapping[str, Any]) -> None:
+        self._admin = admin
+        self._ids = list(ids)
+        self._body = body
+        stop = body.get("stop") or []
+        self._stops = [stop] if isinstance(stop, str) else [text for text in stop if text]
+        self._has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
+
+    async def whole(self, finish_reason: str) -> Whole | None:
+        texts = await self._texts(len(self._ids), max(len(self._ids) - 1, 0))
+        if texts is None:
+            return None
+        text, without_last = texts
+        end = self._stop_end(text)
+        num_tokens = len(self._ids)
+        if end is not None:
+            finish_reason, text = "stop", text[:end]
+            if self._stop_end(without_last) is not None:
+                num_tokens = await self._first_with_stop()
+        elif finish_reason in ENDED:
+            text = without_last
+        message, has_calls = await self._parsed(text)
+        if finish_reason in ENDED:
+            finish_reason = "tool_calls" if has_calls else "stop"
+        return Whole(message, finish_reason, num_tokens)
+
+    async def _texts(self, *lengths: int) -> list[str] | None:
+        """The text of the first tokens, so many of them, for each length."""
+        tokens = [self._ids[:length] for length in lengths if length]  # engines take no empty list
+        # The engine's own replies to a chat with tools keep special tokens, for its parsers.
+        skips = bool(self._body.get("skip_special_tokens", True)) and not self._has_tools
+        told = await self._admin.asked("/detokenize", {"tokens": tokens, "skip_special_tokens": skips})
+        texts = (told or {}).get("text")
+        if not isinstance(texts, list) or len(texts) != len(tokens):
+            return None
+        left = iter(texts)
+        return [str(next(left)) if length else "" for length in lengths]
+
+    def _stop_end(self, text: str) -> int | None:
+        """Where the text ends because of the first stop string in it."""
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if not found:
+            return None
+        at, stop = min(found)
+        return at + len(stop) if self._body.get("no_stop_trim") else at
+
+    async def _first_with_stop(self) -> int:
+        """The number of tokens after which an engine that saw them all would have stopped."""
+        low, high = 0, len(self._ids) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            (text,) = await self._texts(middle) or [""]
+            low, high = (low, middle) if self._stop_end(text) is not None else (middle, high)
+        return high
+
+    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
+        """The message, and whether it has tool calls."""
+        info = await self._admin.model_info()
+        parsers: Mapping[str, Any] = info.raw if info is not None else {}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if (parser := parsers.get("reasoning_parser")) and self._body.get("separate_reasoning", True):
+            told = await self._admin.asked("/separate_reasoning", {"text": text, "reasoning_parser": parser})
+            if told is not None and told.get("reasoning_text"):
+                message |= {"content": told.get("text") or "", "reasoning_content": told["reasoning_text"]}
+        if (parser := parsers.get("tool_call_parser")) and self._has_tools:
+            asked = {"text": message["content"], "tools": self._body["tools"], "tool_call_parser": parser}
+            told = await self._admin.asked("/parse_function_call", asked) or {}
+            if calls := told.get("calls"):
+                message |= {
+                    "content": told.get("normal_text") or "",
+                    "tool_calls": [_tool_call(call) for call in calls],
+                }
+        return message, "tool_calls" in message
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call.get("name"), "arguments": call.get("parameters") or "{}"}
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
