@@ -1,5 +1,8 @@
 """A group with its samples, as they are in memory."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
 from forebay.buffer.store.rows import GroupRow, Location, Outcome
@@ -22,6 +25,10 @@ class Sample(msgspec.Struct, gc=False):
     oldest_version: int | None = None
     is_binary: bool | None = None
     """Whether the body is a binary sample; None when that is not known yet."""
+    fork: int = 0
+    """Which fork of the rollout in its slot it is; 0 for the main sample."""
+    rollout_outcome: str = ""
+    """How its rollout ended."""
 
 
 class Group:
@@ -33,6 +40,7 @@ class Group:
         self.row = row
         self.samples: list[Sample] = []
         self.slots: set[int] = set()
+        """Those that have their main sample."""
         self.staged: object | None = None
         """What the last hooks made of it, kept until it is delivered or changes."""
         self.repeats: set[str] = set()
@@ -52,8 +60,33 @@ class Group:
 
     @property
     def completed(self) -> list[Sample]:
-        """The samples that did not fail, in the order in which they came."""
-        return [sample for sample in self.samples if sample.reward is not None]
+        """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
+
+        A fork without one that did not fail is left out: what is not judged is not trained on.
+        """
+        kept = [sample for sample in self.samples if sample.reward is not None]
+        return _with_forks(kept) if self.row.num_forks else kept
+
+    @property
+    def completed_mains(self) -> list[Sample]:
+        """The same without forks."""
+        return [sample for sample in self.samples if sample.reward is not None and not sample.fork]
+
+    @property
+    def num_completed(self) -> int:
+        """Slots whose sample is there and did not fail."""
+        return self.row.num_samples - self.row.num_failed
+
+    def take(self, sample: Sample) -> None:
+        """Add a sample; a fork fills no slot."""
+        self.samples.append(sample)
+        if not sample.fork:
+            self.slots.add(sample.slot)
+
+    def failures_text(self) -> str:
+        """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
+        failed = (s.rollout_outcome or "failed" for s in self.samples if s.reward is None and not s.fork)
+        return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +95,7 @@ class Group:
     @property
     def oldest_version(self) -> int | None:
         """The oldest weight version among the samples that did not fail; None if none of them tells."""
-        versions = (sample.oldest_version for sample in self.samples if sample.reward is not None)
+        versions = (sample.oldest_version for sample in self.completed)
         return min((version for version in versions if version is not None), default=None)
 
     def free_slot(self) -> int:
@@ -71,6 +104,19 @@ class Group:
         if slot not in self.slots:
             return slot
         return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
+
+
+def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
+    forks: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        if sample.fork:
+            forks.setdefault((sample.slot, sample.rollout_id), []).append(sample)
+    ordered: list[Sample] = []
+    for sample in samples:
+        if not sample.fork:
+            of_it = forks.get((sample.slot, sample.rollout_id), ())
+            ordered += (sample, *sorted(of_it, key=lambda fork: fork.fork))
+    return ordered
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.run import RunSettings
+from forebay.core.sample import Incoming
 
 __all__ = ["Group", "Groups", "Placement", "Sample"]
 
@@ -78,11 +79,14 @@ class Groups:
             is_announced=is_announced,
         )
 
-    def place(self, instance_id: InstanceId, epoch: int | None, slot: int | None, now_s: float) -> Placement:
+    def place(self, sample: Incoming, now_s: float) -> Placement:
         """Decide where a sample belongs, opening a group where that is needed."""
-        if epoch is not None:
-            return self._place_at(instance_id, epoch, slot, now_s)
-        return self._place_next(instance_id, now_s)
+        if sample.epoch is None:
+            return self._place_next(sample.instance_id, now_s)
+        placement = self._place_at(sample.instance_id, sample.epoch, sample.slot, now_s, is_fork=sample.fork > 0)
+        if sample.fork and placement.outcome == "member" and _is_of_another(placement, sample.rollout_id):
+            return Placement(placement.group, placement.slot, "surplus")
+        return placement
 
     def would_open(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> bool:
         """Whether a sample would need a new group."""
@@ -94,12 +98,10 @@ class Groups:
     def add(self, placement: Placement, sample: Sample, now_s: float) -> None:
         """Put a member sample into its group."""
         group, row = placement.group, placement.group.row
-        group.samples.append(sample)
-        group.slots.add(sample.slot)
+        group.take(sample)
         group.staged = None
         row.last_sample_s = now_s
-        row.num_samples += 1
-        row.num_failed += sample.reward is None
+        _count(row, sample)
         self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
         self.changed[row.group_id] = group
@@ -110,7 +112,9 @@ class Groups:
         """Whether every slot has its sample, failed ones included."""
         return group.row.num_samples >= self.settings.group_size
 
-    def _place_at(self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float) -> Placement:
+    def _place_at(
+        self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float, *, is_fork: bool
+    ) -> Placement:
         if slot is not None and slot >= self.settings.group_size:
             key = group_id(instance_id, epoch)
             if key not in self.by_id:
@@ -120,6 +124,8 @@ class Groups:
             return Placement(group, -1 if slot is None else slot, "late")
         if slot is None:
             slot = group.free_slot()
+        if is_fork:
+            return Placement(group, slot, "member" if slot < self.settings.group_size else "surplus")
         if self.is_full(group) or slot in group.slots or slot >= self.settings.group_size:
             return Placement(group, slot, "surplus")
         return Placement(group, slot, "member")
@@ -160,8 +166,8 @@ class Groups:
         changed: list[Group] = []
         for group in self.by_id.values():
             is_incomplete = group.state is GroupState.OPEN and not self.is_full(group)
-            due = len(group.samples) if is_incomplete else 0
-            group.repeats = {sample.uid for sample in group.samples} if is_incomplete else set()
+            group.repeats = {s.uid for s in group.samples if not s.fork} if is_incomplete else set()
+            due = len(group.repeats)
             if due != group.row.surplus_due:
                 group.row.surplus_due = due
                 changed.append(group)
@@ -217,8 +223,8 @@ class Groups:
 
     def revive(self, group: Group, samples: Iterable[Sample]) -> None:
         """Give a delivered group its samples back, before it becomes ready again."""
-        group.samples = list(samples)
-        group.slots = {sample.slot for sample in group.samples}
+        for sample in samples:
+            group.take(sample)
         self.num_live_samples += len(group.samples)
         self.num_live_bytes += group.num_bytes
 
@@ -301,7 +307,7 @@ class Groups:
             group = self._insert(row)
             self.next_order = max(self.next_order, row.order + 1)
             if row.state is GroupState.OPEN:
-                row.num_samples, row.num_failed, row.last_sample_s = 0, 0, None
+                row.num_samples, row.num_failed, row.num_forks, row.last_sample_s = 0, 0, 0, None
             elif row.state is GroupState.READY:
                 self._ready.put(row.group_id, row.order)
             elif row.state is GroupState.DISCARDED:
@@ -315,14 +321,30 @@ class Groups:
     def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
         """Give a live group a stored sample, in the order in which they came."""
         group = self.by_id[key]
-        group.samples.append(sample)
-        group.slots.add(sample.slot)
+        group.take(sample)
         self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
         if group.state is GroupState.OPEN:
-            group.row.num_samples += 1
-            group.row.num_failed += sample.reward is None
+            _count(group.row, sample)
             group.row.last_sample_s = at_s
             self.changed[key] = group
-        elif group.state is GroupState.READY and sample.reward is not None:
-            self._ready.note_version(key, sample.oldest_version)
+
+    def restored(self) -> None:
+        """Every stored sample is where it was: note of which weights the ready groups are."""
+        for group in self.in_state(GroupState.READY):
+            self._ready.note_version(group.group_id, group.oldest_version)
+
+
+def _count(row: GroupRow, sample: Sample) -> None:
+    """Count another sample of an open group: a fork fills no slot."""
+    if sample.fork:
+        row.num_forks += 1
+    else:
+        row.num_samples += 1
+        row.num_failed += sample.reward is None
+
+
+def _is_of_another(placement: Placement, rollout_id: str) -> bool:
+    """Whether the slot of a fork has its main sample already, and that is of another rollout."""
+    mains = (sample for sample in placement.group.samples if sample.slot == placement.slot and not sample.fork)
+    return any(main.rollout_id != rollout_id for main in mains)

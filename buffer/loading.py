@@ -22,6 +22,7 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
         group = groups.by_id[stored.row.group_id]
         groups.restore_sample(stored.row.group_id, sample, stored.row.at_s)
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
+    groups.restored()
     buffer.uids.update(await store.load_uids(run_id))
     buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
     groups.schedule_all(buffer.run.process_ended_s)
@@ -63,7 +64,18 @@ def to_sample(stored: StoredSample) -> Sample:
     row = stored.row
     span = (row.reward_start, row.reward_end) if row.reward_end else None
     size, where = stored.location.length, stored.location
-    return Sample(row.uid, row.slot, row.reward, size, span, where, None, row.rollout_id, row.oldest_version)
+    return Sample(
+        row.uid,
+        row.slot,
+        row.reward,
+        size,
+        span,
+        where,
+        rollout_id=row.rollout_id,
+        oldest_version=row.oldest_version,
+        fork=row.fork,
+        rollout_outcome=row.rollout_outcome,
+    )
 
 
 def members(stored: Iterable[StoredSample]) -> list[Sample]:

@@ -29,9 +29,9 @@ class MetaWindow:
     newest: deque[tuple[Group, Sample]] = field(default_factory=deque)
 
     def add(self, group: Group, sample: Sample) -> None:
-        """Count a sample that did not fail."""
+        """Count a sample that did not fail; a fork is of a rollout that its main sample counts."""
         reward = sample.reward
-        if reward is None:
+        if reward is None or sample.fork:
             return
         self.num_samples += 1
         self.instances[group.instance_id] += 1

@@ -38,6 +38,14 @@ class Staged:
             for row in self.rows
         ]
 
+    def first(self, num_rows: int) -> "Staged":
+        """At most so many rows: forks are left out before any main row."""
+        rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
+        return Staged(rows[:num_rows], self.samples)
+
+    def _is_fork(self, row: Row) -> bool:
+        return row.source is not None and self.samples[row.source].fork > 0
+
     @property
     def num_bytes(self) -> int:
         """About what the rows take in a reply."""
@@ -86,15 +94,16 @@ class Pipeline:
     async def _judge(self, group: Group) -> None:
         if group.state is not GroupState.OPEN:
             return
-        completed, is_full = group.completed, self._groups.is_full(group)
-        if not completed:
+        is_full = self._groups.is_full(group)
+        if not group.num_completed:
             if is_full:
-                told = f"all {len(group.samples)} samples failed"
+                told = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, told)
             return
         num_samples = len(group.samples)
         try:
-            verdict = await self._hooks.judge(self._input(group.instance_id, completed), self._reachable(group))
+            asked = self._input(group.instance_id, group.completed_mains)
+            verdict = await self._hooks.judge(asked, self._reachable(group))
         except HookFailed as error:
             self._discard_failed(group, error)
             return
@@ -143,7 +152,8 @@ class Pipeline:
     def _input(self, instance_id: InstanceId, completed: Sequence[Sample]) -> HookInput:
         rewards = [sample.reward for sample in completed if sample.reward is not None]
         rollout_ids = [sample.rollout_id for sample in completed]
-        return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids)
+        forks = [sample.fork for sample in completed]
+        return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids, forks)
 
     # --- what goes out
 
@@ -167,7 +177,7 @@ class Pipeline:
             return None
         if processed.is_filtered:
             if group.state is GroupState.READY:
-                detail = f"{processed.num_kept} of {len(completed)} items were kept"
+                detail = f"{processed.num_kept} of {group.num_completed} items were kept"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
             return None
         group.staged = Staged(processed.rows, completed)
@@ -203,7 +213,7 @@ class Pipeline:
 
     async def _expire(self, group: Group) -> None:
         is_full, num_samples = self._groups.is_full(group), len(group.samples)
-        num_completed = len(group.completed)
+        num_completed = group.num_completed
         is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
         if group.group_id in self._groups.changed and (is_full or not is_enough):
             await self._judge_changed(group)
@@ -215,5 +225,6 @@ class Pipeline:
             group.row.is_salvaged = group.group_id not in self._groups.short_valid
             self._buffer.move(group, GroupState.READY)
         else:
-            detail = f"{num_completed} of {self._settings.group_size} samples had come"
+            failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
+            detail = f"{num_completed} of {self._settings.group_size} samples had come{failed}"
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)

@@ -18,6 +18,7 @@ from forebay.core.clock import Clock
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
 from forebay.core.sample import Incoming
 from forebay.core.signal import Patience, Signal
@@ -53,6 +54,8 @@ class RunBuffer:
         self.uids: set[str] = set()
         self.counts: Counter[str] = Counter()
         """Samples accepted since this server started, by what became of them."""
+        self.outcomes: Counter[RolloutOutcome] = Counter()
+        """Rollouts of which samples were accepted since then, by how they ended; forks are of one rollout."""
         self.lock = asyncio.Lock()
         """Held while hooks are asked and groups are chosen, so that readers take turns."""
         self.news = Signal()
@@ -119,9 +122,10 @@ class RunBuffer:
         self.news.notify()
 
     def update_clock(self) -> None:
-        """Deadlines count unless the run is still being validated, waits for its engine, or has ended."""
+        """Deadlines count unless the run is still being validated, waits for its engine or trainer, or has ended."""
         run = self.run
-        is_held = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and run.is_waiting_for_engine)
+        is_waiting = run.is_waiting_for_engine or run.is_held
+        is_held = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
         self.active.run(not is_held and not run.has_ended)
 
     def record_tick(self, every_s: float) -> None:
@@ -147,7 +151,7 @@ class RunBuffer:
         if self.run.has_ended:
             return self._write_late(sample, now_s)
         self._check_room(sample.instance_id, sample.epoch, now_s)
-        placement = self.groups.place(sample.instance_id, sample.epoch, sample.slot, now_s)
+        placement = self.groups.place(sample, now_s)
         rows: list[Row] = [self._sample_row(sample, placement, now_s)]
         if placement.is_group_changed:
             rows.append(placement.group.row)
@@ -166,6 +170,7 @@ class RunBuffer:
         uid, is_failed, counts = sample.uid, sample.reward is None, self.counts
         self.uids.add(uid)
         counts["bytes"] += len(sample.body)
+        self.outcomes[sample.outcome] += not sample.fork
         counts["failed" if is_failed and outcome == "member" else outcome] += 1
         self._pending[uid] = receipt = Receipt(uid, outcome, is_failed, kept)
         self.store.submit(rows, sample.body, partial(self._settle, receipt))
@@ -214,6 +219,8 @@ class RunBuffer:
             rollout_id=sample.rollout_id,
             oldest_version=sample.oldest_version,
             group_number=group_number,
+            fork=sample.fork,
+            rollout_outcome=sample.outcome.value,
         )
 
     def _check_room(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
@@ -321,4 +328,6 @@ def _kept(sample: Incoming, slot: int) -> Sample:
         sample.rollout_id,
         sample.oldest_version,
         is_binary(body),
+        sample.fork,
+        sample.outcome.value,
     )

@@ -87,7 +87,7 @@ class Selection:
             chooser.take(Choice(group, staged, staged, is_stale))
         elif self._fits_slime(group, staged):
             size = self._buffer.run.settings.group_size
-            chooser.take(Choice(group, Staged(staged.rows[:size], staged.samples), staged, is_stale))
+            chooser.take(Choice(group, staged.first(size), staged, is_stale))
 
     def _fits_slime(self, group: Group, staged: Staged) -> bool:
         """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
@@ -105,4 +105,6 @@ class Selection:
             num_cut = len(choice.whole.rows) - len(choice.staged.rows)
             if num_cut:
                 self._buffer.counts["rows_cut"] += num_cut
-                logger.warning("group %s: %d surplus rows were cut", choice.group.group_id, num_cut)
+                # slime has no place for forks: that is no news.
+                level = logging.INFO if num_cut <= choice.group.row.num_forks else logging.WARNING
+                logger.log(level, "group %s: %d surplus rows were cut", choice.group.group_id, num_cut)

@@ -1,9 +1,11 @@
 """What a trainer, or a generator that runs elsewhere, imports: batches out of the buffer, samples into it."""
 
-from forebay.client.buffer_client import AsyncBufferClient, BufferClient
+from forebay.client.async_buffer_client import AsyncBufferClient
+from forebay.client.buffer_client import BufferClient
 from forebay.client.errors import SamplesRefused, ServerUnreachable, WriterClosed
 from forebay.client.model import Batch, CheckpointInfo, CheckpointResult, Group, RewindResult, RunStats
 from forebay.client.outbox import Limits
+from forebay.client.updates import EnginePause, WeightUpdate
 from forebay.client.writer import AsyncSampleWriter, SampleWriter
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "BufferClient",
     "CheckpointInfo",
     "CheckpointResult",
+    "EnginePause",
     "Group",
     "Limits",
     "RewindResult",
@@ -20,5 +23,6 @@ __all__ = [
     "SampleWriter",
     "SamplesRefused",
     "ServerUnreachable",
+    "WeightUpdate",
     "WriterClosed",
 ]

@@ -83,6 +83,8 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it stopped or failed."""
     is_waiting_for_engine: bool = False
+    is_held: bool = False
+    """It waits for the trainer's next weight version: its step has all the groups that it needs."""
     is_stalled: bool = False
     weight_version: int | None = None
     created_at_s: float = 0.0
@@ -95,6 +97,12 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Discarded groups by reason."""
     samples: dict[str, int] = {}
     """Samples by what became of them, and how many are buffered."""
+    outcomes: dict[str, int] = {}
+    """Rollouts by how they ended, since the server started: ``ok``, ``truncated``, ``engine_failure``, …"""
+    counts: dict[str, int] = {}
+    """What its processes count, by name."""
+    tokens: dict[str, Any] = {}
+    """Tokens ``kept`` and ``wasted``; ``mean_finished`` and ``mean_aborted``, tokens per rollout."""
     settings: dict[str, Any] = {}
 
 

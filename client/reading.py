@@ -33,8 +33,10 @@ from forebay.client.model import (
     RunStats,
     batch_ids,
 )
+from forebay.client.updates import EnginePause, WeightUpdate
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.tensor_blob import TENSORS_TYPE, blob_json, is_blob
+from forebay.core.weights import PauseMode
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 POLL_S = 5.0
 """Seconds of the longest poll: short enough to notice the end of a run that this client itself keeps from ending."""
 REPLY_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 30.0
 LEAVING_RETRY_S = 5.0
 
 
@@ -116,9 +119,28 @@ class Reading:
         """End the run's process."""
         return msgspec.convert((yield from self._ask("POST", self._path("stop"), {})), RunStats)
 
+    # --- weights
+
     def set_weight_version(self, version: int) -> Flow[None]:
         """Announce the policy from which staleness counts."""
         yield from self._ask("PUT", self._path("weight_version"), {"weight_version": version})
+
+    def update_weights(self, version: int, model_path: str, mode: PauseMode, timeout_s: float) -> Flow[WeightUpdate]:
+        """Let the engines load other weights, and announce them."""
+        body = {"weight_version": version, "model_path": model_path, "mode": mode}
+        told = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
+        return msgspec.convert(told, WeightUpdate)
+
+    def pause_engines(self, mode: PauseMode, limit_s: float, timeout_s: float) -> Flow[EnginePause]:
+        """Let the engines stand still."""
+        body = {"mode": mode, "limit_s": limit_s}
+        told = yield from self._ask("POST", self._path("engines/pause"), body, timeout_s)
+        return msgspec.convert(told, EnginePause)
+
+    def continue_engines(self, version: int | None) -> Flow[None]:
+        """Let the engines go on, and announce the weights that they have, if a version is given."""
+        body = {} if version is None else {"weight_version": version}
+        yield from self._ask("POST", self._path("engines/continue"), body, REPLY_TIMEOUT_S)
 
     # --- batches
 
@@ -261,8 +283,10 @@ class Reading:
             raise InvalidInput("no run is chosen", hint="call start() or attach(run_id) first", field="run_id")
         return f"v1/runs/{self.run_id}/{rest}".rstrip("/")
 
-    def _ask(self, method: str, path: str, body: Json | None = None) -> Flow[dict[str, Any]]:
-        call: Call = json_call(method, path, body)
+    def _ask(
+        self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Flow[dict[str, Any]]:
+        call: Call = json_call(method, path, body, timeout_s)
         return decoded((yield from answered(call, self._retry_for_s)), call)
 
 

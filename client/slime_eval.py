@@ -152,7 +152,7 @@ class _Groups:
         while page := self._ask(f"{self._path}?after={after}")["groups"]:
             for group in page:
                 told = self._ask(f"{self._path}/{group['group_id']}?bodies=true")["samples"]
-                yield [sample["body"] for sample in told if sample["outcome"] == "member"]
+                yield [sample["body"] for sample in told if sample["outcome"] == "member" and not sample["fork"]]
             after = page[-1]["group_id"]
 
     def _ask(self, path: str) -> Json:

@@ -13,10 +13,18 @@ from forebay.client.model import Batch, Row
 from forebay.client.slime_args import SlimeArgs, does_slime_normalise
 from forebay.client.slime_tokens import Arrays, Tokens, arrays_of_batch, arrays_of_row, tokens_of
 from forebay.core.errors import InvalidInput, MissingExtra
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.sample import fork_number
 from forebay.core.sample import rollout_id as told_rollout_id
 
 STATUSES = {"length": "TRUNCATED", "abort": "ABORTED", "error": "FAILED", "failed": "FAILED"}
 """By the reason for which a rollout ended; all others are ``COMPLETED``."""
+OUTCOME_STATUSES = {
+    RolloutOutcome.TRUNCATED.value: "TRUNCATED",
+    RolloutOutcome.CANCELLED.value: "ABORTED",
+    **{outcome.value: "FAILED" for outcome in RolloutOutcome if outcome.value.endswith("_failure")},
+}
+"""By how the rollout ended, which counts more; of an ``ok`` one the reason tells."""
 UNIFORM = ("round_number",)
 """Metadata that slime takes of every sample if the first one has it."""
 
@@ -44,7 +52,7 @@ def groups_of(batch: Batch, args: SlimeArgs) -> list[list[Usable] | Unusable]:
     arrays, numbers = arrays_of_batch(batch)
     groups: list[list[Usable] | Unusable] = []
     for _, adjacent in groupby(range(len(numbers)), numbers.__getitem__):
-        places = list(adjacent)
+        places = _without_surplus_forks(batch.rows, list(adjacent), args.n_samples_per_prompt)
         rows = [batch.rows[at] for at in places]
         try:
             _check_size(rows, args.n_samples_per_prompt)
@@ -57,6 +65,16 @@ def groups_of(batch: Batch, args: SlimeArgs) -> list[list[Usable] | Unusable]:
 def usable_row(row: Row, args: SlimeArgs) -> Usable:
     """A sample as it was written. Raises ``InvalidInput`` if slime cannot use it."""
     return _usable(row, arrays_of_row(row), args)
+
+
+def _without_surplus_forks(rows: Sequence[Row], places: list[int], size: int) -> list[int]:
+    """slime wants groups of one size: forks beyond it are left out, the main samples of slots never."""
+    num_surplus = len(places) - size
+    if num_surplus <= 0:
+        return places
+    forks = [at for at in places if fork_number(rows[at].get("fork"))]
+    left_out = set(forks[-num_surplus:])
+    return [at for at in places if at not in left_out]
 
 
 def _check_size(rows: Sequence[Row], size: int) -> None:
@@ -154,8 +172,9 @@ def _rollout_ids(group: Sequence[Usable], indices: Sequence[int]) -> list[int]:
 
 def status_of(row: Row) -> str:
     """The name of slime's status for a sample."""
-    if row.get("status") == "failed":
-        return "FAILED"
+    told = OUTCOME_STATUSES.get(str(row.get("outcome")))
+    if told or row.get("status") == "failed":
+        return told or "FAILED"
     reason = _extra_info(row).get("finish_reason", row.get("finish_reason"))
     if isinstance(reason, dict):  # as SGLang's own API has it
         reason = reason.get("type")

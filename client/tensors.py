@@ -11,6 +11,7 @@ import msgspec
 from forebay.client.binary import encode_sample
 from forebay.client.chat_tokens import Tokenizer, chat_tokens
 from forebay.client.model import Batch, Row
+from forebay.client.old_tokens import without_older
 from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.core.tensor_blob import Dtype, View, read_blob
 from forebay.core.token_arrays import check_arrays, is_binary, unpack
@@ -32,6 +33,7 @@ def collate(
     truncate: Side = "right",
     tokenizer: Tokenizer | None = None,
     chat_template: str | None = None,
+    min_weight_version: int | None = None,
 ) -> dict[str, "torch.Tensor"]:
     """The samples of a batch, or any others, as tensors of B rows and T columns. T is the length of the longest.
 
@@ -53,6 +55,10 @@ def collate(
     ``response_length`` tokens are trained on, or all where the sample does not tell that number. The groups of samples
     that are no ``Batch`` are told by their ``instance_id`` and ``epoch``, as long as these stay the same.
 
+    With ``min_weight_version`` no token is trained on that older weights sampled, as the sample's ``token_spans`` tell,
+    or where it has none its ``weight_version``: a sample that names an older one among several is then not trained on
+    at all. A sample that names no version is left as it is.
+
     Raises ``InvalidInput`` for a wrong argument, for arrays of different lengths, and if a tokenizer is needed and not
     given; ``MissingExtra`` without torch.
     """
@@ -63,6 +69,9 @@ def collate(
     for number in retokenized:
         made = _made(ragged.rows[number], tokenizer, chat_template)
         tokens[number], loss_mask[number], logprobs[number] = made
+    if min_weight_version is not None:
+        for number, row in enumerate(ragged.rows):
+            loss_mask[number] = without_older(loss_mask[number], row, min_weight_version)
     padder = _Padder([len(part) for part in tokens], max_length, padding_side, truncate)
     trained_on = padder.pad(loss_mask, 0, torch.bool)
     return {

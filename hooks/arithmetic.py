@@ -2,8 +2,10 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeGuard
+from dataclasses import dataclass
+from typing import Self, TypeGuard
 
 from forebay.core.run import Normaliser
 
@@ -110,7 +112,32 @@ def share(reward: float, num_kept: int, group_size: int, num_copies: int) -> flo
     return bounded(reward * (group_size / num_kept) / (1 + num_copies))
 
 
-def num_copies(num_kept: int, group_size: int) -> list[int]:
-    """How often each of ``num_kept`` ≥ 1 rows is copied to reach ``group_size``: cyclically, from the first."""
-    every, first = divmod(max(0, group_size - num_kept), num_kept)
-    return [every + (index < first) for index in range(num_kept)]
+def num_rollouts(rollout_ids: Sequence[str], forks: Sequence[int]) -> int:
+    """Of how many rollouts rows are: one for each main row, and one for the forks whose main row is not there.
+
+    ``forks`` are 0 for main rows; forks have a rollout id.
+    """
+    mains = {told for told, fork in zip(rollout_ids, forks, strict=True) if not fork}
+    orphans = {told for told, fork in zip(rollout_ids, forks, strict=True) if fork} - mains
+    return forks.count(0) + len(orphans)
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How rows are brought to a group's size."""
+
+    num_kept: int
+    """Rollouts of which there are rows."""
+    copies: Sequence[int]
+    """How often each row is copied: forks never, unless there are only forks."""
+    added: Sequence[int]
+    """The places of the rows that are copied, in order."""
+
+    @classmethod
+    def of(cls, rollout_ids: Sequence[str], forks: Sequence[int], group_size: int) -> Self:
+        """For rows with these columns; ``forks`` are 0 for main rows."""
+        num_kept = num_rollouts(rollout_ids, forks)
+        mains = [place for place, fork in enumerate(forks) if not fork] or range(len(forks))
+        added = [mains[n % len(mains)] for n in range(max(0, group_size - num_kept))] if mains else []
+        counts = Counter(added)
+        return cls(num_kept, [counts[place] for place in range(len(forks))], added)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from forebay.core.run import Normaliser
-from forebay.hooks.arithmetic import num_copies, share, valid_advantages
-from forebay.hooks.types import Contract, Processed, Row, Sizes, Verdict
+from forebay.hooks.arithmetic import Padding, num_rollouts, share, valid_advantages
+from forebay.hooks.types import Contract, HookInput, Processed, Row, Sizes, Verdict
+
+T = TypeVar("T")
 
 
 def judge(rewards: Sequence[float], sizes: Sizes, contract: Contract) -> Verdict:
@@ -17,39 +20,55 @@ def judge(rewards: Sequence[float], sizes: Sizes, contract: Contract) -> Verdict
     return Verdict(is_valid, is_valid)
 
 
-def process(
-    rewards: Sequence[float], rollout_ids: Sequence[str], sizes: Sizes, contract: Contract, normaliser: Normaliser
-) -> Processed:
-    """What filter, normalise and pad make of a group (A), or transform (B), out of the columns of a ``HookInput``."""
-    is_forked = len(set(rollout_ids)) < len(rollout_ids)
-    return _process(tuple(rewards), tuple(rollout_ids) if is_forked else (), sizes, contract, normaliser)
+def process(group: HookInput, sizes: Sizes, contract: Contract, normaliser: Normaliser) -> Processed:
+    """What filter, normalise and pad make of a group (A), or transform (B), out of its columns.
+
+    The result is shared with other groups, and not to be changed.
+    """
+    ids, forks = group.rollout_ids, group.forks if any(group.forks) else []
+    if not forks and (not any(ids) or len(set(ids)) == len(ids)):
+        return _process_unrelated(tuple(group.rewards), sizes, contract, normaliser)
+    return _process(group.rewards, ids, forks, sizes, contract, normaliser)
 
 
 @lru_cache(maxsize=1_024)
+def _process_unrelated(rewards: Sequence[float], sizes: Sizes, contract: Contract, normaliser: Normaliser) -> Processed:
+    """For samples of which no two are of one rollout. Kept: rewards of 0 and 1 have few different orders."""
+    return _process(list(rewards), [], [], sizes, contract, normaliser)
+
+
 def _process(
-    rewards: Sequence[float], rollout_ids: Sequence[str], sizes: Sizes, contract: Contract, normaliser: Normaliser
+    rewards: list[float],
+    rollout_ids: list[str],
+    forks: list[int],
+    sizes: Sizes,
+    contract: Contract,
+    normaliser: Normaliser,
 ) -> Processed:
-    """Kept for the next groups: where rewards are 0 or 1, many have the same ones in the same order."""
     if contract == "B":
         rows = [Row(n, reward, None, None) for n, reward in enumerate(rewards)]
         return Processed(rows, len(rows), is_filtered=False)
     kept = [n for n, reward in enumerate(rewards) if 0 <= reward <= 1]
-    if len(kept) < sizes.min_valid_item_size:
-        return Processed([], len(kept), is_filtered=True)
     if len(kept) < len(rewards):
-        rewards = [rewards[n] for n in kept]
-        rollout_ids = [rollout_ids[n] for n in kept] if rollout_ids else ()
+        rewards, rollout_ids, forks = _picked(rewards, kept), _picked(rollout_ids, kept), _picked(forks, kept)
+    num_kept = num_rollouts(rollout_ids, forks) if forks else len(kept)
+    if num_kept < sizes.min_valid_item_size:
+        return Processed([], num_kept, is_filtered=True)
     made = valid_advantages(rewards, rollout_ids, normaliser)
     rows = [Row(n, made[place], rewards[place], None) for place, n in enumerate(kept)]
-    return Processed(_padded(rows, sizes.group_size), len(kept), is_filtered=False)
+    if num_kept != sizes.group_size:
+        padding = Padding.of(rollout_ids or [""] * num_kept, forks or [0] * num_kept, sizes.group_size)
+        rows = _padded(rows, padding, sizes.group_size)
+    return Processed(rows, num_kept, is_filtered=False)
 
 
-def _padded(rows: list[Row], group_size: int) -> list[Row]:
-    if not rows or len(rows) == group_size:
-        return rows
-    copies = num_copies(len(rows), group_size)
+def _picked(column: list[T], places: Sequence[int]) -> list[T]:
+    return [column[place] for place in places] if column else column
+
+
+def _padded(rows: list[Row], padding: Padding, group_size: int) -> list[Row]:
     shared = [
-        Row(row.source, share(row.reward or 0.0, len(rows), group_size, num), row.raw_reward, None)
-        for row, num in zip(rows, copies, strict=True)
+        Row(row.source, share(row.reward or 0.0, padding.num_kept, group_size, num), row.raw_reward, None)
+        for row, num in zip(rows, padding.copies, strict=True)
     ]
-    return shared + [shared[n % len(rows)] for n in range(max(0, group_size - len(rows)))]
+    return shared + [shared[place] for place in padding.added]

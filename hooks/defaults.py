@@ -4,12 +4,12 @@ Numbers are those of slime's rollout buffer (contract A: the version of July 202
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from forebay.core.ids import InstanceId
 from forebay.core.run import Normaliser
-from forebay.core.sample import rollout_id
+from forebay.core.sample import fork_number, rollout_id
 from forebay.hooks import arithmetic
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.specs import hookimpl
@@ -56,7 +56,7 @@ class Defaults:
         """Replace each reward by its advantage, as the run's normaliser says; as it was it goes to ``raw_reward``."""
         items = group[1]
         rewards = [item.get("reward") for item in items]
-        rollout_ids = [rollout_id(item.get("rollout_id")) for item in items]
+        rollout_ids, _ = columns_of(items)
         made = arithmetic.advantages(rewards, rollout_ids, self._normaliser)
         for item, raw, advantage in zip(items, rewards, made, strict=True):
             item["reward"] = advantage
@@ -68,22 +68,28 @@ class Defaults:
         """Scale rewards by ``group_size / kept`` and copy rows in arrival order until there are ``group_size``.
 
         An original shares its reward equally with its copies: the sum over the rows is the sum over the kept ones,
-        scaled.
+        scaled. Forks are neither counted nor copied.
         """
         instance_id, items = group
-        if not items or len(items) == group_size:
+        padding = arithmetic.Padding.of(*columns_of(items), group_size)
+        if not items or padding.num_kept == group_size:
             return group
-        copies = arithmetic.num_copies(len(items), group_size)
-        for item, num in zip(items, copies, strict=True):
+        for item, num in zip(items, padding.copies, strict=True):
             if arithmetic.is_number(item.get("reward")):
-                item["reward"] = arithmetic.share(item["reward"], len(items), group_size, num)
-        num_missing = max(0, group_size - len(items))
-        return instance_id, items + [copy.deepcopy(items[index % len(items)]) for index in range(num_missing)]
+                item["reward"] = arithmetic.share(item["reward"], padding.num_kept, group_size, num)
+        return instance_id, items + [copy.deepcopy(items[place]) for place in padding.added]
 
     @hookimpl(trylast=True)
     def transform_group(self, group: Group) -> Group:
         """Leave the group as it is."""
         return group
+
+
+def columns_of(items: Sequence[Item]) -> tuple[list[str], list[int]]:
+    """The rollout id of each item, and which fork of the rollout it is."""
+    rollout_ids = [rollout_id(item.get("rollout_id")) for item in items]
+    forks = [(fork_number(item.get("fork")) or 0) if told else 0 for item, told in zip(items, rollout_ids, strict=True)]
+    return rollout_ids, forks
 
 
 def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def main() -> None:
 def _group(request: wire.Judge | wire.Process) -> Group:
     instance_id: InstanceId = json.loads(request.instance_id)
     if request.bodies is None:
-        return instance_id, pipeline.index_items(instance_id, request.rewards, request.rollout_ids)
+        return instance_id, pipeline.index_items(instance_id, request.rewards, request.rollout_ids, request.forks)
     return instance_id, pipeline.full_items(request.bodies)
 
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from forebay.core.ids import InstanceId
-from forebay.hooks import answers
+from forebay.hooks import answers, arithmetic, defaults
 from forebay.hooks.manager import BUILT_IN
 from forebay.hooks.specs import CONTRACT_HOOKS
 from forebay.hooks.types import Contract, Group, Item, Processed, Row, Sizes
@@ -45,11 +45,14 @@ class Outcome:
     is_filtered: bool
 
 
-def index_items(instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str]) -> list[Item]:
+def index_items(
+    instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str], forks: Sequence[int] = ()
+) -> list[Item]:
     """Items of the index columns only, for hooks that are all built in; ``row`` tells them apart."""
+    columns = enumerate(zip_longest(rewards, rollout_ids or [""] * len(rewards), forks, fillvalue=0))
     return [
-        {"instance_id": instance_id, "reward": reward, "rollout_id": told, "messages": [], _ROW: row}
-        for row, (reward, told) in enumerate(zip_longest(rewards, rollout_ids, fillvalue=""))
+        {"instance_id": instance_id, "reward": reward, "rollout_id": told, "fork": fork, "messages": [], _ROW: row}
+        for row, (reward, told, fork) in columns
     ]
 
 
@@ -64,11 +67,12 @@ def process(hooks: GroupHooks, group: Group, sizes: Sizes, contract: Contract) -
         items = hooks.transform_group(group)[1]
         return Outcome(items, len(items), is_filtered=False)
     kept = [item for item in group[1] if hooks.filter_item(item)]
-    if len(kept) < sizes.min_valid_item_size:
-        return Outcome([], len(kept), is_filtered=True)
+    num_kept = arithmetic.num_rollouts(*defaults.columns_of(kept))
+    if num_kept < sizes.min_valid_item_size:
+        return Outcome([], num_kept, is_filtered=True)
     normalized = hooks.normalize_group_data((group[0], kept))
     padded = hooks.pad_group_data(normalized, sizes.group_size)
-    return Outcome(padded[1], len(kept), is_filtered=False)
+    return Outcome(padded[1], num_kept, is_filtered=False)
 
 
 def index_rows(outcome: Outcome) -> Processed:

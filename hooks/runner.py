@@ -118,10 +118,10 @@ class HookRunner:
     async def process(self, group: HookInput, sizes: Sizes) -> Processed:
         """Ask for the rows of a group: filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
         if not self.in_host("process"):
-            return columns.process(group.rewards, group.rollout_ids, sizes, self._choice.current, self._normaliser)
+            return columns.process(group, sizes, self._choice.current, self._normaliser)
         hello = await self._host.ready(is_refusable=True)
         bodies = await group.bodies() if _needs_bodies(hello) else None
-        request = wire.Process(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes))
+        request = wire.Process(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes), group.forks)
         reply = cast(wire.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
         return Processed(reply.rows, reply.num_kept, reply.is_filtered)

@@ -46,13 +46,15 @@ class HookInput:
     """One group: its samples' index columns, and a way to get their bodies when a hook needs to see them.
 
     ``bodies`` yields one JSON object per reward, as stored, in the same order. Samples that share a rollout id other
-    than "" are forks of one rollout; an empty list means that none has one.
+    than "" are forks of one rollout; an empty list means that none has one. ``forks`` are 0 for a slot's main sample
+    and the number of the fork for others; an empty list means that there are none.
     """
 
     instance_id: InstanceId
     rewards: list[float]
     bodies: Callable[[], Awaitable[list[bytes]]]
     rollout_ids: list[str] = field(default_factory=list)
+    forks: list[int] = field(default_factory=list)
 
 
 class Row(msgspec.Struct, gc=False):
@@ -75,6 +77,6 @@ class Processed:
 
     rows: list[Row]
     num_kept: int
-    """Samples left after ``filter_item`` (contract A), rows after ``transform_group`` (B)."""
+    """Samples left after ``filter_item`` (contract A), forks not counted; rows after ``transform_group`` (B)."""
     is_filtered: bool
     """Fewer samples than ``min_valid_item_size`` were left after the filter; ``rows`` is empty."""

@@ -30,6 +30,7 @@ class Judge(msgspec.Struct, tag="judge"):
     rollout_ids: list[str]
     bodies: list[bytes] | None
     sizes: tuple[int, int, int]
+    forks: list[int] = []
 
 
 class Process(msgspec.Struct, tag="process"):
@@ -40,6 +41,7 @@ class Process(msgspec.Struct, tag="process"):
     rollout_ids: list[str]
     bodies: list[bytes] | None
     sizes: tuple[int, int, int]
+    forks: list[int] = []
 
 
 class MetaInfo(msgspec.Struct, tag="meta_info"):

@@ -56,8 +56,13 @@ class Latencies(Collector):
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_samples": ("Samples accepted since the server started, by what became of them.", ("outcome",)),
+    "forebay_rollouts": (
+        "Rollouts whose main sample was accepted since the server started, by how they ended.",
+        ("outcome",),
+    ),
     "forebay_sample_bytes": ("Bytes of the accepted samples.", ()),
     "forebay_groups_discarded": ("Groups that ended undelivered, by reason.", ("reason",)),
+    "forebay_run_counts": ("What run processes count, by name; kept over restarts.", ("count",)),
     "forebay_rows_cut": ("Surplus rows that were cut from groups on slime routes.", ()),
 }
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -66,6 +71,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_buffered_bytes": ("Bytes of those samples.", ()),
     "forebay_runs": ("Runs, by state.", ("state",)),
     "forebay_runs_stalled": ("Runs that made no progress for their group deadline.", ()),
+    "forebay_runs_held": ("Runs that wait for their trainer's next weight version.", ()),
     "forebay_runs_alarmed": ("Runs of which many groups in a row ended undelivered.", ()),
     "forebay_journal_bytes": ("Bytes of the journal.", ()),
     "forebay_journal_segments": ("Segment files of the journal.", ()),

@@ -55,7 +55,9 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     closed_seq: int = 0
     """Place in the run's sequence of closed groups; 0 while open."""
     num_samples: int = 0
+    """Slots that have their sample. Forks are not counted, neither here nor in ``num_failed``."""
     num_failed: int = 0
+    num_forks: int = 0
     num_deliveries: int = 0
     surplus_due: int = 0
     """How many samples of this instance a restarted run will produce a second time."""
@@ -137,6 +139,10 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     """The oldest weight version among those that the sample names; None when it names none."""
     group_number: int = 0
     """The number of the group that it opens if it is the first."""
+    fork: int = 0
+    """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
+    rollout_outcome: str = ""
+    """How its rollout ended (``core.outcome``); "" in journals of before that was told."""
 
 
 class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -156,6 +162,8 @@ class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group_number: int
     offset: int
     length: int
+    fork: int = 0
+    rollout_outcome: str = ""
 
 
 class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
@@ -208,6 +216,8 @@ def to_columns(sample: StoredSample) -> SampleColumns:
         row.group_number,
         location.offset,
         location.length,
+        row.fork,
+        row.rollout_outcome,
     )
 
 
@@ -232,6 +242,8 @@ def from_columns(columns: ColumnsRow) -> list[StoredSample]:
                 rollout_id=each.rollout_id,
                 oldest_version=each.oldest_version,
                 group_number=each.group_number,
+                fork=each.fork,
+                rollout_outcome=each.rollout_outcome,
             ),
             Location(columns.segment, each.offset, each.length),
         )

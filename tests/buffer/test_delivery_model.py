@@ -33,7 +33,7 @@ from forebay.core.errors import (
     LeaseLost,
     StorageFailed,
 )
-from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of
+from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, write
 
 LEASE_S = 100.0
 STEPS = st.integers(0, 4)
@@ -92,6 +92,8 @@ class DeliveryModel(RuleBasedStateMachine):
         self.stack = AsyncExitStack()
         self.model = Model()
         self.num_groups = 0
+        self.num_forks: Counter[Any] = Counter()
+        """By instance."""
         self.store = self.make_store()
 
     def make_store(self) -> Store:
@@ -145,6 +147,17 @@ class DeliveryModel(RuleBasedStateMachine):
             self.num_groups += 1
             self.do(fill(self.entry, self.num_groups, [0.0, 1.0]))
 
+    @rule(forks=st.integers(1, 2))
+    def write_with_forks(self, forks: int) -> None:
+        """Beside each main sample so many forks, which a slime read leaves out."""
+        self.num_groups += 1
+        at = {"instance_id": self.num_groups, "epoch": 0}
+        for slot in range(2):
+            for fork in (*range(1, forks + 1), 0):
+                told = at | {"slot": slot, "fork": fork, "rollout_id": f"r{slot}", "reward": float(slot)}
+                self.do(write(self.entry, **told))
+        self.num_forks[self.num_groups] = 2 * forks
+
     @rule()
     def write_one_that_fails(self) -> None:
         self.num_groups += 1
@@ -191,7 +204,11 @@ class DeliveryModel(RuleBasedStateMachine):
         ready = [key for key in self.groups if self.model.owner(key) == "ready"]
         assert keys == sorted(ready, key=lambda key: self.groups[key].row.order)[:num_groups], "oldest first, once"
         rows = rows_of(batch)
-        assert [row["instance_id"] for row in rows] == [self.groups[key].instance_id for key in keys for _ in range(2)]
+        instances = [self.groups[key].instance_id for key in keys]
+        sizes = [2 if is_slime else 2 + self.num_forks[instance_id] for instance_id in instances]
+        expected = [each for each, size in zip(instances, sizes, strict=True) for _ in range(size)]
+        assert [row["instance_id"] for row in rows] == expected
+        assert not is_slime or not any(row.get("fork") for row in rows)
         told = Counter(batch.meta_info["finished_groups"])
         assert told == Counter(group.instance_id for group in (*batch.groups, *batch.reported))
         self.model.batches[batch.batch_id] = Promise(keys, rows, batch.meta_info, request_id, is_slime)

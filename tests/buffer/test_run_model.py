@@ -45,6 +45,10 @@ class RunModel(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.stack = AsyncExitStack()
         self.accepted: dict[str, str] = {}
+        self.written_forks: dict[str, tuple[Any, ...]] = {}
+        """Of samples that tell their rollout: instance, epoch, slot, rollout, and which fork, 0 for the main one."""
+        self.judged: set[tuple[Any, ...]] = set()
+        """Those whose main sample is in a group and did not fail."""
         self.held: list[Batch] = []
         self.acked: set[str] = set()
         self.told: Counter[Any] = Counter()
@@ -88,6 +92,26 @@ class RunModel(RuleBasedStateMachine):
     def write_native(self, instance_id: str | int, epoch: int, slot: int, reward: float | None) -> None:
         self.write(instance_id, reward, epoch=epoch, slot=slot)
 
+    @rule(
+        instance_id=INSTANCES,
+        epoch=st.integers(0, 1),
+        slot=st.integers(0, GROUP_SIZE),
+        rollout=st.sampled_from(["x", "x", "y"]),
+        kinds=st.sampled_from([(1, 0), (1, 2, 0), (1,), (0,), (0, 1)]),
+        reward=REWARDS,
+    )
+    def write_forks(
+        self, instance_id: str | int, epoch: int, slot: int, rollout: str, kinds: tuple[int, ...], reward: float | None
+    ) -> None:
+        """Forks and their main sample (0): in order, broken off, alone, or in the wrong order."""
+        for fork in kinds:
+            uid = f"uid-{len(self.accepted)}"
+            self.written_forks[uid] = (instance_id, epoch, slot, rollout, fork)
+            told = 0.5 if fork and reward is None else reward
+            self.write(instance_id, told, epoch=epoch, slot=slot, rollout_id=rollout, fork=fork)
+            if self.accepted[uid] == "member" and not fork and reward is not None:
+                self.judged.add((instance_id, epoch, slot, rollout))
+
     @rule(instance_id=st.sampled_from(["foreign", 3]), reward=REWARDS, number=st.integers(1, GROUP_SIZE))
     def write_foreign(self, instance_id: str | int, reward: float | None, number: int) -> None:
         for _ in range(number):
@@ -99,7 +123,7 @@ class RunModel(RuleBasedStateMachine):
         for reward in rewards:
             self.write(instance_id, reward)
 
-    def write(self, instance_id: str | int, reward: float | None, **place: int) -> None:
+    def write(self, instance_id: str | int, reward: float | None, **place: Any) -> None:
         uid = f"uid-{len(self.accepted)}"
         outcome = {"reward": reward} if reward is not None else {"reward": ..., "status": "failed"}
         self.accepted[uid] = self.do(self._written(uid=uid, instance_id=instance_id, **outcome, **place))
@@ -127,12 +151,22 @@ class RunModel(RuleBasedStateMachine):
         assert len(set(ids)) == len(ids)
         assert not unavailable & set(ids), "a group is with two readers"
         members = {uid for uid, outcome in self.accepted.items() if outcome == "member"}
-        assert {row["uid"] for row in rows_of(batch)} <= members
+        uids = [row["uid"] for row in rows_of(batch)]
+        assert set(uids) <= members
+        self.check_forks(uids, batch)
         wanted = Counter(group.instance_id for group in (*batch.groups, *batch.reported))
         assert Counter(batch.meta_info["finished_groups"]) == wanted
         assert all(group.state == "discarded" for group in batch.reported)
         assert not self.entry.buffer.groups.unreported
         self.held.append(batch)
+
+    def check_forks(self, uids: list[str], batch: Batch) -> None:
+        """Only forks of judged rollouts go out, once; their main sample may be filtered. A slime group has its size."""
+        forks = [uid for uid in uids if self.written_forks.get(uid, (0,))[-1]]
+        assert {self.written_forks[uid][:-1] for uid in forks} <= self.judged
+        assert len(set(forks)) == len(forks), "no fork is copied"
+        if batch.row.is_self_acking:
+            assert len(uids) == GROUP_SIZE * len(batch.groups)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -210,8 +244,13 @@ class RunModel(RuleBasedStateMachine):
         in_groups = Counter(sample.uid for group in self.groups for sample in group.samples)
         assert all(count == 1 and self.accepted[uid] == "member" for uid, count in in_groups.items())
         for group in self.groups:
-            assert len(group.slots) == len(group.samples) <= GROUP_SIZE
+            mains = [sample for sample in group.samples if not sample.fork]
+            assert len(group.slots) == len(mains) <= GROUP_SIZE
             assert group.slots <= set(range(GROUP_SIZE))
+            if group.samples:
+                num_failed = sum(sample.reward is None for sample in mains)
+                counted = (group.row.num_samples, group.row.num_failed, group.row.num_forks)
+                assert counted == (len(mains), num_failed, len(group.samples) - len(mains))
 
     @invariant()
     def reports_are_those_of_the_ledger(self) -> None:

@@ -184,6 +184,23 @@ def test_a_failed_sample_is_failed_whatever_its_reason() -> None:
     assert slime_samples.status_of(make_sample(status="failed", extra_info={"finish_reason": "length"})) == "FAILED"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        ("ok", "COMPLETED"),
+        ("truncated", "TRUNCATED"),
+        ("cancelled", "ABORTED"),
+        *((f"{whose}_failure", "FAILED") for whose in ("engine", "agent", "environment", "judge")),
+        ("anything else", "COMPLETED"),
+    ],
+)
+def test_the_outcome_of_a_rollout_is_its_status(outcome: str, status: str) -> None:
+    assert slime_samples.status_of(make_sample(outcome=outcome)) == status
+    if outcome == "ok":
+        aborted = make_sample(outcome=outcome, extra_info={"finish_reason": "abort"})
+        assert slime_samples.status_of(aborted) == "ABORTED"
+
+
 def test_rewards_are_raw_for_slime_to_normalise_unless_it_is_told_not_to(run: NativeRun, args: Any) -> None:
     for number in range(3):
         run.write(*group(f"{number}a"), *group(f"{number}b"))
@@ -208,6 +225,17 @@ def test_forks_share_a_rollout_and_copies_do_not(slime_server: ServerProcess, na
     padded = generate(args, 1)[0]
     assert [sample.metadata["uid"] for sample in padded] == ["b/0", "b/1", "b/2", "b/0"]
     assert [sample.rollout_id for sample in padded] == [4, 5, 6, 7]
+
+
+def test_forks_that_fill_no_slot_are_left_out_of_slimes_groups(run: NativeRun, args: Any) -> None:
+    for name in "ab":
+        first, second = group(name)
+        place = {"epoch": 0, "rollout_id": "r0", "slot": 0}
+        run.write(
+            {**first, **place, "uid": f"{name}/f1", "fork": 1}, {**first, **place}, {**second, "epoch": 0, "slot": 1}
+        )
+    samples = generate(args, 0)
+    assert [[sample.metadata["uid"] for sample in group] for group in samples] == [["a/0", "a/1"], ["b/0", "b/1"]]
 
 
 def test_logprobs_are_all_there_or_none(run: NativeRun, args: Any) -> None:

@@ -47,7 +47,7 @@ def server(make_server: MakeServer, tmp_path: Path) -> ServerProcess:
     return make_server(generators=tmp_path / "tasks")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
 def test_whatever_is_left_of_a_training_it_goes_on_with_the_same_groups(
     server: ServerProcess, tmp_path: Path, mode: str
 ) -> None:

@@ -28,6 +28,9 @@ class Trainer:
     def save_model(self, step: int) -> None:
         self.saved[step] = list(self.trained)
 
+    def send_weights(self, workers: list[str]) -> None:
+        """Replaced by the test that has engines."""
+
     def last_saved_step(self) -> int | None:
         return max(self.saved, default=None)
 
@@ -35,7 +38,7 @@ class Trainer:
         source = BLOCKS[title].replace("http://127.0.0.1:8889", self._url)
         for old, new in replaced.items():
             source = source.replace({"engine": "http://127.0.0.1:30000", "tasks": "tasks.jsonl"}[old], new)
-        names = {name: getattr(self, name) for name in ("train", "save_model", "last_saved_step")}
+        names = {name: getattr(self, name) for name in ("train", "save_model", "last_saved_step", "send_weights")}
         exec(compile(source, f"trainers.md: {title}", "exec"), {**names, "run_id": run.run_id if run else ""})
 
 
@@ -104,6 +107,26 @@ def test_weight_versions(server: ServerProcess, trainer: Trainer, capsys: pytest
     trainer.run("Weight versions", run)
     assert "'staleness': {'1': 4}" in capsys.readouterr().out
     assert run.view()["weight_version"] == 3
+
+
+def test_updating_weights(server: ServerProcess, trainer: Trainer) -> None:
+    with ScriptedEngine(lambda _: "x").in_thread() as engine:
+        run, uids = full_run(server, remote_engine_url=engine.url)
+        trainer.run("Updating weights", run)
+        assert trainer.trained == uids
+        assert [body["model_path"] for body in engine.engine.weight_updates] == ["/models/step-1", "/models/step-2"]
+        assert (engine.engine.weight_version, engine.engine.paused) == ("2", None)
+    assert run.view()["weight_version"] == 2
+
+
+def test_weights_that_a_trainer_brings(server: ServerProcess, trainer: Trainer) -> None:
+    with ScriptedEngine(lambda _: "x").in_thread() as engine:
+        run, _ = full_run(server, remote_engine_url=engine.url)
+        sent: list[tuple[list[str], str | None]] = []
+        trainer.send_weights = lambda workers: sent.append((workers, engine.engine.paused))  # type: ignore[method-assign]
+        trainer.run("Weights that a trainer brings", run)
+        assert sent == [([engine.url], "retract")]
+        assert (engine.engine.weight_version, engine.engine.paused) == ("2", None)
 
 
 def test_asynchronous_trainers(server: ServerProcess, trainer: Trainer) -> None:

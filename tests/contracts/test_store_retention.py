@@ -65,6 +65,8 @@ def make_sample(number: int, **changes: Any) -> SampleRow:
         "rollout_id": f"r{number}",
         "oldest_version": number if number % 2 else None,
         "group_number": group + 1,
+        "fork": number % 3,
+        "rollout_outcome": "truncated" if number % 2 else "ok",
     }
     return SampleRow(**{**fields, **changes})
 

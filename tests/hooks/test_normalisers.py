@@ -74,20 +74,38 @@ def test_rloo_compares_with_the_mean_of_the_others(rewards: list[float]) -> None
     assert advantages(rewards, [], "rloo") == pytest.approx(expected, abs=1e-9)
 
 
+async def no_bodies() -> list[bytes]:
+    raise AssertionError("the columns are enough")
+
+
+def test_forks_are_neither_counted_nor_copied_when_a_group_is_padded() -> None:
+    rewards, ids, forks = [1.0, 1.0, 0.0, 0.5], ["a", "a", "b", "c"], [0, 1, 0, 0]
+    asked = HookInput(1, rewards, no_bodies, ids, forks)
+    whole = columns.process(asked, Sizes(3, 3, 3), "A", "dr_grpo")
+    assert [(row.source, row.reward) for row in whole.rows] == [(0, 0.5), (1, 0.5), (2, -0.5), (3, 0.0)]
+    padded = columns.process(asked, Sizes(4, 3, 3), "A", "dr_grpo")
+    assert [row.source for row in padded.rows] == [0, 1, 2, 3, 0], "the first main row is copied"
+    assert sum(row.reward or 0.0 for row in padded.rows) == pytest.approx(0.5 * 4 / 3)
+    short = columns.process(asked, Sizes(5, 4, 4), "A", "dr_grpo")
+    assert (short.is_filtered, short.num_kept) == (True, 3)
+
+
 @given(
-    group=st.lists(st.tuples(st.floats(-1, 2), st.sampled_from(["", "a"])), max_size=12),
+    group=st.lists(st.tuples(st.floats(-1, 2), st.sampled_from(["", "a", "b"]), st.integers(0, 2)), max_size=12),
     size=st.integers(1, 14),
     normaliser=normalisers,
     contract=st.sampled_from(["A", "B"]),
 )
 def test_columns_give_what_items_give(
-    group: list[tuple[float, str]], size: int, normaliser: Normaliser, contract: Any
+    group: list[tuple[float, str, int]], size: int, normaliser: Normaliser, contract: Any
 ) -> None:
-    rewards, ids = [reward for reward, _ in group], [told for _, told in group]
+    rewards, ids = [reward for reward, _, _ in group], [told for _, told, _ in group]
+    forks = [fork if told else 0 for _, told, fork in group]
     sizes = Sizes(size, max(1, size - 1), max(1, size // 2))
     hooks = Defaults(ContractChoice(contract), normaliser)
-    outcome = process(hooks, (1, index_items(1, rewards, ids)), sizes, contract)
-    assert columns.process(rewards, ids, sizes, contract, normaliser) == index_rows(outcome)
+    outcome = process(hooks, (1, index_items(1, rewards, ids, forks)), sizes, contract)
+    asked = HookInput(1, rewards, no_bodies, ids, forks)
+    assert columns.process(asked, sizes, contract, normaliser) == index_rows(outcome)
     verdict = columns.judge(rewards, sizes, contract)
     whole = (1, index_items(1, rewards, ids))
     assert (verdict.is_valid, verdict.is_finished) == hooks.is_valid_group(whole, size, sizes.min_valid_group_size)

@@ -1,0 +1,53 @@
+"""Records as earlier versions wrote them are read, and mean what they meant then."""
+
+from typing import Any
+
+import msgspec
+
+from forebay.buffer.store.records import MSGPACK, decode_rows
+from forebay.buffer.store.rows import ColumnsRow, GroupRow, SampleRow, from_columns
+
+SAMPLE: dict[str, Any] = {
+    "type": "sample",
+    "run_id": "run-1",
+    "uid": "u",
+    "instance_id": 1,
+    "group_id": "g",
+    "epoch": 0,
+    "slot": 2,
+    "outcome": "member",
+    "reward": 0.5,
+    "at_s": 1.0,
+    "received_at_s": 2.0,
+}
+COLUMNS: dict[str, Any] = {
+    "type": "columns",
+    "run_id": "run-1",
+    "group_id": "g",
+    "instance_id": 1,
+    "epoch": 0,
+    "segment": 1,
+    "samples": [["u", 2, "member", 0.5, 1.0, 2.0, "", 3, 6, "r", None, 4, 100, 20]],
+}
+GROUP: dict[str, Any] = {
+    "type": "group",
+    "run_id": "run-1",
+    "group_id": "g",
+    "instance_id": 1,
+    "epoch": 0,
+    "state": "ready",
+    "opened_s": 0.0,
+    "num_samples": 4,
+}
+
+
+def test_samples_of_before_there_were_forks_and_outcomes_are_main_samples() -> None:
+    sample, columns, group = decode_rows(msgspec.msgpack.encode([SAMPLE, COLUMNS, GROUP]), MSGPACK)
+    assert isinstance(sample, SampleRow)
+    assert (sample.fork, sample.rollout_outcome) == (0, "")
+    assert isinstance(columns, ColumnsRow)
+    [stored] = from_columns(columns)
+    assert (stored.row.slot, stored.row.fork, stored.row.rollout_outcome) == (2, 0, "")
+    assert (stored.location.offset, stored.location.length) == (100, 20)
+    assert isinstance(group, GroupRow)
+    assert (group.num_samples, group.num_forks) == (4, 0)
