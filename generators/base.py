@@ -7,18 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forebay.core.errors import InvalidInput
+from forebay.core.flags import read_flag
 from forebay.core.ids import InstanceId
 from forebay.generators.chat import query_single_turn, single_turn
+from forebay.generators.failures import AgentFailed, EnvironmentFailed, JudgeFailed
+from forebay.generators.failures import retry_budgets as read_budgets
 from forebay.generators.rows import RowFile
 from forebay.generators.samples import plain
 
 if TYPE_CHECKING:
+    from forebay.core.oversampling import Oversampling
     from forebay.generators.reporter import Totals
     from forebay.generators.rewards import RewardFunc
     from forebay.generators.rollout import Rollout
     from forebay.generators.runner import RolloutFunc
 
-__all__ = ["BaseGenerator", "Rollout", "Totals", "query_single_turn", "single_turn"]
+__all__ = [
+    "AgentFailed",
+    "BaseGenerator",
+    "EnvironmentFailed",
+    "JudgeFailed",
+    "Rollout",
+    "Totals",
+    "query_single_turn",
+    "single_turn",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +40,8 @@ PAYLOAD_NAMES = {
     "group_deadline_seconds": "group_deadline_s",
     **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
-    **{name: name for name in ("max_attempts", "reward_timeout_s", "num_reward_workers")},
+    **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
+    **{name: name for name in ("oversampling", "capture")},
 }
 """What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
 
@@ -39,7 +53,9 @@ class BaseGenerator:
     list). ``queue_size`` finished samples may wait to be written before rollouts wait too; ``num_process`` rollouts run
     at once. ``sampling_params`` go to every rollout, with ``max_tokens`` unless they have their own. ``max_attempts``
     counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s`` hold where the buffer does not tell its own.
-    ``shuffle_seed`` shuffles the rows, each epoch differently. Numbers may be strings. Raises ``InvalidInput``.
+    ``shuffle_seed`` shuffles the rows, each epoch differently. ``retry_budgets`` gives kinds of failure their own
+    number of retries. ``oversampling`` starts more rollouts than are needed; a server's setting comes before it.
+    ``capture`` False asks the engines for no tokens. Numbers may be strings. Raises ``InvalidInput``.
     """
 
     def __init__(
@@ -64,6 +80,9 @@ class BaseGenerator:
         num_reward_workers: int | str | None = None,
         group_timeout_s: float | str = 300.0,
         group_deadline_s: float | str = 3_600.0,
+        retry_budgets: Mapping[str, int | str] | None = None,
+        oversampling: "Mapping[str, Any] | Oversampling | None" = None,
+        capture: bool | str = True,
     ) -> None:
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
@@ -84,6 +103,9 @@ class BaseGenerator:
         self.num_reward_workers = _count("num_reward_workers", num_reward_workers or self.num_process)
         self.group_timeout_s = _seconds("group_timeout_s", group_timeout_s)
         self.group_deadline_s = _seconds("group_deadline_s", group_deadline_s)
+        self.retry_budgets = read_budgets(retry_budgets, self.max_attempts)
+        self.oversampling = _oversampling(oversampling, self.num_repeat_per_sample)
+        self.capture = read_flag("capture", capture)
 
     @classmethod
     def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:
@@ -152,6 +174,16 @@ def _seconds(name: str, value: float | str) -> float:
     if not 0 < seconds < float("inf"):
         raise InvalidInput(f"{name} must be more than 0 seconds, got {seconds}", field=name)
     return seconds
+
+
+def _oversampling(given: "Mapping[str, Any] | Oversampling | None", group_size: int) -> "Oversampling | None":
+    if not given:
+        return None
+    # Looked up only now: it takes pydantic, for which an inspected generator file need not wait.
+    from forebay.core.oversampling import Oversampling, parse_oversampling
+
+    oversampling = given if isinstance(given, Oversampling) else parse_oversampling(given)
+    return oversampling.checked(group_size)
 
 
 def _sampling_params(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:

@@ -5,8 +5,13 @@ from typing import Any, Self
 
 import openai
 
+from forebay.generators.chat_parts import Json, Part
+from forebay.generators.continuing import finish, finish_in_thread
+from forebay.generators.engine_calls import EngineCalls, is_unavailable
 from forebay.generators.link import Backoff
-from forebay.generators.rollout import EngineCalls, Rollout, is_unavailable
+from forebay.generators.recorded_streams import AsyncRecordedStream, RecordedStream
+from forebay.generators.rollout import Rollout
+from forebay.generators.whole_chat import WholeChat, is_whole_chat
 
 UNBOUND_URL = "http://engine.invalid/v1"
 """Stands in the client that the others are made from; each request is given a real address."""
@@ -32,14 +37,35 @@ class RolloutClient(openai.OpenAI):
         return client
 
     def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
-        """Send one call; goes on with another engine, or waits for one, when nobody answers."""
+        """Send one call; what an engine aborts of a chat in one piece is gone on with."""
+        if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
+            return self._answered(cast_to, options, **how)[0]
+        chat = WholeChat(self.rollout, options)
+
+        def ask(body: Json | None = None) -> Part:
+            raw, recorder = self._answered(cast_to, chat.options(body), **how)
+            part: Part = recorder.part(raw)
+            return part
+
+        try:
+            for rest in chat.rests(ask()):
+                finish_in_thread(rest, ask, lambda join: self.rollout.calls.in_loop(chat.joined(join)))
+        finally:
+            chat.record()
+        return chat.reply()
+
+    def _answered(self, cast_to: Any, options: Any, **how: Any) -> tuple[Any, Any]:
+        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
         calls, pause = self.rollout.calls, Backoff()
         while True:
+            calls.wait_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    reply = super().request(cast_to, bound, **how)
-                self.rollout.trace.note(reply)
-                return reply
+                    recorder = self.rollout.recorder(bound, options)
+                    if recorder is not None and how.get("stream"):
+                        calls.in_loop(recorder.note_version())
+                        how["stream_cls"] = type("RecordedStream", (RecordedStream,), {"recorder": recorder})
+                    return super().request(cast_to, bound, **how), recorder
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise
@@ -66,14 +92,35 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
         return client
 
     async def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
-        """Send one call; goes on with another engine, or waits for one, when nobody answers."""
+        """Send one call; what an engine aborts of a chat in one piece is gone on with."""
+        if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
+            return (await self._answered(cast_to, options, **how))[0]
+        chat = WholeChat(self.rollout, options)
+
+        async def ask(body: Json | None = None) -> Part:
+            raw, recorder = await self._answered(cast_to, chat.options(body), **how)
+            part: Part = recorder.part(raw)
+            return part
+
+        try:
+            for rest in chat.rests(await ask()):
+                await finish(rest, ask, chat.joined)
+        finally:
+            chat.record()
+        return chat.reply()
+
+    async def _answered(self, cast_to: Any, options: Any, **how: Any) -> tuple[Any, Any]:
+        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
         calls, pause = self.rollout.calls, Backoff()
         while True:
+            await calls.when_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    reply = await super().request(cast_to, bound, **how)
-                self.rollout.trace.note(reply)
-                return reply
+                    recorder = self.rollout.recorder(bound, options)
+                    if recorder is not None and how.get("stream"):
+                        await recorder.note_version()
+                        how["stream_cls"] = type("RecordedStream", (AsyncRecordedStream,), {"recorder": recorder})
+                    return await super().request(cast_to, bound, **how), recorder
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise

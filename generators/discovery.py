@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ RECHECK_FAILED_S = 30.0
 class Catalog:
     """The generators in ``given`` (folders, or files of any name), in ``./generators``, the installed and the packaged.
 
+    The packaged ones are known to be in order, and to have no hooks: they are not inspected.
     Relative paths start at ``working_dir``, which is also where inspected files run. At most ``max_parallel`` files are
     inspected at once, each for at most ``inspect_timeout_s``. Leaving the context ends what is being inspected.
     """
@@ -70,10 +72,20 @@ class Catalog:
         try:
             async with asyncio.timeout(wait_s):
                 while paths := self._undecided(task_type):
-                    await asyncio.wait([self._inspections[path][1] for path in paths])
+                    await self._wait_for(paths)
+                if self._is_unknown(task_type):  # the refusal lists all that there is
+                    await self._wait_for(list(self._inspections))
         except TimeoutError:
-            raise InspectionPending(task_type, self._undecided(task_type)) from None
+            if paths := self._undecided(task_type):
+                raise InspectionPending(task_type, paths) from None
         return self._decide(task_type)
+
+    async def _wait_for(self, paths: Sequence[Path]) -> None:
+        if tasks := [self._inspections[path][1] for path in paths]:
+            await asyncio.wait(tasks)
+
+    def _is_unknown(self, task_type: str) -> bool:
+        return all(info.task_type != task_type for info in self.cached())
 
     def cached(self) -> list[GeneratorInfo]:
         """Every verdict there is, without looking at the disk; files still being inspected are left out."""
@@ -93,7 +105,11 @@ class Catalog:
                 if path not in self._found or self._is_outdated(self._found[path]):
                     del self._verdicts[path]
             for path, file in self._found.items():
-                if _is_inspected(file) and path not in self._verdicts and path not in self._inspections:
+                if not _is_inspected(file) or path in self._verdicts or path in self._inspections:
+                    continue
+                if file.source == "built-in":
+                    self._verdicts[path] = (_built_in(file), self._clock.monotonic())
+                else:
                     self._inspections[path] = (file.digest, self._start_inspection(file))
 
     def _is_outdated(self, file: FoundFile) -> bool:
@@ -147,6 +163,10 @@ class Catalog:
 
 def _is_inspected(file: FoundFile) -> bool:
     return file.fits and not file.error
+
+
+def _built_in(file: FoundFile) -> GeneratorInfo:
+    return replace(_told_by_source(file), status="ok", contract="A")
 
 
 def _told_by_source(file: FoundFile) -> GeneratorInfo:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 LISTED_TTL_S = 5.0
 ABORT_S = 5.0
 PROBE_FIRST_S, PROBE_MAX_S = 0.1, 5.0
+STOP_FIRST_S, STOP_MAX_S = 0.05, 0.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class EngineRing:
         if not stripped:
             raise InvalidInput("remote_engine_url names no engine", field="remote_engine_url")
         self.api_key = api_key
+        self.weight_version: int | None = None
+        """What the trainer announced last, as far as it was told."""
         self._model = model
         self._engines = [DetectedEngine(url, api_key=api_key, model=model) for url in stripped]
         self._members: dict[str, Member[Target]] = {}
@@ -71,6 +74,11 @@ class EngineRing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """The connections that administrative calls go over."""
+        return self._http
 
     async def take(self) -> Member[Target]:
         """The server that a rollout should talk to now: the least loaded one. Waits while no engine answers."""
@@ -99,10 +107,26 @@ class EngineRing:
         await asyncio.gather(*(self.abandon(url, rid) for url, rid in calls))
         await asyncio.gather(*(engine.abort(rid_prefix, timeout_s=ABORT_S) for engine in self._engines))
 
+    async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = ABORT_S) -> None:
+        """Tell the engines to end ``calls()``, again and again until none is left, or for ``limit_s`` seconds.
+
+        Each call's own client gets what its engine had by then. Calls at engines that cannot be told are left alone.
+        """
+        pause_s = STOP_FIRST_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while left := [call for call in calls() if self._can_be_told(call[0])]:
+                    await asyncio.gather(*(self.abandon(url, rid) for url, rid in left))
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, STOP_MAX_S)
+
+    def _can_be_told(self, url: str) -> bool:
+        member = self._members.get(url)
+        return member is not None and member.server.is_sglang
+
     async def abandon(self, url: str, rid: str) -> None:
         """Tell a server once that nobody waits for ``rid``: it would notice a closed connection only after seconds."""
-        member = self._members.get(url)
-        if member is not None and member.server.is_sglang:
+        if self._can_be_told(url):
             with suppress(EngineError, TimeoutError):
                 await WorkerAdmin(self._http, url).abort(rid)
 

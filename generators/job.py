@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 from forebay.core.active_clock import ActiveClock
 from forebay.core.errors import InputRefused
-from forebay.core.ids import run_rid_prefix
+from forebay.generators.costs import Ending, cost
 from forebay.generators.engine_ring import EngineRing
 from forebay.generators.groups import GroupClosed, OpenGroup
+from forebay.generators.hold import Hold, Step
 from forebay.generators.link import Link, RunGone
+from forebay.generators.open_groups import OpenGroups
 from forebay.generators.reporter import Reporter, Totals
 from forebay.generators.runner import RolloutRunner
 from forebay.generators.schedule import GroupPlan, Plan, Schedule
 from forebay.generators.writer import Sample, Writer
 
 logger = logging.getLogger(__name__)
+
+NOTHING_SEEN = -1
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class JobParts:
     writer: Writer
     reporter: Reporter
     clock: ActiveClock
+    hold: Hold
     num_concurrent: int
 
 
@@ -40,9 +45,10 @@ class RolloutJob:
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
         self._reporter = parts.reporter
-        self._open: dict[str, OpenGroup] = {}
+        self._hold = parts.hold
+        self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
         self._places = asyncio.Semaphore(parts.num_concurrent)
-        self._services: asyncio.TaskGroup
+        self._rollouts: asyncio.TaskGroup
         self._input_error: InputRefused | None = None
 
     async def run(self) -> Totals:
@@ -57,21 +63,25 @@ class RolloutJob:
             if not isinstance(first, RunGone):
                 raise first from None
             logger.info("stopping: %s", first)
-            await self._stop()
+            self._reporter.totals.is_stopped = True
+            await self._open.stop(self._parts.plan.run_id)
         finally:
-            self._close_all()
+            self._open.close_all()
         if self._input_error is not None:
             raise self._input_error
         return self._reporter.totals
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as services:
-            self._services = services
+            self._open.services = services
             news = services.create_task(self._reporter.run())
             feed = services.create_task(self._follow_closed())
             writing = services.create_task(self._parts.writer.run())
-            async with asyncio.TaskGroup() as slots:
-                await self._fill(slots)
+            async with asyncio.TaskGroup() as rollouts:
+                self._rollouts = rollouts
+                self._hold.on_change = self._note_held
+                self._note_step(self._parts.plan.step)
+                await self._fill()
             self._parts.writer.finish()
             await writing
             # The report lets the run end, and the feed of an ended run says that it is gone.
@@ -79,99 +89,143 @@ class RolloutJob:
             await self._reporter.finish()
             news.cancel()
 
-    async def _fill(self, slots: asyncio.TaskGroup) -> None:
+    async def _fill(self) -> None:
         try:
             for planned in self._parts.schedule.groups():
-                await self._start_group(planned, slots)
+                await self._start_group(planned)
         except InputRefused as error:
             # The rollouts in progress go on to their end, and what they bring is written.
             self._input_error = error
 
-    async def _start_group(self, planned: GroupPlan, slots: asyncio.TaskGroup) -> None:
-        await self._places.acquire()
+    # --- groups
+
+    async def _start_group(self, planned: GroupPlan) -> None:
+        await self._take_place()
         await self._reporter.announce((planned.row.instance_id, planned.epoch))
-        group = OpenGroup(self._parts.plan, planned, self._parts.clock)
-        self._open[group.group_id] = group
-        slots.create_task(self._expire(group))
-        for slot in planned.slots:
-            if slot != planned.slots[0]:
-                await self._places.acquire()
+        group = OpenGroup(self._parts.plan, planned, self._parts.clock, self._hold)
+        self._add(group)
+        await self._start_rollouts(group, num_places=1)
+
+    def _add(self, group: OpenGroup) -> None:
+        self._open.add(group)
+        self._rollouts.create_task(self._expire(group))
+
+    async def _start_rollouts(self, group: OpenGroup, num_places: int = 0) -> None:
+        """Start them one by one; ``num_places`` are taken already."""
+        for position, number in enumerate(group.numbers):
+            if position >= num_places:
+                await self._take_place()
             if group.is_closed:
                 self._places.release()
                 return
-            slots.create_task(self._fill_slot(group, slot))
+            self._rollouts.create_task(self._run_rollout(group, number))
 
-    async def _fill_slot(self, group: OpenGroup, slot: int) -> None:
-        try:
-            sample = await self._sample(group, slot)
-            if sample is not None:
-                group.note_sample()
-                await self._hand_over(sample)
-        finally:
+    async def _take_place(self) -> None:
+        """A place for another rollout; none while the run is held."""
+        await self._places.acquire()
+        while self._hold.is_held:
             self._places.release()
-            group.note_rollout_ended()
-
-    async def _sample(self, group: OpenGroup, slot: int) -> Sample | None:
-        """The slot's sample; None if its group was closed meanwhile."""
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            with group.working():
-                return await self._parts.runner.sample(group, slot)
-        except GroupClosed:
-            self._close(group)  # its time may be up before `_expire` has woken: its other calls must end as well
-            return None
-        except asyncio.CancelledError:
-            # Cancelled once for the closed group; any more and the whole run is being stopped.
-            if group.is_closed and not task.uncancel():
-                return None
-            raise
-
-    async def _hand_over(self, sample: Sample) -> None:
-        is_failed = sample["status"] == "failed"
-        self._reporter.note_sample(is_failed)
-        if is_failed and not self._parts.link.takes_failed:
-            logger.error("not sent to a buffer that knows no failed samples: %s", sample["error"]["message"])
-            return
-        await self._parts.writer.put(sample)
+            await self._hold.wait()
+            await self._places.acquire()
 
     async def _expire(self, group: OpenGroup) -> None:
         """Close the group at its deadline, should the buffer not have said so before."""
         if await group.wait_expired():
             logger.warning("group %s of instance %r took too long", group.group_id, group.key[0])
-            self._close(group)
-        self._open.pop(group.group_id, None)
+            self._open.close(group)
+        self._open.remove(group)
 
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
-        after = 0
-        while self._parts.link.has_feed:
-            told = await self._parts.link.closed_groups(after)
-            after = told.last
+        plan, link = self._parts.plan, self._parts.link
+        after, seen = plan.last_closed, NOTHING_SEEN
+        while link.has_feed:
+            told = await link.closed_groups(after, seen)
+            after, seen = told.last, told.seen
             for group_id in told.group_ids:
-                if (group := self._open.get(group_id)) is not None:
-                    self._close(group)
+                self._open.close_id(group_id)
+            self._note_step(told.step)
             if told.is_run_over:
                 raise RunGone("the run was stopped")
 
-    def _close(self, group: OpenGroup) -> None:
-        if group.is_finished:
+    # --- rollouts
+
+    async def _run_rollout(self, group: OpenGroup, number: int) -> None:
+        try:
+            for sample in await self._samples(group, number):
+                await self._parts.writer.put(sample)
+        finally:
+            self._places.release()
+
+    async def _samples(self, group: OpenGroup, number: int) -> list[Sample]:
+        """The rollout's samples, if its group needs them."""
+        task = asyncio.current_task()
+        assert task is not None
+        ending: Ending = "aborted"
+        try:
+            with group.working():
+                samples = await self._parts.runner.samples(group, number)
+                await self._hold.wait()  # it could fill another group than the step needs
+            is_failed = samples[-1]["status"] == "failed"
+            slot = group.admit(number, is_failed=is_failed)
+            if slot is None:
+                ending = "failed" if is_failed else "aborted"
+                return []
+            ending = "failed" if is_failed else "finished"
+            return self._admitted(group, slot, samples)
+        except GroupClosed:
+            self._open.close(group)  # its time may be up before `_expire` has woken: its other calls must end as well
+            return []
+        except asyncio.CancelledError:
+            # Cancelled once for the closed group; any more and the whole run is being stopped.
+            if group.is_closed and not task.uncancel():
+                return []
+            raise
+        finally:
+            group.note_rollout_ended()
+            self._reporter.count(cost(group.rollouts.pop(number, []), ending))
+
+    def _admitted(self, group: OpenGroup, slot: int, samples: list[Sample]) -> list[Sample]:
+        """``samples`` in their slot, as far as the buffer takes them."""
+        is_failed = samples[-1]["status"] == "failed"
+        group.note_sample()
+        self._reporter.note_sample(is_failed)
+        if group.is_complete:
+            self._hold.note_complete(group.group_id)
+            if group.num_left > 1:
+                self._open.end_rest(group)
+        if self._parts.link.takes_failed:
+            return [{**sample, "slot": slot} for sample in samples]
+        if is_failed:
+            logger.error("not sent to a buffer that knows no failed samples: %s", samples[-1]["error"]["message"])
+            return []
+        return [{**samples[-1], "slot": slot}]  # it knows no forks either
+
+    # --- between steps
+
+    def _note_step(self, step: Step | None) -> None:
+        if step is not None:
+            self._parts.ring.weight_version = step.weight_version
+            self._hold.note_step(step)
+
+    def _note_held(self, is_held: bool) -> None:
+        self._reporter.note_held(is_held)
+        if not is_held:
             return
-        self._reporter.totals.num_groups_closed += 1
-        calls = group.calls()
-        group.close()
-        self._services.create_task(self._parts.ring.abort(group.rid_prefix, calls))
+        self._reporter.count({"steps_held": 1})
+        oversampling = self._parts.plan.oversampling
+        if oversampling is None or oversampling.leftover == "keep":
+            self._open.keep_rest()
+            return
+        for group in self._open.unfinished():
+            self._begin_afresh(group)
 
-    async def _stop(self) -> None:
-        self._reporter.totals.is_stopped = True
-        calls = [call for group in self._open.values() for call in group.calls()]
-        self._close_all()
-        await self._parts.ring.abort(run_rid_prefix(self._parts.plan.run_id), calls)
-
-    def _close_all(self) -> None:
-        """What still runs in threads ends with its next call."""
-        for group in self._open.values():
-            group.close()
+    def _begin_afresh(self, group: OpenGroup) -> None:
+        """Throw away the rollouts in flight; others take their slots in the next step."""
+        fresh = group.afresh()
+        self._open.end_rest(group)
+        self._add(fresh)
+        self._rollouts.create_task(self._start_rollouts(fresh))
 
 
 def _leaves(failures: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

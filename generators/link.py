@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import httpx
 
 from forebay.client import flow
 from forebay.core.errors import ForebayError
+from forebay.generators.hold import Step
 from forebay.generators.schedule import GroupKey, Plan
 
 logger = logging.getLogger(__name__)
@@ -65,17 +66,26 @@ class Progress:
 
     opened: Sequence[GroupKey] = ()
     is_waiting_for_engine: bool | None = None
+    is_held: bool | None = None
     num_groups_total: int | None = None
     is_last_slot_reported: bool | None = None
+    process_id: str = ""
+    counts: Mapping[str, int] | None = None
+    """All that the process of this id has counted."""
 
 
 @dataclass(frozen=True)
 class ClosedGroups:
-    """One answer of the feed: ids of closed groups, the number to go on from, and whether the run was ended."""
+    """One answer of the feed: ids of closed groups, and whether the run was ended.
+
+    ``last`` and ``seen`` are what to ask with the next time; ``step`` is where the trainer is.
+    """
 
     group_ids: Sequence[str] = field(default_factory=list)
     last: int = 0
     is_run_over: bool = False
+    step: Step | None = None
+    seen: int = 0
 
 
 class Backoff(flow.Backoff):
@@ -115,8 +125,8 @@ class Link(ABC):
         """Tell how far the run is."""
 
     @abstractmethod
-    async def closed_groups(self, after: int) -> ClosedGroups:
-        """Wait up to 25 s for groups closed after number ``after``."""
+    async def closed_groups(self, after: int, seen: int) -> ClosedGroups:
+        """Wait up to 25 s for groups closed after number ``after``, or news of the trainer's step after ``seen``."""
 
     async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         """One request, made again with growing pauses while the buffer cannot be reached or is busy."""

@@ -2,15 +2,21 @@
 
 import asyncio
 import logging
+import secrets
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from forebay.core.active_clock import ActiveClock
 from forebay.generators.link import Link, Progress
 from forebay.generators.schedule import GroupKey
 
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
+COUNTS_EVERY_S = 5.0
+"""Each report of counts is written to the journal; so much may be lost with a process that is killed."""
 
 
 @dataclass
@@ -25,15 +31,24 @@ class Totals:
     num_groups_total: int | None = None
     is_stopped: bool = False
     """Whether it ended because the buffer wanted nothing more."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Whatever else is counted, by name."""
 
 
 class Reporter:
-    """Announces groups before their first rollout, and reports what changes."""
+    """Announces groups before their first rollout, and reports what changes.
 
-    def __init__(self, link: Link) -> None:
+    The ``clock`` of the groups' deadlines stands still while the run waits for its engine or its trainer.
+    """
+
+    def __init__(self, link: Link, clock: ActiveClock) -> None:
         self.totals = Totals()
         self._link = link
+        self._clock = clock
+        self._process_id = secrets.token_hex(4)
         self._is_waiting_for_engine = False
+        self._is_held = False
+        self._is_count_due = False
         self._changed = asyncio.Event()
         # The first report tells how many groups there will be.
         self._changed.set()
@@ -49,7 +64,23 @@ class Reporter:
     def note_waiting(self, is_waiting: bool) -> None:
         """The circuit breaker opened or closed; told as soon as possible."""
         self._is_waiting_for_engine = is_waiting
+        self._note_standstill()
+
+    def note_held(self, is_held: bool) -> None:
+        """The run is held until its trainer announces other weights, or goes on; told as soon as possible."""
+        self._is_held = is_held
+        self._note_standstill()
+
+    def _note_standstill(self) -> None:
+        self._clock.run(not (self._is_waiting_for_engine or self._is_held))
         self._changed.set()
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Add to what the run counts; told within 5 s, and at the end."""
+        self.totals.counts.update(counts)
+        if not self._is_count_due and any(counts.values()):
+            self._is_count_due = True
+            asyncio.get_running_loop().call_later(COUNTS_EVERY_S, self._changed.set)
 
     def note_sample(self, is_failed: bool) -> None:
         """A rollout ended with a sample. Logs a line when the last one is 10 s old."""
@@ -57,6 +88,10 @@ class Reporter:
         self.totals.num_completed += not is_failed
         if time.monotonic() - self._logged_s >= LOG_EVERY_S:
             self.log()
+
+    def flush(self) -> None:
+        """Tell what was counted now."""
+        self._changed.set()
 
     def log(self) -> None:
         """Write the line."""
@@ -85,5 +120,13 @@ class Reporter:
 
     async def _send(self, *, is_last_slot_reported: bool = False) -> None:
         async with self._sending:
-            waiting, total = self._is_waiting_for_engine, self.totals.num_groups_total
-            await self._link.report(Progress((), waiting, total, is_last_slot_reported))
+            self._is_count_due = False
+            progress = Progress(
+                is_waiting_for_engine=self._is_waiting_for_engine,
+                is_held=self._is_held,
+                num_groups_total=self.totals.num_groups_total,
+                is_last_slot_reported=is_last_slot_reported,
+                process_id=self._process_id,
+                counts=dict(self.totals.counts),
+            )
+            await self._link.report(progress)

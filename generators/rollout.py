@@ -1,38 +1,30 @@
-"""One execution of a rollout function: what it knows about itself, and what goes around each of its engine calls."""
+"""One execution of a rollout function: what it knows about itself, and what is recorded of it."""
 
-import asyncio
-import concurrent.futures
-import itertools
-import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
 
-import openai
-
-from forebay.core.ids import InstanceId, request_id
-from forebay.engines.balance import Member
-from forebay.engines.wire import UNAVAILABLE_STATUSES
-from forebay.generators.engine_ring import EngineRing, Target
-from forebay.generators.groups import Call, GroupClosed, OpenGroup
-from forebay.generators.trace import TokenTrace
-
-T = TypeVar("T")
-
-CONNECT_TIMEOUT_S = 10.0
-EXPIRED_S = 0.05
-"""A call ends by its time limit a moment before its group is closed: that is no error of the rollout."""
+from forebay.core.ids import InstanceId, rollout_uid
+from forebay.engines.capture.captured import Recorded
+from forebay.engines.capture.trajectory import Trajectory
+from forebay.engines.capture.turn import Turn
+from forebay.generators.engine_calls import CHAT_PATH, EngineCalls, body_of
+from forebay.generators.groups import OpenGroup
+from forebay.generators.recording import CallRecorder, OpenStream
 
 
 class Rollout:
     """What a rollout function finds as ``client.rollout``.
 
-    Whatever it puts into ``extra_info`` (JSON values) becomes part of its sample's ``extra_info``.
+    Whatever it puts into ``extra_info`` (JSON values) becomes part of its sample's ``extra_info``, and ``for_reward``
+    part of what the reward function is given. ``trajectory`` is what its samples are made of: ``recorded``, the turns
+    of its own engine calls, unless the rollout function puts something else there. What is entered into ``at_end`` is
+    left when the rollout is over, after its reward.
     """
 
-    def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int, calls: "EngineCalls") -> None:
+    def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int, calls: EngineCalls) -> None:
         self.run_id = run_id
-        self.uid = f"{run_id}-{group.group_id}-{slot:04x}"
+        self.uid = rollout_uid(run_id, group.group_id, slot)
         self.instance_id: InstanceId = group.row.instance_id
         self.row: dict[str, Any] = group.row.fields
         self.prompt = group.row.prompt
@@ -41,8 +33,16 @@ class Rollout:
         self.attempt = attempt
         self.rollout_id = f"{group.group_id}-{slot:04x}"
         self.extra_info: dict[str, Any] = {}
-        self.trace = TokenTrace()
+        self.for_reward: dict[str, Any] = {}
+        self.at_end = AsyncExitStack()
+        self.at_end.callback(self._drop_streams)
+        self.recorded = Trajectory(self.rollout_id)
+        self.trajectory: Recorded = self.recorded
+        self.open_streams: list[OpenStream] = []
+        self.num_sampled_tokens = 0
+        """By all its calls so far, those that were aborted included."""
         self.calls = calls
+        group.note_rollout(slot, self)
 
     @property
     def model(self) -> str:
@@ -54,105 +54,37 @@ class Rollout:
         """The engine that this rollout talks to, without ``/v1``; another one after it failed."""
         return self.calls.target.url
 
+    def recorder(self, bound: Any, options: Any) -> CallRecorder | None:
+        """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
+        if not options.url.endswith(CHAT_PATH):
+            return None
+        url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
+        return CallRecorder(self, url, body_of(bound), body_of(options))
 
-class EngineCalls:
-    """Goes around each engine call of one rollout: its ``rid``, its time limit, and another engine when one is gone."""
+    def count(self, turns: Iterable[Turn]) -> None:
+        """Count the tokens that one call has sampled."""
+        self.num_sampled_tokens += sum(map(_num_sampled, turns))
 
-    def __init__(self, ring: EngineRing, member: Member[Target], group: OpenGroup, names: Iterator[str]) -> None:
-        self.group = group
-        self._ring = ring
-        self._member = member
-        self._names = names
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+    def record(self, turns: Iterable[Turn], *, num_merged: int = 0) -> None:
+        """Take in turns that have come to their end; ``num_merged`` parts went into them."""
+        for turn in turns:
+            self.recorded.add(turn)
+        self.recorded.note_merged(num_merged)
 
-    @property
-    def target(self) -> Target:
-        return self._member.server
+    async def settled(self) -> None:
+        """Return when every call is recorded: streams that are not read to their end are stopped."""
+        while self.open_streams:
+            await self.open_streams.pop().settle()
 
-    @contextmanager
-    def one_call(self, options: Any, default_timeout: Any) -> Iterator[Any]:
-        """Around one HTTP request: yields ``options`` with address, time limit and ``rid`` set.
-
-        Raises ``GroupClosed`` instead, and also in place of the error that a call of a closed group ends with.
-        """
-        self.check()
-        with self._lock:
-            member = self._member
-            call = (member.server.url, next(self._names))
-        try:
-            with self.group.in_flight(call):
-                yield self._bound(options, default_timeout, call)
-            member.recovered()
-        except (openai.APITimeoutError, asyncio.CancelledError):
-            self._abandon(call)
-            self.check()
-            raise
-        except openai.APIError:
-            self.check()
-            raise
-
-    def check(self) -> None:
-        """Raise ``GroupClosed`` if the group is closed, or is about to be."""
-        if self.group.left_s() < EXPIRED_S:
-            raise GroupClosed(self.group.group_id)
-
-    async def replace_engine(self) -> None:
-        """The engine is gone: go on with another one, or wait until one answers."""
-        self._member.failed()
-        with self.group.working():
-            self._member = await self._ring.take()
-
-    def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
-        if self._loop.is_closed():
-            work.close()
-            raise GroupClosed(self.group.group_id)
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except concurrent.futures.CancelledError:
-            raise GroupClosed(self.group.group_id) from None
-
-    def _abandon(self, call: Call) -> None:
-        # A thread may outlive the run that its group was of.
-        if not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._ring.abandon(*call), self._loop)
-
-    def _bound(self, options: Any, default_timeout: Any, call: Call) -> Any:
-        url, rid = call
-        given = options.timeout if _is_timeout(options.timeout) else default_timeout
-        changed: dict[str, Any] = {
-            "url": f"{url}/v1/{options.url.lstrip('/')}",
-            "timeout": _at_most(given, self.group.left_s()),
-        }
-        # Other servers may refuse fields that they do not know.
-        if self.target.is_sglang and isinstance(options.json_data, dict):
-            changed["extra_json"] = {"rid": rid, **(options.extra_json or {})}
-        return options.model_copy(update=changed)
+    def _drop_streams(self) -> None:
+        """Of an attempt that failed: their engines would go on for nobody."""
+        while self.open_streams:
+            self.open_streams.pop().recorder.drop()
 
 
-def request_ids(run_id: str, group: OpenGroup, slot: int, attempt: int) -> Iterator[str]:
-    """The ``rid`` of each call of one attempt, in order."""
-    return (request_id(run_id, group.group_id, slot, attempt, number) for number in itertools.count())
-
-
-def _is_timeout(value: object) -> bool:
-    return value is None or isinstance(value, int | float | openai.Timeout)
-
-
-def _at_most(given: Any, left_s: float) -> openai.Timeout:
-    """``given`` (seconds, a ``Timeout`` of the openai package, or None), cut to ``left_s``."""
-    limit_s = max(left_s, 0.001)
-    read_s = given.read if isinstance(given, openai.Timeout) else given
-    read_s = limit_s if read_s is None else min(float(read_s), limit_s)
-    return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
-
-
-def is_unavailable(error: openai.APIError) -> bool:
-    """Whether a call failed because nobody answers at the engine's address, or it says 502 or 503."""
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code in UNAVAILABLE_STATUSES
-    if isinstance(error, openai.APITimeoutError):
-        # By name: the package stands on httpx or on httpx2, depending on its version.
-        return type(error.__cause__).__name__ == "ConnectTimeout"
-    return isinstance(error, openai.APIConnectionError)
+def _num_sampled(turn: Turn) -> int:
+    """The engine's count is for all choices of a call."""
+    if turn.sampled_ids is not None:
+        return len(turn.sampled_ids)
+    told = turn.usage.get("completion_tokens")
+    return told if isinstance(told, int) and turn.choice == 0 else 0

@@ -4,23 +4,29 @@ import asyncio
 import contextvars
 import copy
 import functools
+import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 
+from forebay.core.outcome import RolloutOutcome
 from forebay.engines.balance import Member
 from forebay.generators.clients import AsyncRolloutClient, RolloutClient, make_client
+from forebay.generators.engine_calls import EngineCalls, request_ids
 from forebay.generators.engine_ring import EngineRing, Target
+from forebay.generators.failures import outcome_of
 from forebay.generators.groups import OpenGroup
 from forebay.generators.link import Backoff
 from forebay.generators.rewards import Rewarder, is_async
-from forebay.generators.rollout import EngineCalls, Rollout, request_ids
+from forebay.generators.rollout import Rollout
 from forebay.generators.rows import Message
-from forebay.generators.samples import Trajectory, failed_sample, finished_sample, plain, reward_item
+from forebay.generators.samples import Returned, failed_sample, finished_samples, plain, reward_item
 from forebay.generators.writer import Sample
 
 logger = logging.getLogger(__name__)
@@ -33,15 +39,19 @@ RolloutFunc = SyncRolloutFunc | AsyncRolloutFunc
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How each rollout is run: at most ``max_attempts`` times, with pauses that double from ``first_pause_s``."""
+    """How each rollout is run: with so many retries of each kind of failure, and pauses that double."""
 
-    sampling_params: dict[str, Any] = field(default_factory=dict)
-    max_attempts: int = 3
+    sampling_params: dict[str, Any]
+    retry_budgets: Mapping[RolloutOutcome, int]
     first_pause_s: float = 0.5
+
+    def pause(self) -> Backoff:
+        """What is waited between attempts."""
+        return Backoff(self.first_pause_s, 30.0)
 
 
 class RolloutRunner:
-    """Makes the sample of one slot."""
+    """Makes the samples of one slot."""
 
     def __init__(
         self, function: RolloutFunc, ring: EngineRing, rewarder: Rewarder, settings: RolloutSettings, run_id: str
@@ -61,29 +71,35 @@ class RolloutRunner:
         if self._is_async:
             await closing
 
-    async def sample(self, group: OpenGroup, slot: int) -> Sample:
-        """Run the rollout until it succeeds, at most ``max_attempts`` times; the last error makes a failed sample."""
-        pause = Backoff(self._settings.first_pause_s, 30.0)
-        for attempt in range(self._settings.max_attempts):
-            if attempt:
-                await pause.wait()
-            member = await self._ring.take()
-            names = request_ids(self._run_id, group, slot, attempt)
-            calls = EngineCalls(self._ring, member, group, names)
-            rollout = Rollout(self._run_id, group, slot, attempt, calls)
-            result = await self._attempt(rollout, member)
-            if isinstance(result, Trajectory):
-                return await self._rewarded(rollout, result)
-            logger.warning("rollout %s, attempt %d: %r", rollout.rollout_id, attempt, result)
-            failed = failed_sample(rollout, result)
-        return failed
+    async def samples(self, group: OpenGroup, slot: int) -> list[Sample]:
+        """Run the rollout until it succeeds, or a kind of failure has used up its retries.
 
-    async def _attempt(self, rollout: Rollout, member: Member[Target]) -> Trajectory | BaseException:
+        Its samples: forks first, the main one last. A failed rollout has only that, with its last error.
+        """
+        left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
+        for attempt in itertools.count():
+            member = await self._ring.take()
+            calls = EngineCalls(self._ring, member, group, request_ids(self._run_id, group, slot, attempt))
+            rollout = Rollout(self._run_id, group, slot, attempt, calls)
+            async with _ended(rollout):
+                result = await self._attempt(rollout, member)
+                if isinstance(result, Returned):
+                    return await self._judged(rollout, result, left)
+            outcome = outcome_of(result)
+            logger.warning("rollout %s, attempt %d: %s: %r", rollout.rollout_id, attempt, outcome, result)
+            if not left[outcome]:
+                return [failed_sample(rollout, result, outcome)]
+            left[outcome] -= 1
+            await pause.wait()
+        raise AssertionError("the attempts are counted without end")
+
+    async def _attempt(self, rollout: Rollout, member: Member[Target]) -> Returned | BaseException:
         try:
             with self._ring.occupied(member):
                 result = await self._call(rollout)
+                await rollout.settled()
             rollout.extra_info = plain(rollout.extra_info)
-            return Trajectory.of(result)
+            return Returned.of(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -100,11 +116,28 @@ class RolloutRunner:
             return await self._function(client, messages, params)  # type: ignore[misc]
         return await in_thread(self._function, client, messages, params)
 
-    async def _rewarded(self, rollout: Rollout, trajectory: Trajectory) -> Sample:
-        outcome = await self._rewarder.reward(reward_item(rollout, trajectory))
-        if outcome.kind:
-            logger.warning("reward of rollout %s: %s: %s", rollout.rollout_id, outcome.kind, outcome.message)
-        return finished_sample(rollout, trajectory, self._settings.sampling_params, outcome)
+    async def _judged(self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]") -> list[Sample]:
+        """Ask the reward function, again while that fails and retries are left: not the rollout, which is good."""
+        pause = self._settings.pause()
+        while (judged := await self._rewarder.reward(reward_item(rollout, returned))).kind:
+            logger.warning("reward of rollout %s: %s: %s", rollout.rollout_id, judged.kind, judged.message)
+            if not left[RolloutOutcome.JUDGE_FAILURE]:
+                break
+            left[RolloutOutcome.JUDGE_FAILURE] -= 1
+            await pause.wait()
+        return finished_samples(rollout, returned, self._settings.sampling_params, judged)
+
+
+@asynccontextmanager
+async def _ended(rollout: Rollout) -> AsyncIterator[None]:
+    """Within this a rollout goes on; afterwards what it left to be closed is closed."""
+    try:
+        yield
+    finally:
+        try:
+            await rollout.at_end.aclose()
+        except Exception:  # what cannot be tidied up costs no sample
+            logger.exception("rollout %s cannot be tidied up", rollout.rollout_id)
 
 
 async def in_thread(function: Callable[..., object], *args: object) -> object:

@@ -7,7 +7,9 @@ import msgspec
 
 from forebay.client.verdicts import REPEATABLE_CODES, read_verdicts
 from forebay.core.errors import ForebayError
+from forebay.core.oversampling import Oversampling
 from forebay.core.token_arrays import SAMPLES_TYPE, is_binary, join_samples
+from forebay.generators.hold import Step
 from forebay.generators.link import (
     ACKNOWLEDGED,
     BUSY,
@@ -34,16 +36,23 @@ class ServerLink(Link):
     has_feed = True
     takes_failed = True
 
-    async def plan(self, fallback: Plan) -> Plan:  # noqa: ARG002 - the server knows better
+    async def plan(self, fallback: Plan) -> Plan:
         told = _decoded(await self._ask("GET", "plan"))
+        taken = [(instance_id, epoch, slots, rest) for instance_id, epoch, slots, *rest in told["taken"]]
         return Plan(
             run_id=told["run_id"],
             group_size=int(told["group_size"]),
             group_timeout_s=float(told["group_timeout_seconds"]),
             group_deadline_s=float(told["group_deadline_seconds"]),
             closed=frozenset((instance_id, epoch) for instance_id, epoch in told["closed"]),
-            taken={(instance_id, epoch): frozenset(slots) for instance_id, epoch, slots in told["taken"]},
+            taken={(instance_id, epoch): frozenset(slots) for instance_id, epoch, slots, _ in taken},
+            uids=frozenset(uid for *_, rest in taken for uids in rest for uid in uids),
             is_resumed=bool(told.get("is_resumed")),
+            last_closed=int(told.get("last_closed_seq") or 0),
+            # Beyond its own settings the server lets the generator's code decide.
+            oversampling=Oversampling(**told["oversampling"]) if told.get("oversampling") else fallback.oversampling,
+            step=_step(told),
+            captures=fallback.captures,
         )
 
     async def write(self, samples: list[bytes]) -> list[Verdict]:
@@ -61,16 +70,25 @@ class ServerLink(Link):
         body = {
             "opened": [list(key) for key in progress.opened],
             "waiting_for_engine": progress.is_waiting_for_engine,
+            "held": progress.is_held,
             "num_groups_total": progress.num_groups_total,
             "is_last_slot_reported": progress.is_last_slot_reported,
+            "process_id": progress.process_id,
+            "counts": progress.counts,
         }
         _decoded(await self._ask("POST", "progress", content=msgspec.json.encode(body), headers=JSON))
 
-    async def closed_groups(self, after: int) -> ClosedGroups:
-        query = {"after": after, "wait_s": FEED_WAIT_S}
+    async def closed_groups(self, after: int, seen: int) -> ClosedGroups:
+        query = {"after": after, "seen": seen, "wait_s": FEED_WAIT_S}
         told = _decoded(await self._ask("GET", "closed_groups", params=query))
         closed = [group["group_id"] for group in told["groups"]]
-        return ClosedGroups(closed, int(told["last"]), told.get("run_state") in OVER_STATES)
+        is_over = told.get("run_state") in OVER_STATES
+        return ClosedGroups(closed, int(told["last"]), is_over, _step(told), int(told.get("seen") or 0))
+
+
+def _step(told: dict[str, Any]) -> Step | None:
+    step = told.get("step")
+    return Step(step["number"], step["weight_version"], step["counted"], step["discarded"]) if step else None
 
 
 def _decoded(response: httpx.Response) -> dict[str, Any]:

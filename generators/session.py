@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from forebay.core.active_clock import ActiveClock
 from forebay.core.clock import SystemClock
+from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
 from forebay.generators.connect import connect_link
 from forebay.generators.engine_ring import EngineRing
+from forebay.generators.hold import Hold
 from forebay.generators.job import JobParts, RolloutJob
 from forebay.generators.link import RunGone
 from forebay.generators.reporter import Reporter, Totals
@@ -52,32 +54,36 @@ async def _open(
     rewarder = await stack.enter_async_context(_rewarder(generator, reward_func))
     link = connect_link(generator.remote_buffer_url)
     stack.push_async_callback(link.close)
-    reporter = Reporter(link)
-    ring = await stack.enter_async_context(_ring(generator, clock, reporter))
+    reporter = Reporter(link, clock)
+    ring = await stack.enter_async_context(_ring(generator, reporter))
     plan = await link.plan(_fallback_plan(generator))
+    if plan.groups_per_step is not None and not link.has_feed:
+        raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
     schedule = Schedule(rows, num_epochs, plan, generator.skip_instance_ids)
     reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
-    settings = RolloutSettings(generator.sampling_params, generator.max_attempts)
+    settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
     runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
     stack.push_async_callback(runner.close)
     writer = Writer(link, generator.queue_size)
-    return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, generator.num_process)
+    hold = Hold(plan.groups_per_step)
+    return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, hold, generator.num_process)
 
 
 def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc) -> Rewarder:
     return Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
 
 
-def _ring(generator: "BaseGenerator", clock: ActiveClock, reporter: Reporter) -> EngineRing:
-    def note_waiting(is_waiting: bool) -> None:
-        # Deadlines stand still while nobody can work on the groups.
-        clock.run(not is_waiting)
-        reporter.note_waiting(is_waiting)
-
+def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:
     url, api_key, model = generator.remote_engine_url, generator.api_key, generator.model
-    return EngineRing(url, api_key=api_key, model=model, on_waiting=note_waiting)
+    return EngineRing(url, api_key=api_key, model=model, on_waiting=reporter.note_waiting)
 
 
 def _fallback_plan(generator: "BaseGenerator") -> Plan:
-    run_id = generator.run_id or new_run_id()
-    return Plan(run_id, generator.num_repeat_per_sample, generator.group_timeout_s, generator.group_deadline_s)
+    return Plan(
+        generator.run_id or new_run_id(),
+        generator.num_repeat_per_sample,
+        generator.group_timeout_s,
+        generator.group_deadline_s,
+        oversampling=generator.oversampling,
+        captures=generator.capture,
+    )

@@ -108,7 +108,8 @@ class Writer:
             self.num_acknowledged += 1
             return None
         logger.error("the buffer refused the sample of %r: %s", outgoing.sample["instance_id"], verdict.problem)
-        if not self._link.takes_failed or outgoing.sample.get("status") == "failed":
+        is_of_slot = not outgoing.sample.get("fork") and self._link.takes_failed
+        if not is_of_slot or outgoing.sample.get("status") == "failed":
             self.num_refused += 1
             return None
         return _as_refused(outgoing.sample, verdict.problem)

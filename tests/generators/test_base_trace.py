@@ -47,7 +47,7 @@ def reply(
     return {**head, "choices": [choice], "metadata": metadata}
 
 
-async def one_sample(buffer: Any, write_rows: Any, rollout: Any, *replies: dict[str, Any]) -> dict[str, Any]:
+async def all_samples(buffer: Any, write_rows: Any, rollout: Any, *replies: dict[str, Any]) -> list[dict[str, Any]]:
     buffer.plan["group_size"] = 1
 
     async def reward(item: dict[str, Any]) -> float:
@@ -56,10 +56,14 @@ async def one_sample(buffer: Any, write_rows: Any, rollout: Any, *replies: dict[
     async with engine_that_tells(*replies) as url, asyncio.timeout(30):
         generator = BaseGenerator(url, buffer.url, 1, sampling_params=ASKED, max_attempts=1)
         await generator.run_async(write_rows({"prompt": "go"}), rollout, reward)
-    (sample,) = buffer.samples
-    assert sample["status"] == "completed", sample
-    told: dict[str, Any] = sample
-    return told
+    samples: list[dict[str, Any]] = buffer.samples
+    assert [sample["status"] for sample in samples] == ["completed"] * len(samples), samples
+    return samples
+
+
+async def one_sample(buffer: Any, write_rows: Any, rollout: Any, *replies: dict[str, Any]) -> dict[str, Any]:
+    (sample,) = await all_samples(buffer, write_rows, rollout, *replies)
+    return sample
 
 
 async def two_turns(client: Any, messages: list[dict[str, Any]], params: dict[str, Any]) -> Any:
@@ -89,19 +93,27 @@ async def test_several_calls_give_one_sequence_and_every_version_once(buffer, wr
     assert sample["logprobs"] == [0.0, 0.0, -0.5, -0.5, 0.0, 0.0, -0.5, -0.5]
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        reply([1, 2, 3, 9, 5, 6], weight_version="2"),
-        reply([1, 2, 3], weight_version="2"),
-        reply(None, weight_version="2"),
-        {**reply(weight_version="2"), "choices": reply()["choices"] * 2},
-    ],
-    ids=["another history", "a shorter history", "no ids", "two choices"],
-)
-async def test_calls_that_make_no_one_sequence_give_no_tokens(buffer, write_rows, second: dict[str, Any]) -> None:
+@pytest.mark.parametrize("prompt", [[1, 2, 9, 5, 6], [1, 2]], ids=["another history", "the same prompt"])
+async def test_a_call_that_does_not_go_on_gives_a_sample_of_its_own(buffer, write_rows, prompt: list[int]) -> None:
+    second = reply(prompt, [7, 8], weight_version="2")
+    fork, main = await all_samples(buffer, write_rows, two_turns, reply(weight_version="1"), second)
+    assert (fork["tokens"], fork["weight_version"]) == ([1, 2, 3, 4], 1)
+    assert (main["tokens"], main["weight_version"]) == ([*prompt, 7, 8], 2)
+    assert fork["rollout_id"] == main["rollout_id"]
+
+
+async def test_two_choices_give_two_samples(buffer, write_rows) -> None:
+    whole = reply()
+    whole["choices"] = [whole["choices"][0] | {"index": 0}, reply(response=[5, 6])["choices"][0] | {"index": 1}]
+    samples = await all_samples(buffer, write_rows, single_turn, whole)
+    assert [sample["tokens"] for sample in samples] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+
+
+async def test_a_call_without_ids_leaves_no_tokens_at_all(buffer, write_rows) -> None:
+    second = reply(None, weight_version="2")
     sample = await one_sample(buffer, write_rows, two_turns, reply(weight_version="1"), second)
     assert sample["weight_versions"] == [1, 2]
+    assert sample["retokenized"] is True
     assert not {"tokens", "loss_mask", "logprobs"} & sample.keys()
 
 

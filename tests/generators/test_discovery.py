@@ -1,6 +1,7 @@
 """Discovery as a user meets it: real files, inspected in real child processes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ from forebay.core.errors import GeneratorBroken, UnknownTaskType
 from forebay.generators import files
 from forebay.generators.discovery import RECHECK_FAILED_S, Catalog
 from forebay.generators.info import GeneratorInfo, InspectionPending
+from forebay.generators.inspector import inspect_file
 
 GOOD = "TASK_TYPE = {task_type!r}\n\ndef run_rollout(data):\n    pass\n"
 
@@ -319,3 +321,12 @@ async def test_contract_hooks_and_base_are_seen(place: Place) -> None:
     lazy = "TASK_TYPE = 'c'\ndef run_rollout(data):\n    from forebay.generators.base import BaseGenerator\n"
     assert (await place.verdict(place.write("c_generator.py", lazy))).imports_base
     assert seen.as_json()["path"] == str(place.folder / "b_generator.py")
+
+
+async def test_the_built_in_generators_are_what_is_said_of_them_unseen(place_with_built_ins: Place) -> None:
+    async with place_with_built_ins.catalog() as catalog:
+        built_in = [info for info in await catalog.scan() if info.source == "built-in"]
+    assert {"math", "tool"} <= {info.task_type for info in built_in}
+    drafts = (replace(info, status="failed") for info in built_in)
+    root = place_with_built_ins.root
+    assert [await inspect_file(draft, working_dir=root, timeout_s=60) for draft in drafts] == built_in

@@ -1,0 +1,49 @@
+"""Verifiers: commands that look at what an agent left behind, and say what it is worth."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from forebay.generators.failures import JudgeFailed
+from forebay.generators.sandbox import Command, Limits, Sandbox, shown
+
+VERIFIER_LIMITS = Limits(wall_s=60)
+WRONG_STATUS = 1
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A command that tells the reward. It runs in the agent's folder, and reads the item as JSON from standard input.
+
+    ``last_line``: it ends with status 0, and the last line that it prints is a number or an object with a ``reward``.
+    ``exit_status``: status 0 is a reward of 1, status 1 a reward of 0, as test runners have it; note that a Python
+    program which crashes ends with 1 as well. Anything else is a judge failure, never a reward.
+    """
+
+    command: Command
+    reads: Literal["last_line", "exit_status"] = "last_line"
+    limits: Limits = VERIFIER_LIMITS
+
+    async def reward(self, sandbox: Sandbox, item: dict[str, Any]) -> float:
+        """Run the command. Raises ``JudgeFailed``."""
+        finished = await sandbox.run(self.command, stdin=msgspec.json.encode(item), limits=self.limits)
+        if self.reads == "exit_status" and finished.exit_status in (0, WRONG_STATUS):
+            return float(finished.exit_status != WRONG_STATUS)
+        if finished.problem:
+            raise JudgeFailed(f"the verifier {shown(self.command):.200} {finished.problem}")
+        return _told_reward(finished.stdout)
+
+
+def _told_reward(stdout: str) -> float:
+    last = (stdout.strip().splitlines() or [""])[-1]
+    try:
+        told = msgspec.json.decode(last)
+        reward = told["reward"] if isinstance(told, dict) else told
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise TypeError
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise JudgeFailed(
+            f"the verifier's last line is {last!r:.200}: it must be a number, or an object with a reward"
+        ) from None
+    return float(reward)

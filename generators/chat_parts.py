@@ -1,0 +1,167 @@
+"""One choice of a chat that takes several calls: what each asks for, what they brought, and what is left to ask."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from forebay.core.errors import EngineError
+from forebay.engines.capture.segments import ABORTED, joined, merge
+from forebay.engines.capture.turn import Turn
+
+BUDGET_NAMES = ("max_completion_tokens", "max_tokens")
+MIN_NAMES = ("min_tokens", "min_new_tokens")
+GRAMMAR_NAMES = ("regex", "ebnf", "json_schema", "structural_tag", "guided_json", "guided_regex", "guided_grammar")
+OF_ONE_CALL = ("rid", "stream", "stream_options")
+"""Fields of a body that its later calls have not."""
+OF_THE_END = ("continue_final_message", "add_generation_prompt")
+"""Fields that tell how the last message is to be rendered."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A whole reply, and its turns; ``raw`` is whatever brought it."""
+
+    reply: Json
+    turns: Sequence[Turn]
+    raw: Any = None
+
+    @property
+    def only(self) -> Turn:
+        """The turn of a call for one choice. Raises ``EngineError`` if there is none."""
+        if not self.turns:
+            raise EngineError("the engine answered without a choice", status_code=200)
+        return self.turns[0]
+
+
+class Parts:
+    """The parts of one choice, each from one call. ``body`` is the chat that was asked for, ``first`` what it brought.
+
+    What the engine aborted is gone on with by token ids where all engines so far told them, else by text.
+    """
+
+    def __init__(self, body: Mapping[str, Any], first: Turn) -> None:
+        self.body: Json = {name: value for name, value in body.items() if name not in OF_ONE_CALL}
+        self.before, self._prefix = _split(body)
+        self.is_by_ids = first.prompt_ids is not None and first.sampled_ids is not None
+        self.turn: Turn | None = first
+        """All parts as one turn."""
+        self.texts: list[str] = []
+        self.completion_tokens: list[int] = []
+        self.weight_versions: list[str | None] = []
+        self.logprobs: list[Json] = []
+        """What the parts after the first told beside each token, as chats tell it."""
+        self.dropped: list[Turn] = []
+        """Parts that nothing could go on from."""
+        self._note(first)
+        self._budget = next((name for name in BUDGET_NAMES if self.body.get(name) is not None), None)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled for the parts."""
+        return sum(self.completion_tokens)
+
+    @property
+    def is_last_empty(self) -> bool:
+        """Whether the last call brought nothing."""
+        return not self.texts[-1] and not self.completion_tokens[-1]
+
+    @property
+    def is_budget_spent(self) -> bool:
+        """Whether nothing more may be sampled."""
+        return self._budget is not None and self.num_tokens >= int(self.body[self._budget])
+
+    @property
+    def is_grammar_bound(self) -> bool:
+        """Whether the engine holds the reply to a grammar, which begins anew with each call: no call goes on inside."""
+        kind = (self.body.get("response_format") or {}).get("type", "text")
+        choice = self.body.get("tool_choice") or "auto"
+        is_bound = kind != "text" or any(self.body.get(name) for name in GRAMMAR_NAMES)
+        return is_bound or (bool(self.body.get("tools")) and choice not in ("auto", "none"))
+
+    def request(self) -> Json:
+        """The body of the next call."""
+        request = {**self.body, **self._left()}
+        if "n" in request:
+            request["n"] = 1
+        held, text = self._held_ids(), "".join(self.texts)
+        if held is None and not text:
+            return request
+        request = {name: value for name, value in request.items() if name not in OF_THE_END}
+        if held is not None:
+            return {**request, "messages": self.before, "input_ids": held}
+        messages = [*self.before, {"role": "assistant", "content": self._prefix + text}]
+        # vLLM insists on the last field, SGLang does not look at it.
+        return {**request, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+    def add(self, part: Part) -> bool:
+        """Take in the reply to the last request; false if it did not go on from the tokens that it was given."""
+        turn, held = part.only, self._held_ids()
+        if held is not None and turn.prompt_ids != held:
+            self.is_by_ids = False
+            return False
+        self.is_by_ids = self.is_by_ids and turn.sampled_ids is not None
+        self.turn = self._with(turn)
+        self._note(turn)
+        self.logprobs += (part.reply["choices"][0].get("logprobs") or {}).get("content") or []
+        return True
+
+    def _with(self, rest: Turn) -> Turn:
+        if self.turn is None:
+            return rest
+        if not self.turn.sampled_ids and not any(self.texts):  # an engine may not even have read the prompt
+            return msgspec.structs.replace(rest, began_s=self.turn.began_s)
+        if not self.is_by_ids:  # the text may have been made into other tokens
+            rest = msgspec.structs.replace(rest, prompt_ids=None, sampled_ids=None, logprobs=None)
+        return merge(self.turn, rest)
+
+    def drop(self) -> int:
+        """Forget all parts; how many tokens they had."""
+        num_tokens = self.num_tokens
+        if self.turn is not None:
+            self.dropped.append(self.turn)
+        self.texts, self.completion_tokens, self.weight_versions, self.turn = [], [], [], None
+        self.logprobs.clear()
+        self.is_by_ids = True
+        return num_tokens
+
+    def _note(self, turn: Turn) -> None:
+        content, told = turn.reply.get("content"), turn.usage.get("completion_tokens")
+        self.texts.append(content if isinstance(content, str) else "")
+        self.completion_tokens.append(len(turn.sampled_ids) if turn.sampled_ids is not None else told or 0)
+        self.weight_versions.append(turn.versions[-1].version if turn.versions else None)
+
+    def _held_ids(self) -> list[int] | None:
+        """The tokens to go on from; None at the beginning, and where they are not known."""
+        turn = self.turn
+        if not self.is_by_ids or turn is None or not turn.sampled_ids:
+            return None
+        return joined(turn.prompt_ids, turn.sampled_ids)
+
+    def _left(self) -> Json:
+        """What the parts so far leave of limits on the number of tokens."""
+        spent = self.num_tokens
+        left = {name: max(0, self.body[name] - spent) for name in MIN_NAMES if self.body.get(name)}
+        if self._budget is not None:
+            left[self._budget] = int(self.body[self._budget]) - spent
+        return left
+
+
+def _split(body: Mapping[str, Any]) -> tuple[list[Json], str]:
+    """The messages, and the text at their end that the engine was asked to go on from."""
+    messages = list(body["messages"])
+    if body.get("continue_final_message") and ends_with_text(messages):
+        return messages[:-1], messages[-1]["content"]
+    return messages, ""
+
+
+def ends_with_text(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is one of the assistant, with nothing but text."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and isinstance(last.get("content"), str) and not last.get("tool_calls")
+
+
+__all__ = ["ABORTED", "Json", "Part", "Parts", "ends_with_text"]

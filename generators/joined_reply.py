@@ -1,0 +1,48 @@
+"""The reply to a chat of which choices were gone on with after an abort, as one call would have given it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.engines.capture.turn import Turn
+
+Json = dict[str, Any]
+Logprobs = Mapping[int, list[Json]]
+"""By choice: what the parts after the first told beside each token; only choices that were gone on with."""
+
+
+def joined_reply(reply: Json, turns: Sequence[Turn], logprobs: Logprobs) -> Json:
+    """A whole reply with the choices as ``turns`` have them."""
+    by_choice = {turn.choice: turn for turn in turns}
+    choices = [_choice(choice, by_choice.get(choice.get("index", 0)), logprobs) for choice in reply["choices"]]
+    return {**reply, "choices": choices, "usage": joined_usage(reply.get("usage"), turns)}
+
+
+def joined_usage(told: Json | None, turns: Sequence[Turn]) -> Json | None:
+    """The engine's counts of the first part, with the tokens of all parts."""
+    if told is None:
+        return None
+    counts = [_num_sampled(turn, len(turns)) for turn in turns]
+    if None in counts:
+        return told
+    completion = sum(count for count in counts if count is not None)
+    return {**told, "completion_tokens": completion, "total_tokens": told.get("prompt_tokens", 0) + completion}
+
+
+def _num_sampled(turn: Turn, num_choices: int) -> int | None:
+    """The usage of a turn is that of all choices of its call."""
+    if turn.sampled_ids is not None:
+        return len(turn.sampled_ids)
+    return turn.usage.get("completion_tokens") if num_choices == 1 else None
+
+
+def _choice(choice: Json, turn: Turn | None, logprobs: Logprobs) -> Json:
+    if turn is None or turn.choice not in logprobs:
+        return choice
+    told = {**choice, "message": {**choice["message"], **turn.reply}, "finish_reason": turn.finish_reason}
+    if "response_token_ids" in choice:
+        told["response_token_ids"] = turn.sampled_ids
+    if isinstance(choice.get("logprobs"), dict):
+        content = [*(choice["logprobs"].get("content") or []), *logprobs[turn.choice]]
+        kept = content if turn.sampled_ids is None else content[: len(turn.sampled_ids)]
+        told["logprobs"] = {**choice["logprobs"], "content": kept}
+    return told

@@ -1,0 +1,53 @@
+"""What a command is told and what it says: all of it is read, a bounded part is kept."""
+
+import asyncio
+from contextlib import suppress
+
+CHUNK_BYTES = 65_536
+
+
+class Kept:
+    """The first and the last half of ``max_bytes`` of what a command wrote."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._half = max(1, max_bytes // 2)
+        self._first = bytearray()
+        self._last = bytearray()
+        self._num_cut = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._num_cut > 0
+
+    async def read(self, stream: asyncio.StreamReader | None) -> None:
+        """Read to the end: a command that finds its pipe full would stand still."""
+        assert stream is not None
+        while part := await stream.read(CHUNK_BYTES):
+            self._take(part)
+
+    def _take(self, part: bytes) -> None:
+        room = self._half - len(self._first)
+        self._first += part[:room]
+        self._last += part[room:]
+        surplus = len(self._last) - self._half
+        if surplus > 0:
+            del self._last[:surplus]
+            self._num_cut += surplus
+
+    def text(self) -> str:
+        """As text, with a line in place of what was cut out."""
+        if not self.is_cut:
+            return (self._first + self._last).decode(errors="replace")
+        cut = f"\n[… {self._num_cut} bytes …]\n"
+        return self._first.decode(errors="replace") + cut + self._last.decode(errors="replace")
+
+
+async def feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    """Write ``data`` and close; a command need not read it."""
+    assert stream is not None
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(data)
+        await stream.drain()
+    stream.close()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        await stream.wait_closed()

@@ -1,0 +1,37 @@
+"""The built-in task with tools: a question, turns in which the model calls a calculator or Python, a checked answer.
+
+Copy this file to begin an agent of your own: put your functions beside ``calculator``, and your reward in its place.
+"""
+
+from functools import partial
+from typing import Any
+
+from forebay.generators.base import BaseGenerator, single_turn
+from forebay.generators.math_generator import reward_func
+from forebay.generators.sandbox import Sandbox
+from forebay.generators.tools import ToolBox, calculator, python_in
+
+TASK_TYPE = "tool"
+MAX_TURNS = 8
+
+
+async def rollout_func(
+    client: Any, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_turns: int = MAX_TURNS
+) -> tuple[list[dict[str, Any]], str]:
+    """Ask, answer the calls, ask again; until the model answers without a call, or its turns are used up."""
+    async with Sandbox() as sandbox:
+        tools = ToolBox([calculator, python_in(sandbox)])
+        for turn in range(1, max_turns + 1):
+            messages, finish_reason = await single_turn(client, messages, sampling_params, tools.definitions)
+            calls = messages[-1].get("tool_calls")
+            if not calls or turn == max_turns:
+                break
+            messages += await tools.answer(calls)
+    return messages, "max_turns" if calls else finish_reason
+
+
+def run_rollout(data: dict[str, Any]) -> None:
+    """Run the task as the start payload asks; ``max_turns`` (8) is one of its fields."""
+    generator = BaseGenerator.from_payload(data)
+    rollout = partial(rollout_func, max_turns=max(1, int(data.get("max_turns") or MAX_TURNS)))
+    generator.entry(data["input_file"], rollout, reward_func, data.get("num_epoch", 1))
