@@ -17,12 +17,15 @@ from forebay.core.settings import Settings
 from forebay.generators.discovery import Catalog
 from forebay.server.asgi import BodyBudget
 from forebay.server.errors import add_error_handlers
+from forebay.server.gateways import GatewayProcess
 from forebay.server.guard import Guard
 from forebay.server.hot import HotRoutes
 from forebay.server.launches import RunParts
 from forebay.server.openapi import add_hot_routes
-from forebay.server.routes import batches, generators, groups, operations, run_process, runs, slime
+from forebay.server.pauses import EnginePauses
+from forebay.server.routes import batches, gateway, generators, groups, operations, run_process, runs, slime, weights
 from forebay.server.run_folders import RunFolders
+from forebay.server.run_gateway import RunGateway
 from forebay.server.run_records import RunRecords
 from forebay.server.runs import RunService
 from forebay.server.services import Services
@@ -43,7 +46,7 @@ def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
     api = FastAPI(title="Forebay", version=version("forebay"))
     api.state.refusals = slime.Refusals()
-    for module in (slime, runs, groups, batches, generators, run_process, operations):
+    for module in (slime, runs, groups, batches, generators, run_process, gateway, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
     add_hot_routes(api)
@@ -63,7 +66,11 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         )
         folders = RunFolders(settings.data_dir)
         buffer = await stack.enter_async_context(Buffer(make_store(settings), folders.make_hooks))
-        records = RunRecords(buffer, settings.public_url or own_url)
+        own_url = settings.public_url or own_url
+        process = await stack.enter_async_context(GatewayProcess(settings))
+        run_gateway = RunGateway(buffer, process, own_url)
+        stack.push_async_callback(run_gateway.aclose)
+        records = RunRecords(buffer, run_gateway, own_url)
         supervisor = await stack.enter_async_context(
             Supervisor(
                 records,
@@ -79,11 +86,14 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()
         retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
+        pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses"))
         yield Services(
             settings=settings,
             buffer=buffer,
             catalog=catalog,
             runs=run_service,
+            gateway=run_gateway,
+            pauses=pauses,
             retention=retention,
             metrics=Metrics(lambda: operations.snapshot(buffer)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes),

@@ -73,14 +73,6 @@ class RewindRequest(BaseModel):
     step: Step | None
 
 
-class WeightVersion(BaseModel):
-    """``…/weight_version``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    weight_version: Step
-
-
 def parse_slime_read(body: bytes) -> SlimeRead:
     """Read the body of a slime read; an empty one asks for everything. Raises ``InvalidInput``."""
     return parse(SlimeRead, body or b"{}")

@@ -7,6 +7,8 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.ports import ProcessOutcome
 from forebay.core.run import Run, RunState
+from forebay.server.run_gateway import RunGateway, is_captured
+from forebay.server.starts import engine_urls
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +18,10 @@ _STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed":
 class RunRecords:
     """The ``RunHost`` that the supervisor of run processes asks and tells."""
 
-    def __init__(self, buffer: Buffer, own_url: str) -> None:
+    def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str) -> None:
         """``own_url`` is where run processes reach this server."""
         self._buffer = buffer
+        self._gateway = gateway
         self._own_url = own_url
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
@@ -30,8 +33,17 @@ class RunRecords:
             "num_repeat_per_sample": run.settings.group_size,
             **run.payload,
             "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
+            **await self._captured(run),
             "skip_instance_ids": list(skip),
         }
+
+    async def _captured(self, run: Run) -> dict[str, str]:
+        """The addresses by which a foreign generator's calls and samples come through the gateway, if they are to."""
+        if not is_captured(run):
+            return {}
+        url = await self._gateway.capture_url(run)
+        is_versioned = all(each.rstrip("/").endswith("/v1") for each in engine_urls(run.payload))
+        return {"remote_engine_url": f"{url}/v1" if is_versioned else url, "remote_buffer_url": url}
 
     async def process_started(self, run_id: str, attempt: int) -> None:
         """The run's process is up, for the first time or after a crash."""
@@ -40,7 +52,7 @@ class RunRecords:
 
         def change(run: Run) -> None:
             run.state, run.process_ended_s = RunState.RUNNING, None
-            run.is_waiting_for_engine = run.is_last_slot_reported = False
+            run.is_waiting_for_engine = run.is_held = run.is_last_slot_reported = False
 
         await self._buffer.update(run_id, change)
 
@@ -73,7 +85,8 @@ class RunRecords:
 
         def change(run: Run) -> None:
             run.state, run.reason, run.process_ended_s = state, reason, now_s
-            run.is_waiting_for_engine = False
+            run.is_waiting_for_engine = run.is_held = False
 
         await self._buffer.update(run_id, change)
         self._buffer.get(run_id).buffer.groups.schedule_all(now_s)
+        await self._gateway.look(run_id)

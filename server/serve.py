@@ -17,6 +17,7 @@ from forebay.server.app import create_app, open_services
 from forebay.server.express import ExpressProtocol
 from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
+from forebay.server.sockets import bind, url_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +30,7 @@ def listen(settings: Settings) -> socket.socket:
             hint="set FOREBAY_TOKEN, or pass --insecure on a network that you trust",
             field="host",
         )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((settings.host, settings.port))
-    except OSError as error:
-        bound.close()
-        raise InvalidInput(
-            f"port {settings.port} of {settings.host} cannot be used: {error.strerror}",
-            hint="another server may be running; choose another --port, or 0 for a free one",
-            field="port",
-        ) from None
-    bound.set_inheritable(False)
-    return bound
-
-
-def url_of(bound: socket.socket) -> str:
-    """The URL of a bound socket, as processes of this machine reach it."""
-    host, port = bound.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised here, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return bind(settings.host, settings.port)
 
 
 def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:

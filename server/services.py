@@ -10,6 +10,8 @@ from forebay.core.errors import NoRun, RunNotFound
 from forebay.core.settings import Settings
 from forebay.generators.discovery import Catalog
 from forebay.server.asgi import BodyBudget
+from forebay.server.pauses import EnginePauses
+from forebay.server.run_gateway import RunGateway
 from forebay.server.runs import RunService
 from forebay.telemetry.metrics import Metrics
 
@@ -22,6 +24,8 @@ class Services:
     buffer: Buffer
     catalog: Catalog
     runs: RunService
+    gateway: RunGateway
+    pauses: EnginePauses
     retention: Retention
     metrics: Metrics
     bodies: BodyBudget

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from forebay.core.errors import InputRefused, InvalidInput
+from forebay.core.flags import read_flag
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
 from forebay.core.settings import Settings
+from forebay.generators.failures import retry_budgets
 from forebay.generators.info import GeneratorInfo
 from forebay.generators.rows import validate_rows
 
@@ -42,6 +44,7 @@ class StartRequest:
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
+        read_flag("capture", payload.get("capture"))
         return cls(
             payload=payload,
             task_type=task_type,
@@ -84,7 +87,10 @@ class InputCheck:
         self._working_dir = working_dir
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
-        """What can be said before the reply. Raises ``InputRefused``."""
+        """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
+        _check_oversampling(request, generator)
+        if generator.imports_base:
+            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
         if request.input_file is None:
             if generator.imports_base:
                 raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
@@ -121,6 +127,15 @@ class InputCheck:
                 field="input_file",
             )
         return path
+
+
+def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None:
+    if request.settings.oversampling is not None and not generator.imports_base:
+        raise InvalidInput(
+            f"oversampling does nothing for {generator.path.name}, which starts its rollouts itself",
+            hint="leave it out, or let the generator use forebay.generators.base.BaseGenerator",
+            field="oversampling",
+        )
 
 
 def _check_readable(path: Path, told: str) -> None:

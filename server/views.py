@@ -1,6 +1,6 @@
 """Runs and groups as JSON, as the native routes and the command line show them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from forebay.buffer.batches import Batches
@@ -9,6 +9,7 @@ from forebay.buffer.fruitless import alarm_text
 from forebay.buffer.store.abc import StoreStats
 from forebay.buffer.store.rows import BatchRow, GroupRow, StoredSample
 from forebay.core.group import BatchState, GroupState
+from forebay.core.outcome import RolloutOutcome
 
 
 def run_view(entry: Entry) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "reason": run.reason,
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine,
+        "is_held": run.is_held and run.is_alive,
         "is_stalled": buffer.is_stalled,
         "alarm": alarm_view(entry),
         "weight_version": run.weight_version,
@@ -36,9 +38,30 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "discarded": dict(groups.discard_reasons),
         "checkpoints": buffer.batches.steps,
         "samples": {"buffered": groups.num_live_samples, "buffered_bytes": groups.num_live_bytes, **buffer.counts},
+        "outcomes": {outcome.value: buffer.outcomes[outcome] for outcome in RolloutOutcome},
+        "counts": dict(run.tally.totals),
+        "tokens": tokens_view(run.tally.totals),
         "hooks": buffer.hooks.implementations(),
         "settings": run.settings.model_dump(),
     }
+
+
+def tokens_view(counts: Counter[str]) -> dict[str, Any]:
+    """What the run's own counts say of its tokens: how many are trained on, and whether the longer rollouts are lost.
+
+    The means are tokens per rollout, null without one; those of the aborted ones end where they were aborted.
+    """
+    return {
+        "kept": counts["tokens_finished"],
+        "wasted": counts["tokens_aborted"] + counts["tokens_failed"],
+        "mean_finished": _mean(counts, "finished"),
+        "mean_aborted": _mean(counts, "aborted"),
+    }
+
+
+def _mean(counts: Counter[str], ending: str) -> float | None:
+    num_rollouts = counts[f"rollouts_{ending}"]
+    return round(counts[f"tokens_{ending}"] / num_rollouts, 1) if num_rollouts else None
 
 
 def alarm_view(entry: Entry) -> dict[str, Any] | None:
@@ -103,6 +126,7 @@ def group_view(row: GroupRow) -> dict[str, Any]:
         "closed_s": row.closed_s,
         "num_samples": row.num_samples,
         "num_failed": row.num_failed,
+        "num_forks": row.num_forks,
         "num_deliveries": row.num_deliveries,
         "batch_id": row.batch_id,
     }
@@ -117,6 +141,7 @@ def closed_view(row: GroupRow) -> dict[str, Any]:
         "epoch": row.epoch,
         "state": row.state.value,
         "reason": row.reason,
+        "is_salvaged": row.is_salvaged,
     }
 
 
@@ -126,7 +151,9 @@ def sample_view(stored: StoredSample, *, has_body: bool) -> dict[str, Any]:
     return {
         "uid": row.uid,
         "slot": row.slot,
+        "fork": row.fork,
         "outcome": row.outcome,
+        "rollout_outcome": row.rollout_outcome or None,
         "status": "failed" if row.reward is None else "completed",
         "reward": row.reward,
         "error": row.error,

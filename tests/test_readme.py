@@ -19,15 +19,22 @@ def blocks(language: str) -> list[str]:
 
 
 def test_it_has_a_short_generator_and_a_short_trainer() -> None:
-    generator, trainer = blocks("python")
+    generator, _, trainer = blocks("python")
     assert len([line for line in generator.splitlines() if line.strip()]) <= 20
     assert len([line for line in trainer.splitlines() if line.strip()]) <= 10
+
+
+def test_the_agent_is_a_generator() -> None:
+    _, agent, _ = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(agent, "README.md", "exec"), names)
+    assert callable(names["run_rollout"])
 
 
 def test_the_trainer_reads_what_the_generator_makes(
     make_server: Callable[..., ServerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generator, trainer = blocks("python")
+    generator, _, trainer = blocks("python")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "sums_generator.py").write_text(generator)
     (tmp_path / "sums.jsonl").write_text(blocks("json")[0])

@@ -52,6 +52,7 @@ def state_text(view: dict[str, Any]) -> str:
     notes = {
         "has_ended": "ended",
         "is_waiting_for_engine": "waiting for its engine",
+        "is_held": "held until the next weight version",
         "is_stalled": "no progress since its group deadline",
     }
     told = [view["state"], *(text for name, text in notes.items() if view[name])]
@@ -104,6 +105,9 @@ def _show_one(view: dict[str, Any]) -> None:
         "groups": _groups_text(view),
         "discarded": counts_text(view["discarded"]),
         "samples": counts_text(samples_of(view)),
+        "outcomes": counts_text(view["outcomes"]),
+        "tokens": _tokens_text(view["tokens"]),
+        "counts": counts_text(view["counts"]) if view["counts"] else "",
         "buffered": f"{view['samples']['buffered']} samples, {view['samples']['buffered_bytes']:,} bytes",
         "hooks": "\n".join(f"{hook}: {', '.join(by)}" for hook, by in view["hooks"].items() if by),
         "log": "\n".join(view.get("log", [])),
@@ -115,6 +119,17 @@ def _show_one(view: dict[str, Any]) -> None:
 def _groups_text(view: dict[str, Any]) -> str:
     total = view["num_groups_total"]
     return counts_text(view["groups"]) + (f" (of {total})" if total is not None else "")
+
+
+def _tokens_text(tokens: dict[str, Any]) -> str:
+    if not tokens["kept"] and not tokens["wasted"]:
+        return ""
+    means = [f"{mean:,} in {ending} one" for ending, mean in _means(tokens) if mean is not None]
+    return " · ".join([f"{tokens['kept']:,} kept", f"{tokens['wasted']:,} wasted", *means])
+
+
+def _means(tokens: dict[str, Any]) -> list[tuple[str, float | None]]:
+    return [("a finished", tokens["mean_finished"]), ("an aborted", tokens["mean_aborted"])]
 
 
 def samples_of(view: dict[str, Any]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from forebay.buffer.checkpoints import checkpoint, rewind
 from forebay.buffer.leasing import Leases
 from forebay.core.group import BatchState
-from forebay.server.requests import CheckpointRequest, ExtendRequest, RewindRequest, WeightVersion, parse
+from forebay.server.requests import CheckpointRequest, ExtendRequest, RewindRequest, parse
 from forebay.server.services import Services, body_of, services_of
 from forebay.server.views import batch_view, checkpoint_views
 
@@ -77,14 +77,3 @@ async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
     num_groups = sum(len(row.group_ids) for row in undone.batches)
     steps = leases.buffer.batches.steps
     return {"step": asked.step, "num_batches": len(undone.batches), "num_groups": num_groups, "checkpoints": steps}
-
-
-@router.put("/weight_version")
-async def announce_weights(run_id: str, request: Request, services: Server) -> dict[str, Any]:
-    """Announce the weights that the trainer has now; any version is taken, since a rewound trainer goes back."""
-    asked = parse(WeightVersion, await body_of(request))
-    buffer = services.buffer.get(run_id).buffer
-    buffer.check_storage()
-    buffer.run.weight_version = asked.weight_version
-    await buffer.save_run()
-    return {"weight_version": asked.weight_version}

@@ -67,6 +67,12 @@ async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, An
     closed = entry.buffer.groups.closed
     while len(closed) <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
         pass
+    return closed_since(entry, after)
+
+
+def closed_since(entry: Entry, after: int) -> dict[str, Any]:
+    """What the feed of closed groups tells now."""
+    closed = entry.buffer.groups.closed
     groups = [closed_view(group.row) for group in closed[after:]]
     return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}
 

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from forebay.buffer.buffer import Buffer
 from forebay.core.group import GroupState
+from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import WORKING
 from forebay.server.services import Services, services_of
 from forebay.server.views import alarm_view
@@ -64,16 +65,23 @@ async def metrics(services: Server) -> Response:
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+def _run_counts(buffer: Buffer) -> Counter[str]:
+    return sum((entry.run.tally.totals for entry in buffer.entries), Counter())
+
+
 def snapshot(buffer: Buffer) -> Snapshot:
     """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
     counts = sum((entry.buffer.counts for entry in entries), Counter())
+    outcomes = sum((entry.buffer.outcomes for entry in entries), Counter())
     reasons = sum((each.discard_reasons for each in groups), Counter())
     stats = buffer.store.stats()
     return {
         "forebay_samples": {(o,): counts[o] for o in ("member", "failed", "late", "surplus", "duplicate")},
+        "forebay_rollouts": {(outcome.value,): outcomes[outcome] for outcome in RolloutOutcome},
         "forebay_sample_bytes": {(): counts["bytes"]},
+        "forebay_run_counts": {(name,): number for name, number in _run_counts(buffer).items()},
         "forebay_rows_cut": {(): counts["rows_cut"]},
         "forebay_groups_discarded": {(reason,): number for reason, number in reasons.items()},
         "forebay_groups": {(state.value,): sum(each.states[state] for each in groups) for state in GroupState},
@@ -81,6 +89,7 @@ def snapshot(buffer: Buffer) -> Snapshot:
         "forebay_buffered_bytes": {(): sum(each.num_live_bytes for each in groups)},
         "forebay_runs": {(s,): n for s, n in Counter(entry.run.state.value for entry in entries).items()},
         "forebay_runs_stalled": {(): sum(entry.buffer.is_stalled for entry in entries)},
+        "forebay_runs_held": {(): sum(entry.run.is_held and entry.run.is_alive for entry in entries)},
         "forebay_runs_alarmed": {(): len(_alarms(buffer))},
         "forebay_journal_bytes": {(): stats.num_bytes},
         "forebay_journal_segments": {(): stats.num_segments},

@@ -3,14 +3,19 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from forebay.buffer.group import Group
 from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId
+from forebay.core.ids import InstanceId, rollout_uid
+from forebay.core.run import Run
 from forebay.server.requests import parse
 from forebay.server.routes.groups import follow_closed
 from forebay.server.services import Services, body_of, services_of
+from forebay.server.steps import follow_steps, step_view
 
+CountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
@@ -24,8 +29,26 @@ class Progress(BaseModel):
     # A JSON array becomes a tuple; what is in it stays strict.
     opened: list[Annotated[tuple[InstanceId, Annotated[int, Field(ge=0)]], Field(strict=False)]] = []
     waiting_for_engine: bool | None = None
+    held: bool | None = None
     num_groups_total: int | None = None
     is_last_slot_reported: bool | None = None
+    process_id: Annotated[str, StringConstraints(max_length=64)] = ""
+    counts: dict[CountName, Count] | None = Field(default=None, max_length=256)
+    """All that the process of this id has counted."""
+
+    def apply(self, run: Run) -> bool:
+        """Change ``run`` accordingly; whether anything is different now."""
+        told = {
+            "is_waiting_for_engine": self.waiting_for_engine,
+            "is_held": self.held,
+            "num_groups_total": self.num_groups_total,
+            "is_last_slot_reported": self.is_last_slot_reported,
+        }
+        changed = {name: value for name, value in told.items() if value is not None and value != getattr(run, name)}
+        for name, value in changed.items():
+            setattr(run, name, value)
+        has_counted = self.counts is not None and run.tally.tell(self.process_id, self.counts)
+        return bool(changed) or has_counted
 
 
 @router.get("/plan")
@@ -39,7 +62,7 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
         if group.state is not GroupState.OPEN or groups.is_full(group):
             closed.append(key)
         elif group.slots:
-            taken.append((*key, sorted(group.slots)))
+            taken.append((*key, sorted(group.slots), _other_uids(entry.run.run_id, group)))
     return {
         "run_id": entry.run.run_id,
         "group_size": settings.group_size,
@@ -49,7 +72,14 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
         "taken": taken,
         "is_resumed": bool(groups.by_id),
         "last_closed_seq": len(groups.closed),
+        "oversampling": settings.oversampling.model_dump() if settings.oversampling else None,
+        "step": step_view(entry.buffer),
     }
+
+
+def _other_uids(run_id: str, group: Group) -> list[str]:
+    """The uids that a group's samples have, but for those that tell their slot: no other rollout may take them."""
+    return [s.uid for s in group.samples if s.uid != rollout_uid(run_id, group.group_id, s.slot)]
 
 
 @router.post("/progress")
@@ -58,22 +88,21 @@ async def progress(run_key: str, request: Request, services: Server) -> dict[str
     told = parse(Progress, await body_of(request))
     entry = services.buffer.by_key(run_key)
     await entry.buffer.announce(told.opened)
-    run = entry.run
-    before = (run.is_waiting_for_engine, run.num_groups_total, run.is_last_slot_reported)
-    if told.waiting_for_engine is not None:
-        run.is_waiting_for_engine = told.waiting_for_engine
-    if told.num_groups_total is not None:
-        run.num_groups_total = told.num_groups_total
-    if told.is_last_slot_reported is not None:
-        run.is_last_slot_reported = told.is_last_slot_reported
-    if before != (run.is_waiting_for_engine, run.num_groups_total, run.is_last_slot_reported):
+    if told.apply(entry.run):
         await entry.buffer.save_run()
-    return {"state": run.state.value}
+    return {"state": entry.run.state.value}
 
 
 @router.get("/closed_groups")
 async def closed_groups(
-    run_key: str, services: Server, after: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
+    run_key: str,
+    services: Server,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    seen: int | None = None,
 ) -> dict[str, Any]:
-    """The feed of closed groups, as under ``/v1``."""
-    return await follow_closed(services.buffer.by_key(run_key), after, min(wait_s, services.settings.max_wait_s))
+    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step as well."""
+    entry, wait_s = services.buffer.by_key(run_key), min(wait_s, services.settings.max_wait_s)
+    if seen is None:
+        return await follow_closed(entry, after, wait_s)
+    return await follow_steps(entry, after, seen, wait_s)

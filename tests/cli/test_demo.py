@@ -105,6 +105,7 @@ def test_sigterm_ends_everything(tmp_path: Path, marked: Marked) -> None:
     assert marked.processes() == []
 
 
+@pytest.mark.soak
 def test_nothing_outlives_a_demo_that_was_killed(tmp_path: Path, marked: Marked) -> None:
     arguments = [sys.executable, *command(tmp_path / "demo", 100)]
     with subprocess.Popen(arguments, env=marked.environ, cwd=tmp_path, stdout=subprocess.PIPE) as process:

@@ -58,6 +58,7 @@ def copy(source: Path, target: Path, index: Path | None) -> Path:
     return target
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("keeps_some_unsynced_bytes", [False, True])
 async def test_power_cut_at_every_operation(
     tmp_path: Path, filled: tuple[Path, dict[str, Any]], keeps_some_unsynced_bytes: bool

@@ -32,6 +32,7 @@ def start_body(**changes: Any) -> dict[str, Any]:
         ({"max_buffer_size": 0}, "max_buffer_size"),
         ({"contract": "C"}, "contract"),
         ({"input_file": 3}, "input_file"),
+        ({"capture": "yes"}, "capture"),
         ({"skip_instance_ids": "task-1"}, "skip_instance_ids"),
         ({"skip_instance_ids": [None]}, "skip_instance_ids"),
     ],
@@ -80,6 +81,14 @@ def write_rows(path: Path, lines: list[str]) -> str:
 
 def row(number: int) -> str:
     return json.dumps({"instance_id": number, "prompt": [{"role": "user", "content": "?"}], "label": "1"})
+
+
+@pytest.mark.parametrize("budgets", [{"engine": 1}, {"judge_failure": -1}, 3])
+def test_wrong_retry_budgets_are_a_422_of_the_start(rows_server: ServerProcess, tmp_path: Path, budgets: Any) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row(0)])
+    body = start_body(task_type="rows", input_file=path, retry_budgets=budgets)
+    error = assert_error(rows_server.client.post("/start_rollout", json=body), 422, "invalid_input", "retry_budgets")
+    assert "engine_failure" in error["message"]
 
 
 @pytest.mark.parametrize("bad", ["{", "[1]", "7", '{"label": "1"}', '{"prompt": 5}'])

@@ -160,6 +160,7 @@ def test_what_slimes_route_delivered_comes_back_as_well(server: ServerProcess) -
 # --- kill -9
 
 
+@pytest.mark.soak
 def test_kill_9_between_any_two_steps_changes_nothing_that_was_told(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=2)

@@ -235,6 +235,7 @@ def test_a_slime_trainer_that_lists_less_than_is_left_gets_a_new_run(make_server
     SlimeRun(server, other.run_id).stop()
 
 
+@pytest.mark.soak
 def test_killed_while_collecting_nothing_needed_is_gone(run: NativeRun) -> None:
     server = run.server
     train(run, *range(1, 9))

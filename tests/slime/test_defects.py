@@ -50,8 +50,8 @@ SHOWN_ELSEWHERE = [
     ("300 s sleep per epoch", "generators/test_base.py", "every_slot_of_every_group_arrives"),
     (
         "abort joins text of several policies",
-        "generators/test_base_engine.py",
-        "an_aborted_reply_goes_on_from_its_text",
+        "generators/test_partial_turns.py",
+        "an_aborted_turn_goes_on_from_its_tokens",
     ),
     (
         "num_repeats multiplies num_epoch silently",

@@ -253,7 +253,7 @@ def test_after_the_loss_a_second_restart_is_exact_as_well(
     assert_exact(saved.listed, third)
 
 
-@pytest.mark.parametrize("style", ["plain", "transforming"])
+@pytest.mark.parametrize("style", ["plain", pytest.param("transforming", marks=pytest.mark.soak)])
 def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
     make_server: MakeServer, tasks: Path, payload: MakePayload, style: str
 ) -> None:

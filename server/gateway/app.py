@@ -1,0 +1,45 @@
+"""The gateway's routes: those of the server, those of the runs, and those of the agents."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from forebay.core.errors import ForebayError
+from forebay.server.asgi import BodyBudget, ClientGone, error_body
+from forebay.server.gateway.agents import AgentRoutes
+from forebay.server.gateway.bodies import RegisterRun
+from forebay.server.gateway.control import ControlRoutes
+from forebay.server.gateway.desk import Desk
+from forebay.server.gateway.spec import GatewaySpec
+
+
+def create_gateway(spec: GatewaySpec) -> Starlette:
+    """The gateway as an ASGI application; its lifespan ends all runs."""
+    desk = Desk()
+    bodies = BodyBudget(spec.max_body_bytes, spec.max_bodies_bytes)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        for run_id, told in spec.runs.items():
+            await desk.register(run_id, RegisterRun.model_validate(told))
+            desk.runs[run_id].note_waiting(False)  # a gateway that crashed may have said the contrary
+        yield
+        await desk.aclose()
+
+    return Starlette(
+        routes=[*ControlRoutes(spec, desk, bodies).routes(), *AgentRoutes(desk, bodies).routes()],
+        lifespan=lifespan,
+        exception_handlers={ForebayError: _forebay_error, ClientGone: _client_gone},
+    )
+
+
+async def _forebay_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ForebayError)
+    return JSONResponse(error_body(error), status_code=error.status)
+
+
+async def _client_gone(_: Request, _error: Exception) -> Response:
+    return Response(status_code=499)

@@ -1,0 +1,127 @@
+"""One base URL that an agent was given: until when it is open, what its calls get by default, those in flight."""
+
+import asyncio
+import itertools
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from forebay.core.signal import Signal
+from forebay.engines.capture.turn import Turn
+from forebay.server.gateway.affinity import Affinity
+from forebay.server.gateway.refusals import Over
+
+LIMITS = ("max_completion_tokens", "max_tokens")
+MAX_FAILURES = 100
+"""Newest failures of a session that are kept."""
+
+Failure = dict[str, Any]
+"""``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``agent``: what the engine refused), status, message."""
+
+
+class Session:
+    """What the calls under one base URL have in common.
+
+    ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds its calls are ended and no further
+    ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample more than
+    ``max_tokens``. What the engine answered goes to ``on_turns``, turn by turn.
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        rid_prefix: str,
+        deadline_s: float,
+        on_turns: Callable[[Sequence[Turn]], None],
+        *,
+        session_id: str = "",
+        defaults: dict[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.affinity = affinity
+        self.rid_prefix = rid_prefix
+        self.on_turns = on_turns
+        self.num_calls = 0
+        self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self.counters: Counter[str] = Counter()
+        self.requests: set[tuple[str, str]] = set()
+        """Those that engines are working on: address and ``rid``."""
+        self.is_given_up = False
+        """What engines abort is not gone on with."""
+        self._defaults = defaults or {}
+        self._max_tokens = max_tokens
+        self._numbers = itertools.count()
+        self._loop = asyncio.get_running_loop()
+        self.ends_s = self._loop.time() + deadline_s
+        self._closed = ""
+        self._news = Signal()
+        self._in_flight: set[asyncio.Timeout] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is in flight."""
+        return bool(self._in_flight)
+
+    def next_rid(self) -> str:
+        """The ``rid`` of the next request to an engine. All are of one length: engines abort by prefix."""
+        return f"{self.rid_prefix}{next(self._numbers):04x}"
+
+    def prepared(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body of a call with the defaults in it, and within the bound on tokens."""
+        told = {name for name, value in body.items() if value is not None}
+        if told & set(LIMITS):
+            told |= set(LIMITS)
+        prepared = {**body, **{name: value for name, value in self._defaults.items() if name not in told}}
+        return prepared if self._max_tokens is None else _bounded(prepared, self._max_tokens)
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Around one call of the agent. Raises ``Over`` once the session is, also in the middle of the call."""
+        if self._closed:
+            raise Over(self._closed)
+        try:
+            async with asyncio.timeout_at(self.ends_s) as limit:
+                self._in_flight.add(limit)
+                try:
+                    yield
+                finally:
+                    self._in_flight.discard(limit)
+                    self._news.notify()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Over(self._closed or "its time is up", is_late=not self._closed) from None
+
+    @contextmanager
+    def asking(self, engine_url: str, rid: str) -> Iterator[None]:
+        """Around one request to an engine."""
+        self.requests.add((engine_url, rid))
+        try:
+            yield
+        finally:
+            self.requests.discard((engine_url, rid))
+
+    def close(self, reason: str) -> None:
+        """End all its calls; their agents are told ``reason``."""
+        self._closed = reason
+        for limit in self._in_flight:
+            limit.reschedule(self._loop.time())
+
+    async def wait_idle(self) -> None:
+        """Return when no call is in flight any more."""
+        while self._in_flight:
+            await self._news.wait(1.0)
+
+    def fail(self, kind: str, status: int, message: str) -> None:
+        """Note a call that the agent got an error for."""
+        self.failures.append({"kind": kind, "status": status, "message": message[:1_000]})
+
+
+def _bounded(body: dict[str, Any], limit: int) -> dict[str, Any]:
+    """A limit that is no number is the engine's to refuse."""
+    told = {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
+    if not any(body.get(name) is not None for name in LIMITS):
+        return {**body, "max_tokens": limit}
+    return {**body, **{name: min(value, limit) for name, value in told.items()}}

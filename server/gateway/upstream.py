@@ -1,0 +1,113 @@
+"""The connections to the engines."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from forebay.core.errors import EngineUnavailable
+from forebay.engines.wire import auth_headers, unreachable
+from forebay.server.gateway.sse import EventReader
+
+CONNECT_TIMEOUT_S = 10.0
+KEPT_CONNECTIONS = 256
+OWN = frozenset(
+    {
+        *(b"connection", b"content-encoding", b"content-length", b"date", b"keep-alive", b"server"),
+        *(b"transfer-encoding", b"upgrade"),
+    }
+)
+"""Headers of an engine's reply that belong to its connection, and do not reach the agent."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Broken(EngineUnavailable):
+    """The connection ended after the request was sent."""
+
+    code = "engine_broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An engine's reply that came whole."""
+
+    status: int
+    headers: Headers
+    content: bytes
+
+
+class Events:
+    """A reply that is still coming, event by event."""
+
+    def __init__(self, reply: httpx.Response) -> None:
+        self.status = reply.status_code
+        self.headers = _passed_on(reply)
+        self._reply = reply
+
+    async def data(self) -> AsyncIterator[bytes]:
+        """The data of each event. Raises ``Broken``."""
+        reader = EventReader()
+        try:
+            async for received in self._reply.aiter_bytes():
+                for data in reader.feed(received):
+                    yield data
+        except httpx.TransportError as error:
+            raise _broken(self._reply.request.url, error) from error
+
+    async def whole(self) -> Answer:
+        """The rest as one reply. Raises ``Broken``."""
+        try:
+            return Answer(self.status, self.headers, await self._reply.aread())
+        except httpx.TransportError as error:
+            raise _broken(self._reply.request.url, error) from error
+
+
+class Upstream:
+    """Sends requests to engines, as long as its context is entered. Time limits are the caller's."""
+
+    def __init__(self, api_key: str | None) -> None:
+        self._headers = {"content-type": "application/json", **auth_headers(api_key)}
+
+    async def __aenter__(self) -> Self:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._http = httpx.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def ask(self, method: str, url: str, content: bytes = b"") -> Answer:
+        """One request and its whole reply. Raises ``EngineUnavailable`` if nobody answers, ``Broken``."""
+        async with self.events(method, url, content) as reply:
+            return await reply.whole()
+
+    @asynccontextmanager
+    async def events(self, method: str, url: str, content: bytes = b"") -> AsyncIterator[Events]:
+        """One request and its reply as it comes. Raises as ``ask`` does."""
+        request = self._http.build_request(method, url, content=content)
+        try:
+            reply = await self._http.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise unreachable(url, error) from error
+        except httpx.TransportError as error:
+            raise _broken(request.url, error) from error
+        try:
+            yield Events(reply)
+        finally:
+            await reply.aclose()
+
+
+def _broken(url: httpx.URL, error: httpx.TransportError) -> Broken:
+    return Broken(f"the connection to {url.host}:{url.port} ended: {error or type(error).__name__}")
+
+
+def _passed_on(reply: httpx.Response) -> Headers:
+    raw = [(name.lower(), value) for name, value in reply.headers.raw]
+    return [(name, value) for name, value in raw if name not in OWN]

@@ -1,0 +1,64 @@
+"""Steps of a run: where one begins, and which groups its trainer has for it. Told to its process."""
+
+from typing import Any
+
+from forebay.buffer.buffer import Entry
+from forebay.buffer.groups import Groups
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.group import GroupState
+from forebay.core.run import Run
+from forebay.core.signal import Patience
+from forebay.core.step import StepStart
+from forebay.server.routes.groups import closed_since
+
+
+def announce(buffer: RunBuffer, weight_version: int) -> None:
+    """The trainer has other weights: a step begins. The same version told again begins none; saving is the caller's."""
+    run, groups = buffer.run, buffer.groups
+    if weight_version != run.weight_version:
+        full = _full(groups) if counts_groups(run) else []
+        run.step = StepStart(run.step.number + 1, len(groups.closed), full)
+    run.weight_version = weight_version
+
+
+def counts_groups(run: Run) -> bool:
+    """Whether the run is held once a step has its groups."""
+    oversampling = run.settings.oversampling
+    return oversampling is not None and oversampling.groups_per_step is not None
+
+
+def _full(groups: Groups) -> list[str]:
+    """Open groups that have all their samples: they are judged when somebody reads."""
+    return [group.group_id for group in groups.in_state(GroupState.OPEN) if groups.is_full(group)]
+
+
+def step_view(buffer: RunBuffer) -> dict[str, Any]:
+    """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
+    run, groups = buffer.run, buffer.groups
+    told: dict[str, Any] = {"number": run.step.number, "weight_version": run.weight_version}
+    told |= {"counted": [], "discarded": []}
+    if not counts_groups(run):
+        return told
+    closed = groups.closed[run.step.num_closed :]
+    discarded = [group.group_id for group in closed if group.state is GroupState.DISCARDED]
+    usable = [group.group_id for group in closed if group.state is not GroupState.DISCARDED]
+    counted = set(usable + _full(groups)) - set(run.step.full)
+    return {**told, "counted": sorted(counted), "discarded": discarded}
+
+
+def news_number(buffer: RunBuffer) -> int:
+    """Grows when a step begins, and when a group is discarded that could count."""
+    discarded = sum(buffer.groups.discard_reasons.values()) if counts_groups(buffer.run) else 0
+    return buffer.run.step.number + discarded
+
+
+async def follow_steps(entry: Entry, after: int, seen: int, wait_s: float) -> dict[str, Any]:
+    """The feed of closed groups, and the step: waits up to ``wait_s`` for what is later than ``after`` or ``seen``."""
+    patience, buffer = Patience(wait_s), entry.buffer
+
+    def is_news() -> bool:
+        return len(buffer.groups.closed) > after or news_number(buffer) != seen or not entry.run.is_alive
+
+    while not is_news() and await patience.wait(buffer.news):
+        pass
+    return {**closed_since(entry, after), "step": step_view(buffer), "seen": news_number(buffer)}

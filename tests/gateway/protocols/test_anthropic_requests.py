@@ -1,0 +1,211 @@
+"""What a Messages request becomes, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from forebay.server.gateway.anthropic import MessagesRefused, ReplyMemo, error, from_chat, to_chat, to_tokenize
+
+Json = dict[str, Any]
+HELLO = {"role": "user", "content": "hello"}
+TOOL = {"name": "tool", "input_schema": {"properties": {}}}
+CHAT_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tool",
+        "description": "",
+        "parameters": {"properties": {}, "type": "object"},
+        "strict": False,
+    },
+}
+
+
+def chat(*messages: Json, **fields: Any) -> Json:
+    return to_chat({"model": "m", "max_tokens": 9, "messages": list(messages) or [HELLO], **fields})
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {"temperature": 0.5, "top_p": 0.9, "top_k": 3}),
+        ({"stop_sequences": ["END"]}, {"stop": ["END"]}),
+        ({"metadata": {"user_id": "7"}, "service_tier": "auto", "betas": ["x"]}, {}),
+        ({"min_p": 0.1, "seed": 7}, {"min_p": 0.1, "seed": 7}),
+        ({"thinking": {"type": "adaptive"}}, {"chat_template_kwargs": {"thinking": True, "enable_thinking": True}}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": True, "x": 1}},
+            {"chat_template_kwargs": {"thinking": True, "enable_thinking": False, "x": 1}},
+        ),
+        ({"output_config": {"effort": "xhigh"}}, {"reasoning_effort": "max"}),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "response", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+        ),
+        ({"tools": [TOOL]}, {"tools": [CHAT_TOOL], "tool_choice": "auto"}),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ],
+)
+def test_fields(asked: Json, sent: Json) -> None:
+    assert chat(**asked) == {"model": "m", "max_tokens": 9, "messages": [HELLO], **sent}
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "tool"}, {"type": "function", "function": {"name": "tool"}}),
+    ],
+)
+def test_tool_choice(choice: Json, sent: Any) -> None:
+    asked = chat(tools=[TOOL], tool_choice={**choice, "disable_parallel_tool_use": True})
+    assert (asked["tool_choice"], asked["parallel_tool_calls"]) == (sent, False)
+
+
+def test_a_user_message_is_split_at_its_results() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    content = [
+        {"type": "text", "text": "before"},
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "seen"}, image]},
+        {"type": "tool_result", "tool_use_id": "b", "is_error": True},
+        {"type": "text", "text": "after", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "all"},
+    ]
+    seen = [
+        {"type": "text", "text": "seen"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+    ]
+    assert chat({"role": "user", "content": content})["messages"] == [
+        {"role": "user", "content": "before"},
+        {"role": "tool", "tool_call_id": "a", "content": seen},
+        {"role": "tool", "tool_call_id": "b", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "after"}, {"type": "text", "text": "all"}]},
+    ]
+
+
+def test_references_to_tools_and_passages() -> None:
+    found = {"type": "search_result", "title": "T", "source": "S", "content": [{"type": "text", "text": "words"}]}
+    content = [{"type": "tool_reference", "tool_name": "tool"}, found]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": content}
+    assert [message["content"] for message in chat({"role": "user", "content": [result]})["messages"]] == [
+        [{"type": "tool_reference", "name": "tool"}],
+        "Title: T\nSource: S\nContent: words",
+    ]
+
+
+def test_system_messages_stand_at_the_head() -> None:
+    inline = {"role": "system", "content": [{"type": "text", "text": "and kind"}]}
+    assert chat(HELLO, inline, system="be brief")["messages"] == [
+        {"role": "system", "content": "be brief\nand kind"},
+        HELLO,
+    ]
+
+
+def test_an_answer_that_is_begun_is_continued() -> None:
+    asked = chat(HELLO, {"role": "assistant", "content": "The answer is"})
+    assert asked["continue_final_message"] is True
+
+
+def test_a_count_asks_for_the_same_prompt() -> None:
+    prompt = {"model": "m", "messages": [HELLO], "system": "be brief", "tools": [TOOL]}
+    asked = to_chat({**prompt, "max_tokens": 9})
+    del asked["max_tokens"]
+    assert to_tokenize(prompt) == asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens: Input should be a valid integer"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than 0"),
+        ({"model": ""}, "model: String should have at least 1 character"),
+        ({"colour": "red"}, "colour: Extra inputs are not permitted"),
+        ({"container": "c"}, "container: Extra inputs are not permitted"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.role: Input should be 'user'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text.text: Field"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0: Input tag"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": ""}]}]}, "Input tag"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "n", "input": {}}]}]},
+            "a message of the role user cannot hold a block of the type tool_use",
+        ),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]}, "cannot hold a block"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source: an image needs"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0: 'web_search_20250305'"),
+        ({"tools": [{"name": "tool"}]}, "input_schema: Field required"),
+        ({"tool_choice": {"type": "any"}}, "needs at least one tool"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "'other' is not among the tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name: Field required"),
+        ({"thinking": {"type": "enabled"}}, "budget_tokens is required"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "greater than or equal to 1024"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 1024}}, "budget_tokens is not allowed"),
+    ],
+)
+def test_refused(changes: Json, message: str) -> None:
+    with pytest.raises(MessagesRefused) as caught:
+        chat(**{"messages": [HELLO], **changes})
+    assert caught.value.status == 400
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    assert message in caught.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [None, [], "text"])
+def test_a_body_that_is_no_object(body: Any) -> None:
+    with pytest.raises(MessagesRefused, match="no JSON object"):
+        to_chat(body)
+
+
+@pytest.mark.parametrize("body", [{"object": "error", "message": "why"}, {"error": {"message": "why"}}, "why"])
+def test_an_error_in_any_shape(body: Any) -> None:
+    assert error(529, body) == (529, {"type": "error", "error": {"type": "overloaded_error", "message": "why"}})
+
+
+def test_a_cleared_context_is_answered_with_no_edits() -> None:
+    reply = {"model": "m", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}
+    body = {"model": "m", "max_tokens": 9, "messages": [HELLO], "context_management": {"edits": []}}
+    assert "context_management" not in to_chat(body)
+    assert from_chat(reply, {**body, "context_management": {"edits": [1]}})["context_management"] == {
+        "applied_edits": []
+    }
+
+
+def test_a_history_that_the_agent_changed_stays_as_it_is() -> None:
+    memo = ReplyMemo()
+    call = {"id": "a", "function": {"name": "tool", "arguments": '{"n":1}'}}
+    memo.remember({"role": "assistant", "content": "one", "tool_calls": [call]})
+    changed = [
+        {"type": "text", "text": "two"},
+        {"type": "tool_use", "id": "a", "name": "tool", "input": {"n": True}},
+    ]
+    body = {"model": "m", "max_tokens": 9, "messages": [HELLO, {"role": "assistant", "content": changed}]}
+    reply = to_chat(body, memo)["messages"][-1]
+    assert (reply["content"], reply["tool_calls"][0]["function"]["arguments"]) == ("two", '{"n": true}')
+
+
+def test_an_id_that_several_calls_had() -> None:
+    memo = ReplyMemo()
+    spellings = ['{"n":1}', '{"n":2}']
+    for arguments in spellings:
+        call = {"id": "functions.tool:0", "function": {"name": "tool", "arguments": arguments}}
+        memo.remember({"role": "assistant", "content": None, "tool_calls": [call]})
+    uses = [{"type": "tool_use", "id": "functions.tool:0", "name": "tool", "input": {"n": n}} for n in (1, 2)]
+    history = [{"role": "assistant", "content": [use]} for use in uses]
+    replies = to_chat({"model": "m", "max_tokens": 9, "messages": history}, memo)["messages"]
+    assert [reply["tool_calls"][0]["function"]["arguments"] for reply in replies] == spellings
+
+
+@pytest.mark.parametrize("depth", [400, 900, 5000])
+def test_arguments_that_are_nested_for_ever(depth: int) -> None:
+    memo = ReplyMemo()
+    function = {"name": "tool", "arguments": '{"a":' * depth + "1" + "}" * depth}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}
+    choice = {"message": message, "finish_reason": "tool_calls"}
+    told = from_chat({"model": "m", "choices": [choice]}, {"model": "m"}, memo)
+    assert memo.restored(message)["tool_calls"][0]["function"] == function
+    assert bool(told["content"][0]["input"]) == (depth < 5000)

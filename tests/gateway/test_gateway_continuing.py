@@ -1,0 +1,118 @@
+"""Answers that the engine aborts are gone on with: the agent sees none of it, and the record has every token."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from forebay.engines.scripted import Reply, ScriptedCall
+from tests.gateway.conftest import Stage
+from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEXT = "one two three four five six seven eight nine ten"
+TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def rest_of_text(call: ScriptedCall) -> Reply:
+    """The first part hangs after five words; every other one says the rest."""
+    words = TEXT.split(" ")
+    return Reply(text=TEXT[len(call.said) :]) if call.said else Reply(text=" ".join(words[:5]), hang=True)
+
+
+async def aborted_once(stage: Stage, asking: "asyncio.Task[Any]") -> Any:
+    """What ``asking`` brings, after its first request was aborted."""
+    await stage.busy()
+    await eventually(lambda: bool(stage.calls[0].sampled_ids))
+    await stage.abort(stage.calls[0])
+    return await asking
+
+
+async def streamed(rollout: OpenedAt, **fields: Any) -> list[Json]:
+    """The chunks of a streamed chat."""
+    reply = await rollout.post("chat/completions", {"model": "m", "messages": [USER], "stream": True, **fields})
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert lines[-1] == "[DONE]", reply.text
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_a_whole_answer_is_gone_on_with(stage: Stage) -> None:
+    stage(rest_of_text)
+    rollout = await stage.open()
+    asking = asyncio.create_task(rollout.chat(max_tokens=100, logprobs=True))
+    reply = await aborted_once(stage, asking)
+    (choice,) = reply["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
+    first, second = stage.calls
+    assert second.body["max_tokens"] == 100 - len(first.sampled_ids)
+    assert second.prompt_ids == first.prompt_ids + first.sampled_ids
+    assert reply["usage"]["completion_tokens"] == len(TEXT) + 1 == len(choice["logprobs"]["content"])
+    told = await rollout.close()
+    (sample,) = told["samples"]
+    assert_whole(sample)
+    assert sample["tokens"] == [*second.prompt_ids, *second.sampled_ids]
+    assert sum(sample["loss_mask"]) == len(TEXT) + 1
+    assert (told["num_calls"], told["counters"]["continued"], told["failures"]) == (1, 1, [])
+
+
+async def test_a_streamed_answer_is_gone_on_with(stage: Stage) -> None:
+    stage(rest_of_text)
+    rollout = await stage.open()
+    asking = asyncio.create_task(streamed(rollout, stream_options={"include_usage": True}))
+    chunks = await aborted_once(stage, asking)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == TEXT
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+    assert chunks[-1]["usage"]["completion_tokens"] == len(TEXT) + 1
+    (sample,) = (await rollout.close())["samples"]
+    assert sum(sample["loss_mask"]) == len(TEXT) + 1
+    assert sample["messages"][-1]["content"] == TEXT
+
+
+async def test_the_budget_that_the_first_part_has_used_up_ends_the_answer(stage: Stage) -> None:
+    stage(rest_of_text)
+    rollout = await stage.open()
+    asking = asyncio.create_task(rollout.chat(max_tokens=len("one two three four five")))
+    await stage.busy()
+    reply = await aborted_once(stage, asking) if not asking.done() else await asking
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert len(stage.calls) == 1
+
+
+async def test_an_abort_before_the_first_token_asks_again(stage: Stage) -> None:
+    stage(lambda call: Reply(text="", hang=True) if call is stage.calls[0] else "now")
+    rollout = await stage.open()
+    asking = asyncio.create_task(rollout.chat())
+    await stage.busy()
+    await stage.abort(stage.calls[0])
+    assert (await asking)["choices"][0]["message"]["content"] == "now"
+    assert_whole((await rollout.close())["samples"][0])
+
+
+async def test_each_of_several_choices_is_gone_on_with_by_itself(stage: Stage) -> None:
+    def script(call: ScriptedCall) -> Reply:
+        if call.said:
+            return Reply(text=f" and more after {call.said}")
+        return Reply(text="whole" if call.choice == 0 else f"part {call.choice}", hang=call.choice > 0)
+
+    stage(script)
+    rollout = await stage.open()
+    asking = asyncio.create_task(rollout.chat(n=3))
+    await stage.busy(2)
+    await stage.gateway.http.post(f"{stage.engine.url}/abort_request", json={"abort_all": True})
+    texts = [choice["message"]["content"] for choice in (await asking)["choices"]]
+    assert texts == ["whole", "part 1 and more after part 1", "part 2 and more after part 2"]
+    assert len((await rollout.close())["samples"]) == 3
+
+
+async def test_an_engine_that_aborts_everything_is_given_up_in_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.generators.continuing.MAX_FRUITLESS", 2)
+    stage(Reply(finish_reason="abort"))
+    rollout = await stage.open()
+    reply = await rollout.post("chat/completions", {"messages": [USER]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_lost")
+    assert [failure["kind"] for failure in (await rollout.close())["failures"]] == ["engine"]
