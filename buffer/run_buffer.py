@@ -122,9 +122,9 @@ class RunBuffer:
         self.news.notify()
 
     def update_clock(self) -> None:
-        """Deadlines count unless the run is still being validated, waits for its engine or trainer, or has ended."""
+        """Deadlines count unless the run is validated, waits for its engine or trainer, is paused, or has ended."""
         run = self.run
-        is_waiting = run.is_waiting_for_engine or run.is_held
+        is_waiting = run.is_waiting_for_engine or run.is_held or run.is_paused
         is_held = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
         self.active.run(not is_held and not run.has_ended)
 

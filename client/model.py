@@ -85,6 +85,8 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     is_waiting_for_engine: bool = False
     is_held: bool = False
     """It waits for the trainer's next weight version: its step has all the groups that it needs."""
+    is_paused: bool = False
+    """Its engines stand still, until its trainer or the server lets them go on."""
     is_stalled: bool = False
     weight_version: int | None = None
     created_at_s: float = 0.0

@@ -144,6 +144,8 @@ class Run:
     is_waiting_for_engine: bool = False
     is_held: bool = False
     """Whether its step has all the groups that it needs: the process waits for the trainer's next weights."""
+    is_paused: bool = False
+    """Whether its engines stand still on its trainer's word, or while they are given other weights."""
     num_groups_total: int | None = None
     """What the base generator says it will open; None when unknown."""
     weight_version: int | None = None
@@ -183,6 +185,7 @@ class Run:
             "is_last_slot_reported": self.is_last_slot_reported,
             "is_waiting_for_engine": self.is_waiting_for_engine,
             "is_held": self.is_held,
+            "is_paused": self.is_paused,
             "num_groups_total": self.num_groups_total,
             "weight_version": self.weight_version,
             "step": asdict(self.step),

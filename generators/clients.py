@@ -7,7 +7,7 @@ import openai
 
 from forebay.generators.chat_parts import Json, Part
 from forebay.generators.continuing import finish, finish_in_thread
-from forebay.generators.engine_calls import EngineCalls, is_unavailable
+from forebay.generators.engine_calls import CutShort, EngineCalls, is_unavailable
 from forebay.generators.link import Backoff
 from forebay.generators.recorded_streams import AsyncRecordedStream, RecordedStream
 from forebay.generators.rollout import Rollout
@@ -69,6 +69,8 @@ class RolloutClient(openai.OpenAI):
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise
+            except CutShort:
+                continue
             calls.in_loop(_replaced(calls, pause))
 
 
@@ -124,6 +126,8 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise
+            except CutShort:
+                continue
             await _replaced(calls, pause)
 
 

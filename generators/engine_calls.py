@@ -26,6 +26,10 @@ EXPIRED_S = 0.05
 """A call ends by its time limit a moment before its group is closed: that is no error of the rollout."""
 
 
+class CutShort(Exception):
+    """A call had as long as its group, which goes on: its time stood still, or another sample came. Ask again."""
+
+
 class EngineCalls:
     """Goes around each engine call of one rollout: its ``rid``, its time limit, and another engine when one is gone.
 
@@ -50,20 +54,21 @@ class EngineCalls:
         return self._ring.http
 
     async def when_open(self) -> None:
-        """Return when calls may go out: not while the run is held for its trainer."""
+        """Return when calls may go out: not while the run is held for its trainer, or its engines stand still."""
         with self.group.working():
-            await self.group.hold.wait()
+            await self.group.hold.wait_call()
 
     def wait_open(self) -> None:
         """``when_open`` for a rollout in a thread."""
-        if self.group.hold.is_held:
+        if not self.group.hold.may_call:
             self.in_loop(self.when_open())
 
     @contextmanager
     def one_call(self, options: Any, default_timeout: Any) -> Iterator[Any]:
         """Around one HTTP request: yields ``options`` with address, time limit and ``rid`` set.
 
-        Raises ``GroupClosed`` instead, and also in place of the error that a call of a closed group ends with.
+        Raises ``GroupClosed`` instead, and also in place of the error that a call of a closed group ends with, and
+        ``CutShort`` in place of a time-out that nobody asked for.
         """
         self.check()
         with self._lock:
@@ -71,11 +76,15 @@ class EngineCalls:
             call = (member.server.url, next(self._names))
         try:
             with self.group.in_flight(call):
-                yield self._bound(options, default_timeout, call)
+                bound = self._bound(options, default_timeout, call)
+                yield bound
             member.recovered()
-        except (openai.APITimeoutError, asyncio.CancelledError):
+        except (openai.APITimeoutError, asyncio.CancelledError) as error:
             self.abandon(*call)
             self.check()
+            is_timeout = isinstance(error, openai.APITimeoutError) and not is_unavailable(error)
+            if is_timeout and bound.timeout.read != _read_s(_given(options, default_timeout)):
+                raise CutShort from error
             raise
         except openai.APIError:
             self.check()
@@ -110,10 +119,9 @@ class EngineCalls:
 
     def _bound(self, options: Any, default_timeout: Any, call: Call) -> Any:
         url, rid = call
-        given = options.timeout if _is_timeout(options.timeout) else default_timeout
         changed: dict[str, Any] = {
             "url": f"{url}/v1/{options.url.lstrip('/')}",
-            "timeout": _at_most(given, self.group.left_s()),
+            "timeout": _at_most(_given(options, default_timeout), self.group.left_s()),
         }
         # Other servers may refuse fields that they do not know.
         if self.target.is_sglang and isinstance(options.json_data, dict):
@@ -142,15 +150,22 @@ def body_of(options: Any) -> dict[str, Any]:
     return {**given, **(options.extra_json or {})}
 
 
-def _is_timeout(value: object) -> bool:
-    return value is None or isinstance(value, int | float | openai.Timeout)
+def _given(options: Any, default_timeout: Any) -> Any:
+    """Seconds, a ``Timeout`` of the openai package, or None."""
+    timeout = options.timeout
+    is_given = timeout is None or isinstance(timeout, int | float | openai.Timeout)
+    return timeout if is_given else default_timeout
+
+
+def _read_s(given: Any) -> float | None:
+    read_s = given.read if isinstance(given, openai.Timeout) else given
+    return None if read_s is None else float(read_s)
 
 
 def _at_most(given: Any, left_s: float) -> openai.Timeout:
-    """``given`` (seconds, a ``Timeout`` of the openai package, or None), cut to ``left_s``."""
-    limit_s = max(left_s, 0.001)
-    read_s = given.read if isinstance(given, openai.Timeout) else given
-    read_s = limit_s if read_s is None else min(float(read_s), limit_s)
+    """``given``, cut to ``left_s``."""
+    limit_s, read_s = max(left_s, 0.001), _read_s(given)
+    read_s = limit_s if read_s is None else min(read_s, limit_s)
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
 
 

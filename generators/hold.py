@@ -30,6 +30,7 @@ class Hold:
     def __init__(self, groups_per_step: int | None = None) -> None:
         self.on_change: Callable[[bool], None] = lambda _: None
         self.is_held = False
+        self._is_paused = False
         self._groups_per_step = groups_per_step
         self._number = 0
         self._counted: set[str] = set()
@@ -52,6 +53,22 @@ class Hold:
     async def wait(self) -> None:
         """Return when the run is not held; at once if it is not."""
         while self.is_held:
+            await self._news.wait(WAIT_S)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether engine calls may go out: the run is not held, and its engines do not stand still."""
+        return not (self.is_held or self._is_paused)
+
+    def note_paused(self, is_paused: bool) -> None:
+        """The engines stand still, or go on. What has ended meanwhile is sent all the same."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            self._news.notify()
+
+    async def wait_call(self) -> None:
+        """Return when engine calls may go out."""
+        while not self.may_call:
             await self._news.wait(WAIT_S)
 
     def _update(self) -> None:

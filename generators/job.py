@@ -11,7 +11,7 @@ from forebay.generators.costs import Ending, cost
 from forebay.generators.engine_ring import EngineRing
 from forebay.generators.groups import GroupClosed, OpenGroup
 from forebay.generators.hold import Hold, Step
-from forebay.generators.link import Link, RunGone
+from forebay.generators.link import ClosedGroups, Link, RunGone
 from forebay.generators.open_groups import OpenGroups
 from forebay.generators.reporter import Reporter, Totals
 from forebay.generators.runner import RolloutRunner
@@ -138,13 +138,14 @@ class RolloutJob:
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
         plan, link = self._parts.plan, self._parts.link
-        after, seen = plan.last_closed, NOTHING_SEEN
+        told = ClosedGroups(last=plan.last_closed, seen=NOTHING_SEEN)
         while link.has_feed:
-            told = await link.closed_groups(after, seen)
-            after, seen = told.last, told.seen
+            told = await link.closed_groups(told)
             for group_id in told.group_ids:
                 self._open.close_id(group_id)
             self._note_step(told.step)
+            self._hold.note_paused(told.is_paused)
+            self._reporter.note_paused(told.is_paused)
             if told.is_run_over:
                 raise RunGone("the run was stopped")
 

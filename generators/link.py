@@ -78,7 +78,7 @@ class Progress:
 class ClosedGroups:
     """One answer of the feed: ids of closed groups, and whether the run was ended.
 
-    ``last`` and ``seen`` are what to ask with the next time; ``step`` is where the trainer is.
+    ``last``, ``seen`` and ``is_paused`` are what to ask with the next time; ``step`` is where the trainer is.
     """
 
     group_ids: Sequence[str] = field(default_factory=list)
@@ -86,6 +86,8 @@ class ClosedGroups:
     is_run_over: bool = False
     step: Step | None = None
     seen: int = 0
+    is_paused: bool = False
+    """The engines stand still, while they are given other weights say."""
 
 
 class Backoff(flow.Backoff):
@@ -125,8 +127,8 @@ class Link(ABC):
         """Tell how far the run is."""
 
     @abstractmethod
-    async def closed_groups(self, after: int, seen: int) -> ClosedGroups:
-        """Wait up to 25 s for groups closed after number ``after``, or news of the trainer's step after ``seen``."""
+    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:
+        """Wait up to 25 s for what is news after what was ``told`` last."""
 
     async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         """One request, made again with growing pauses while the buffer cannot be reached or is busy."""

@@ -38,7 +38,7 @@ class Totals:
 class Reporter:
     """Announces groups before their first rollout, and reports what changes.
 
-    The ``clock`` of the groups' deadlines stands still while the run waits for its engine or its trainer.
+    The ``clock`` of the groups' deadlines stands still while the run waits for its engine or its trainer, or is paused.
     """
 
     def __init__(self, link: Link, clock: ActiveClock) -> None:
@@ -48,6 +48,7 @@ class Reporter:
         self._process_id = secrets.token_hex(4)
         self._is_waiting_for_engine = False
         self._is_held = False
+        self._is_paused = False
         self._is_count_due = False
         self._changed = asyncio.Event()
         # The first report tells how many groups there will be.
@@ -71,9 +72,17 @@ class Reporter:
         self._is_held = is_held
         self._note_standstill()
 
+    def note_paused(self, is_paused: bool) -> None:
+        """The engines are paused, or go on, as the server says."""
+        self._is_paused = is_paused
+        self._run_clock()
+
     def _note_standstill(self) -> None:
-        self._clock.run(not (self._is_waiting_for_engine or self._is_held))
+        self._run_clock()
         self._changed.set()
+
+    def _run_clock(self) -> None:
+        self._clock.run(not (self._is_waiting_for_engine or self._is_held or self._is_paused))
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Add to what the run counts; told within 5 s, and at the end."""

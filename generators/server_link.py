@@ -78,12 +78,17 @@ class ServerLink(Link):
         }
         _decoded(await self._ask("POST", "progress", content=msgspec.json.encode(body), headers=JSON))
 
-    async def closed_groups(self, after: int, seen: int) -> ClosedGroups:
-        query = {"after": after, "seen": seen, "wait_s": FEED_WAIT_S}
-        told = _decoded(await self._ask("GET", "closed_groups", params=query))
-        closed = [group["group_id"] for group in told["groups"]]
-        is_over = told.get("run_state") in OVER_STATES
-        return ClosedGroups(closed, int(told["last"]), is_over, _step(told), int(told.get("seen") or 0))
+    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:
+        query = {"after": told.last, "seen": told.seen, "paused": told.is_paused, "wait_s": FEED_WAIT_S}
+        news = _decoded(await self._ask("GET", "closed_groups", params=query))
+        return ClosedGroups(
+            group_ids=[group["group_id"] for group in news["groups"]],
+            last=int(news["last"]),
+            is_run_over=news.get("run_state") in OVER_STATES,
+            step=_step(news),
+            seen=int(news.get("seen") or 0),
+            is_paused=bool(news.get("paused")),
+        )
 
 
 def _step(told: dict[str, Any]) -> Step | None:

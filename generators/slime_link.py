@@ -48,5 +48,5 @@ class SlimeLink(Link):
     async def report(self, progress: Progress) -> None:
         """There is nobody to tell."""
 
-    async def closed_groups(self, after: int, seen: int) -> ClosedGroups:  # noqa: ARG002 - there is no feed
+    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - there is no feed
         raise LinkRefused("this buffer does not tell which groups it closed", hint="ask has_feed first")

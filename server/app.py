@@ -22,6 +22,7 @@ from forebay.server.guard import Guard
 from forebay.server.hot import HotRoutes
 from forebay.server.launches import RunParts
 from forebay.server.openapi import add_hot_routes
+from forebay.server.pause_marks import PauseMarks
 from forebay.server.pauses import EnginePauses
 from forebay.server.routes import batches, gateway, generators, groups, operations, run_process, runs, slime, weights
 from forebay.server.run_folders import RunFolders
@@ -86,7 +87,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()
         retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
-        pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses"))
+        pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", PauseMarks(buffer)))
         yield Services(
             settings=settings,
             buffer=buffer,

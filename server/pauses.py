@@ -19,6 +19,7 @@ from forebay.core.weights import PauseMode
 from forebay.engines import weights
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.wire import root_url
+from forebay.server.pause_marks import PauseMarks
 from forebay.server.pause_records import Kind, PauseRecord, PauseRecords
 from forebay.server.starts import engine_urls
 
@@ -57,13 +58,18 @@ class RunEngines:
 class EnginePauses:
     """Every pause that this server has asked for. Entered before the server listens.
 
+    While the engines of a run stand still, its deadlines do not count.
+
     Before an engine is paused, that is on the disk. A server that died in the middle of an update lets the engines go
     on as soon as it is up again; a pause that is held for a trainer outlives it, and ends at its time limit if the
     trainer does not come back.
     """
 
-    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, marks: PauseMarks, clock: Clock | None = None) -> None:
         self._records = PauseRecords(folder)
+        self._marks = marks
+        self._still: set[str] = set()
+        """The runs whose engines stand still."""
         self._clock = clock or SystemClock()
         self._held: dict[str, PauseRecord] = {}
         self._expired: dict[str, PauseRecord] = {}
@@ -83,6 +89,8 @@ class EnginePauses:
                 self._hold(record)
             else:
                 self._expired[record.run_id] = record
+        for run_id in self._marks.marked():
+            self._mark(run_id, is_still=run_id in self._held)
         return self
 
     async def __aexit__(
@@ -133,6 +141,7 @@ class EnginePauses:
                 raise EnginesPaused(engines.run_id, self._held[engines.run_id].mode)
             record = self._record(engines, workers, "update", mode)
             await self._write(record)
+            self._mark(engines.run_id, is_still=True)
             began_s = self._clock.monotonic()
             try:
                 await weights.pause(workers, mode)
@@ -152,6 +161,7 @@ class EnginePauses:
             record = self._record(engines, workers, "held", mode, limit_s)
             try:
                 await self._write(record)
+                self._mark(engines.run_id, is_still=True)
                 await weights.pause(workers, mode)
                 await weights.wait_idle(workers, mode)
                 await weights.flush(workers, mode)
@@ -248,6 +258,7 @@ class EnginePauses:
     def _hold(self, record: PauseRecord) -> None:
         self._drop(record.run_id)
         self._held[record.run_id] = record
+        self._mark(record.run_id, is_still=True)
         self._timers[record.run_id] = self._in_background(self._expire(record))
 
     def _drop(self, run_id: str) -> PauseRecord | None:
@@ -267,6 +278,7 @@ class EnginePauses:
     async def _let_go(self, record: PauseRecord) -> None:
         """Let the engines go on; those that do not answer at once are told later, in the background."""
         left = await self._resumed(record, RESUME_NOW_S)
+        self._mark(record.run_id, is_still=False)
         if left:
             logger.warning("run %s: told to go on, no answer from %s; asking again", record.run_id, ", ".join(left))
             self._resume_later(msgspec.structs.replace(record, urls=left))
@@ -292,6 +304,14 @@ class EnginePauses:
             await self._write(self._expired[record.run_id])
         elif record.run_id not in self._held:
             await asyncio.to_thread(self._records.remove, record.run_id)
+
+    def _mark(self, run_id: str, *, is_still: bool) -> None:
+        if is_still:
+            self._still.add(run_id)
+        else:
+            self._still.discard(run_id)
+        # Not waited for: engines that are to go on must not wait for a disk.
+        self._in_background(self._marks.mark(run_id, lambda: run_id in self._still))
 
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

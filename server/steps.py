@@ -52,13 +52,20 @@ def news_number(buffer: RunBuffer) -> int:
     return buffer.run.step.number + discarded
 
 
-async def follow_steps(entry: Entry, after: int, seen: int, wait_s: float) -> dict[str, Any]:
-    """The feed of closed groups, and the step: waits up to ``wait_s`` for what is later than ``after`` or ``seen``."""
+async def follow_steps(
+    entry: Entry, after: int, seen: int, wait_s: float, *, is_paused: bool = False
+) -> dict[str, Any]:
+    """The feed of closed groups, the step, and pauses.
+
+    Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused``.
+    """
     patience, buffer = Patience(wait_s), entry.buffer
 
     def is_news() -> bool:
-        return len(buffer.groups.closed) > after or news_number(buffer) != seen or not entry.run.is_alive
+        is_later = len(buffer.groups.closed) > after or news_number(buffer) != seen
+        return is_later or entry.run.is_paused != is_paused or not entry.run.is_alive
 
     while not is_news() and await patience.wait(buffer.news):
         pass
-    return {**closed_since(entry, after), "step": step_view(buffer), "seen": news_number(buffer)}
+    told = {"step": step_view(buffer), "seen": news_number(buffer), "paused": entry.run.is_paused}
+    return {**closed_since(entry, after), **told}

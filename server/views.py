@@ -25,6 +25,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine,
         "is_held": run.is_held and run.is_alive,
+        "is_paused": run.is_paused and run.is_alive,
         "is_stalled": buffer.is_stalled,
         "alarm": alarm_view(entry),
         "weight_version": run.weight_version,

@@ -53,6 +53,7 @@ def state_text(view: dict[str, Any]) -> str:
         "has_ended": "ended",
         "is_waiting_for_engine": "waiting for its engine",
         "is_held": "held until the next weight version",
+        "is_paused": "its engines are paused",
         "is_stalled": "no progress since its group deadline",
     }
     told = [view["state"], *(text for name, text in notes.items() if view[name])]

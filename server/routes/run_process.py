@@ -100,9 +100,10 @@ async def closed_groups(
     after: Annotated[int, Query(ge=0)] = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
     seen: int | None = None,
+    paused: bool = False,
 ) -> dict[str, Any]:
-    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step as well."""
+    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step and pauses as well."""
     entry, wait_s = services.buffer.by_key(run_key), min(wait_s, services.settings.max_wait_s)
     if seen is None:
         return await follow_closed(entry, after, wait_s)
-    return await follow_steps(entry, after, seen, wait_s)
+    return await follow_steps(entry, after, seen, wait_s, is_paused=paused)

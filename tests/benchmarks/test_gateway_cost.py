@@ -1,7 +1,7 @@
 """What the gateway adds to a call: against the time of the engine itself, for 64 tokens at concurrency 32.
 
-``FOREBAY_ENGINE_URL`` names a real engine to measure with. On a machine that engine and gateway share, the gateway's CPU
-is taken from the engine: the figure is an upper bound.
+``FOREBAY_ENGINE_URL`` names a real engine to measure with. On a machine that both share, the gateway's CPU is taken from
+the engine: the figure is an upper bound.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ VIEW: dict[str, Any] = {
     "has_ended": False,
     "is_waiting_for_engine": False,
     "is_held": False,
+    "is_paused": False,
     "is_stalled": False,
     "num_groups_total": 10,
     "groups": {"open": 1, "ready": 2, "leased": 1, "acked": 3, "discarded": 2},

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.engines import GatedScript, scripted
 from tests.e2e.payloads import GROUP_SIZE, numbered_rows
@@ -43,6 +44,7 @@ def test_generation_waits_for_room_and_goes_on_when_there_is_some(server: Server
     assert script.answered == {f"row-{n}": GROUP_SIZE for n in range(NUM_ROWS)}
 
 
+@pytest.mark.soak
 def test_an_outage_is_told_while_there_is_no_room(server: ServerProcess, make_payload: Any) -> None:
     script = GatedScript(0)
     with scripted(script) as engine:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.e2e.engines import GatedScript, scripted
 from tests.e2e.payloads import GROUP_SIZE, numbered_rows
 from tests.e2e.reading import run_process_of
@@ -30,6 +32,7 @@ def num_full(run: NativeRun) -> int:
     return sum(group["num_samples"] == GROUP_SIZE for group in run.groups())
 
 
+@pytest.mark.soak
 def test_a_run_killed_while_it_is_held_is_held_again_and_then_goes_on(
     server: ServerProcess, make_payload: Callable[..., Json]
 ) -> None:

@@ -45,6 +45,7 @@ def test_every_group_of_a_math_run_is_accounted_for(server: ServerProcess, engin
     assert not any(process.is_running() for process in monitor_and_run)
 
 
+@pytest.mark.soak
 def test_a_run_outlives_its_engine(server: ServerProcess, engine: TinyProcess, make_payload) -> None:
     run = start_as_slime(server, make_payload(engine.url, SUMS[:FEWER_ROWS], task_type="math"))
     reader = Reader(server)

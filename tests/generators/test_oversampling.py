@@ -1,25 +1,18 @@
 """Over-sampling: more rollouts than a group needs, more groups than a step needs, through a real server and engine."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.client import AsyncBufferClient
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import group_id
-from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
+from forebay.engines.scripted import ScriptedEngine
+from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
 from tests.conftest import MakeServer
+from tests.generators.bench_kit import HANGS, Script, bench
 from tests.kit import ServerProcess
-from tests.lent import lend_runs, lent_url
-
-HANGS = Reply(text="one two ", hang=True)
-LIMIT_S = 30.0
+from tests.lent import lend_runs
 
 
 @pytest.fixture(scope="module")
@@ -30,71 +23,11 @@ def lending(module_servers: MakeServer) -> ServerProcess:
     return server
 
 
-async def reward(item: dict[str, Any]) -> float:
-    """1 for odd answers, 0 for even ones: different within a group unless both are one or the other."""
-    return float(item["messages"][-1]["content"].split()[-1]) % 2
-
-
 async def fails_on_bad(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
     messages, finish_reason = await single_turn(client, messages, params)
     if "bad" in messages[-1]["content"]:
         raise ValueError("bad")
     return messages, finish_reason
-
-
-class Script:
-    """Answers by prompt and by how often it was asked before; what it has no answer for hangs after two words."""
-
-    def __init__(self, **answers: list[str | Reply]) -> None:
-        self.answers = answers
-
-    def __call__(self, call: ScriptedCall) -> str | Reply:
-        prompt = next(m["content"] for m in call.messages if m["role"] == "user")
-        answers = self.answers.get(prompt) or [HANGS]
-        return answers.pop(0) if len(answers) > 1 or answers[0] is not HANGS else HANGS
-
-
-class Bench:
-    """A run on the server, the engine that it asks, and its trainer."""
-
-    def __init__(self, client: AsyncBufferClient, engine: ScriptedEngine, running: "asyncio.Task[Totals]") -> None:
-        self.client = client
-        self.engine = engine
-        self.running = running
-
-    async def until(self, holds: Callable[[Any], object]) -> Any:
-        """The run's numbers, once ``holds`` of them."""
-        async with asyncio.timeout(LIMIT_S):
-            while not holds(stats := await self.client.stats()):  # noqa: ASYNC110 -- another process; nothing to wait on
-                await asyncio.sleep(0.01)
-        return stats
-
-    async def read(self, num_groups: int) -> list[dict[str, Any]]:
-        batch = await self.client.read(num_groups=num_groups, wait_s=LIMIT_S)
-        assert batch is not None
-        return list(batch.rows)
-
-    async def reads_nothing(self) -> bool:
-        return await self.client.read(num_groups=1, wait_s=0) is None
-
-
-@asynccontextmanager
-async def bench(
-    server: ServerProcess, folder: Path, script: Any, rollout: Any = single_turn, rows: str = "abc", **settings: Any
-) -> AsyncIterator[Bench]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps({"instance_id": name, "prompt": name}) + "\n" for name in rows))
-    async with ScriptedEngine(script) as engine, AsyncBufferClient(server.url) as client:
-        await client.start("lent", 2, path, remote_engine_url=engine.url, **settings)
-        url = await asyncio.to_thread(lent_url, server, client.run_id)
-        generator = BaseGenerator(engine.url, url, num_process=8, max_attempts=1)
-        running = asyncio.create_task(generator.run_async(path, rollout, reward))
-        try:
-            yield Bench(client, engine, running)
-        finally:
-            await client.stop()
-            async with asyncio.timeout(LIMIT_S):
-                await running
 
 
 def keep(groups_per_step: int = 1) -> dict[str, Any]:

@@ -115,6 +115,7 @@ def test_a_rewind_to_a_kept_checkpoint_delivers_the_same_and_an_older_one_is_ref
     assert run.rewind(3)["num_groups"] == 8
 
 
+@pytest.mark.soak
 def test_everything_but_bodies_is_there_after_restarts_and_with_a_new_index(run: NativeRun) -> None:
     train(run, 1, 2, 3, 4, 5)
     run.write(make_sample(uid="late", instance_id=8, epoch=0))

@@ -155,6 +155,7 @@ def test_only_the_last_of_several_attachments_starts_a_process(make_server: Make
     assert "Traceback" not in server.log()
 
 
+@pytest.mark.soak
 def test_a_validating_attachment_is_taken_up_again_after_a_kill(make_server: MakeServer, task: Task) -> None:
     server = server_of(task, make_server)
     run = server.start_slime(task_type="hooked")

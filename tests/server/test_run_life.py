@@ -94,7 +94,7 @@ def test_a_validating_run_survives_a_kill(make_server: MakeServer, tmp_path: Pat
 
 
 def test_a_repeated_bad_start_is_held_for_a_second(shared: ServerProcess) -> None:
-    shared.client.get("/v1/generators").raise_for_status()  # a refusal lists all of them, and waits for their inspection
+    shared.client.get("/v1/generators").raise_for_status()  # else the refusal waits for inspections
     body = BODY | {"task_type": "unheard of"}
     took_s = []
     for _ in range(3):

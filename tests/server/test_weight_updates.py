@@ -203,6 +203,7 @@ async def test_a_server_killed_in_the_middle_of_an_update_lets_engines_go_on_whe
         await asyncio.to_thread(poll_until, lambda: not list((server.data_dir / "pauses").glob("*.json")))
 
 
+@pytest.mark.soak
 async def test_a_pause_outlives_the_server_and_its_time_limit_as_well(make_server: MakeServer) -> None:
     server = await asyncio.to_thread(make_server)
     async with Worker().serving() as worker, Worker().serving() as other:

@@ -234,6 +234,7 @@ def test_with_the_data_directory_lost_the_list_alone_decides(
     assert engine.taken() == missing_calls(Counter(saved.listed))
 
 
+@pytest.mark.soak
 def test_after_the_loss_a_second_restart_is_exact_as_well(
     make_server: MakeServer, tasks: Path, engine: CountingEngine, payload: MakePayload
 ) -> None:
