@@ -23,8 +23,8 @@ class Sample(msgspec.Struct, gc=False):
     body: bytes | None = None
     rollout_id: str = ""
     oldest_version: int | None = None
-    is_binary: bool | None = None
-    """Whether the body is a binary sample; None when that is not known yet."""
+    head: bytes | None = None
+    """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
     fork: int = 0
     """Which fork of the rollout in its slot it is; 0 for the main sample."""
     rollout_outcome: str = ""

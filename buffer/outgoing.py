@@ -84,7 +84,7 @@ class Outgoing:
     @property
     def may_be_binary(self) -> bool:
         """Whether a row may be of a binary sample, whose arrays are no JSON."""
-        return any(each.sample is not None and each.sample.is_binary is not False for each in self.planned)
+        return any(each.sample is not None and each.sample.head != b"" for each in self.planned)
 
     @property
     def num_bytes(self) -> int:
@@ -177,9 +177,9 @@ class Outgoing:
         if any(_is_read_whole(each) for each in planned):
             return True
         samples = [each.sample for each in planned if each.sample is not None]
-        if any(sample.is_binary is None for sample in samples):
+        if any(sample.head is None for sample in samples):
             await self._buffer.find_binary(samples)
-        return any(sample.is_binary for sample in samples)
+        return any(sample.head for sample in samples)
 
 
 def _is_read_whole(planned: Planned) -> bool:

@@ -22,7 +22,7 @@ from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
 from forebay.core.sample import Incoming
 from forebay.core.signal import Patience, Signal
-from forebay.core.token_arrays import as_json, is_binary
+from forebay.core.token_arrays import HEAD_BYTES, as_json, head_of
 from forebay.hooks.runner import HookRunner
 
 logger = logging.getLogger(__name__)
@@ -293,12 +293,12 @@ class RunBuffer:
         return [next(read) if body is None else body for body in held]
 
     async def find_binary(self, samples: Sequence[Sample]) -> None:
-        """Fill in ``is_binary`` where it is not known; no more than the beginnings of bodies is read."""
-        unknown = [sample for sample in samples if sample.is_binary is None]
+        """Fill in ``head`` where it is not known; no more than the beginnings of bodies is read."""
+        unknown = [sample for sample in samples if sample.head is None]
         places = [sample.location for sample in unknown if sample.location is not None]
-        heads = iter(await self.store.read([Location(p.segment, p.offset, min(4, p.length)) for p in places]))
+        heads = iter(await self.store.read([Location(p.segment, p.offset, min(HEAD_BYTES, p.length)) for p in places]))
         for sample in unknown:
-            sample.is_binary = is_binary(sample.body or b"" if sample.location is None else next(heads))
+            sample.head = head_of(sample.body or b"" if sample.location is None else next(heads))
 
     async def json_bodies(self, samples: Sequence[Sample]) -> list[bytes]:
         """The same as JSON, which is what hooks and people see of binary samples."""
@@ -327,7 +327,7 @@ def _kept(sample: Incoming, slot: int) -> Sample:
         body,
         sample.rollout_id,
         sample.oldest_version,
-        is_binary(body),
+        head_of(body),
         sample.fork,
         sample.outcome.value,
     )

@@ -84,6 +84,11 @@ def is_binary(body: BytesLike) -> bool:
     return body[:4] == MAGIC
 
 
+def head_of(body: BytesLike) -> bytes:
+    """The head of a binary sample, from which ``read_places`` reads; b"" for a JSON body."""
+    return bytes(body[:HEAD_BYTES]) if is_binary(body) else b""
+
+
 def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: bytes | None = None) -> bytes:
     """The binary sample of these arrays, given as their bytes, and of the JSON object ``json``."""
     arrays = (tokens, logprobs, loss_mask)

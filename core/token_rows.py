@@ -85,6 +85,22 @@ class _Arrays(NamedTuple):
     rest: bytes
 
 
+class Numbers(NamedTuple):
+    """What the JSON of a row says that becomes a tensor: its values as they are, whatever they are."""
+
+    reward: Any
+    raw_reward: Any
+    response_length: Any
+    oldest_version: int | None
+
+
+def read_numbers(rest: bytes) -> Numbers:
+    """The numbers in a row's JSON."""
+    head = _decode_head(rest)
+    oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
+    return Numbers(value_of(head.reward), value_of(head.raw_reward), value_of(head.response_length), oldest)
+
+
 def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
     """A row of a batch, given as the pieces of a body, binary or JSON.
 
@@ -102,12 +118,20 @@ def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
     )
 
 
-def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch[P] | None, rest: bytes) -> TokenRow[P]:
-    """The row of these arrays and of ``rest``, its JSON without them: see ``token_row``."""
-    head = _decode_head(rest)
-    num_tokens = tokens.num_items
-    response = response_length(value_of(head.response_length), num_tokens)
-    oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
+def make_row(
+    tokens: Stretch[P],
+    logprobs: Stretch[P] | None,
+    loss_mask: Stretch[P] | None,
+    rest: bytes,
+    numbers: Numbers | None = None,
+) -> TokenRow[P]:
+    """The row of these arrays and of ``rest``, its JSON without them: see ``token_row``.
+
+    ``numbers`` are what ``read_numbers`` would find in ``rest``.
+    """
+    numbers = numbers or read_numbers(rest)
+    num_tokens, oldest = tokens.num_items, numbers.oldest_version
+    response = response_length(numbers.response_length, num_tokens)
     if loss_mask is None:
         mask: Sequence[P | bytes] = _ones(num_tokens, response)
     else:
@@ -119,8 +143,8 @@ def make_row(tokens: Stretch[P], logprobs: Stretch[P] | None, loss_mask: Stretch
         mask,
         logprobs is not None,
         UNKNOWN if response is None else response,
-        _number(value_of(head.reward)),
-        _number(value_of(head.raw_reward)),
+        _number(numbers.reward),
+        _number(numbers.raw_reward),
         UNKNOWN if oldest is None else oldest,
         rest,
     )

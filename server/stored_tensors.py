@@ -1,6 +1,7 @@
 """A batch of binary samples as tensors, read while it is sent: no more than a stretch of its arrays is in memory."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from starlette.types import Scope
 
@@ -10,7 +11,7 @@ from forebay.buffer.store.abc import Slice, Store
 from forebay.buffer.store.rows import Location
 from forebay.core.sample import set_reward
 from forebay.core.token_arrays import HEAD_BYTES, Places, read_places
-from forebay.core.token_rows import Stretch, TokenRow, make_row
+from forebay.core.token_rows import Numbers, Stretch, TokenRow, make_row, read_numbers
 from forebay.server.asgi import Reply
 from forebay.server.direct import direct_reply
 from forebay.server.tensor_reply import TENSORS_HEADER, Pieces, blob_pieces, tensor_pieces
@@ -48,8 +49,7 @@ async def stored_blob(
     locations = [at for each in planned if (at := _location(each)) is not None]
     if len(locations) < len(planned):
         return None
-    heads = await store.read_slices([Slice(at, 0, HEAD_BYTES) for at in locations])
-    places = [read_places(each) for each in heads]
+    places = [read_places(each.sample.head or b"") for each in planned if each.sample is not None]
     texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
     rows = [_row(*each) for each in zip(planned, locations, places, texts, strict=True)]
     return blob_pieces(rows, group_sizes, head, tail)
@@ -58,7 +58,7 @@ async def stored_blob(
 def _location(planned: Planned) -> Location | None:
     """Where the binary sample lies of which only the reward is to be changed."""
     sample = planned.sample
-    is_plain = sample is not None and sample.is_binary and sample.reward_span is not None and not planned.finish
+    is_plain = sample is not None and sample.head and sample.reward_span is not None and not planned.finish
     return sample.location if sample is not None and is_plain else None
 
 
@@ -75,7 +75,13 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes) -> TokenRo
         Stretch(len(logprobs) // 4, logprobs) if places.has_logprobs else None,
         Stretch(len(loss_mask), loss_mask) if places.has_loss_mask else None,
         b"".join(rest),
+        Numbers(row.reward, row.raw_reward, _response_length(text), sample.oldest_version),
     )
+
+
+def _response_length(text: bytes) -> Any:
+    """Told by few rows; a key may be spelt with escapes."""
+    return read_numbers(text).response_length if b'"response_length"' in text or b"\\u" in text else None
 
 
 async def read_pieces(store: Store, stored: Stored) -> AsyncIterator[Pieces]:

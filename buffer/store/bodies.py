@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -49,9 +49,20 @@ class BodyReader:
         self._paths: dict[int, Path] = {}
 
     def read_cached(self, locations: Sequence[Location]) -> list[bytes] | None:
-        """The bodies, if they are few and in the page cache, else None; never waits for the disk."""
-        data = self.gather_cached(_unchanged(locations))
-        return None if data is None else _cut(data, locations)
+        """The bodies, if they are little and in the page cache, else None; never waits for the disk."""
+        if sum([location.length for location in locations]) > INLINE_BYTES:
+            return None
+        bodies: list[bytes] = []
+        with ExitStack() as opened:
+            files: dict[int, ReadFile] = {}
+            for at in locations:
+                if at.segment not in files:
+                    files[at.segment] = opened.enter_context(self._opened(at.segment))
+                body = bytearray(at.length)
+                if not files[at.segment].fill([memoryview(body)], at.offset, may_wait=False):
+                    return None
+                bodies.append(bytes(body))
+        return bodies
 
     def read(self, locations: Sequence[Location]) -> list[bytes]:
         """The bodies at ``locations``, in that order."""
