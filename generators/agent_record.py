@@ -33,7 +33,8 @@ class RecordedTrajectory:
 def checked_result(record: RolloutRecord, result: AgentResult | None, error: BaseException | None) -> AgentResult:
     """The result of an agent that did its work. Raises what tells whose fault it is that another did not."""
     last = record.failures[-1] if record.failures else {}
-    if (error is not None or not record.samples) and last.get("kind") == "engine":
+    is_last_word = last.get("call") == record.num_calls  # an agent may end well all the same, with what it had
+    if last.get("kind") == "engine" and (error is not None or is_last_word or not record.samples):
         raise EngineError(str(last.get("message")), status_code=last.get("status")) from error
     if isinstance(error, RolloutFailed):
         raise error

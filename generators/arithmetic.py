@@ -10,7 +10,17 @@ MAX_LENGTH = 500
 MAX_BITS = 8_192
 """Of a whole number, also in between: a power of a power would take all memory."""
 
+MAX_DIGITS = 400
+"""That a number is rounded to: for each a power of ten is worked out."""
+
 Number = int | float
+
+
+def _round(number: Number, num_digits: int | None = None) -> Number:
+    if num_digits is not None and abs(num_digits) > MAX_DIGITS:
+        raise ValueError(f"a number can be rounded to {MAX_DIGITS} digits, no more")
+    return round(number, num_digits)
+
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -23,7 +33,8 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{function.__name__: function for function in (abs, max, min, round)},
+    **{function.__name__: function for function in (abs, max, min)},
+    "round": _round,
     **{name: getattr(math, name) for name in ("ceil", "cos", "exp", "floor", "log", "sin", "sqrt", "tan")},
 }
 _CONSTANTS = {"pi": math.pi, "e": math.e}

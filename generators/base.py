@@ -109,7 +109,13 @@ class BaseGenerator:
 
     @classmethod
     def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:
-        """The generator that a start payload, as ``run_rollout`` is given it, asks for. ``overrides`` win."""
+        """The generator that a start payload, as ``run_rollout`` is given it, asks for. ``overrides`` win.
+
+        Raises ``InvalidInput``, also where the payload names no engine.
+        """
+        if not data.get("remote_engine_url"):
+            hint = "start it with --engine-url, or remote_engine_url in the body"
+            raise InvalidInput("the run was started without an engine", hint=hint, field="remote_engine_url")
         told = {ours: data[name] for name, ours in PAYLOAD_NAMES.items() if data.get(name) is not None}
         return cls(data["remote_engine_url"], data["remote_buffer_url"], **{**told, **overrides})
 

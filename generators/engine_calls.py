@@ -5,7 +5,7 @@ import concurrent.futures
 import itertools
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -40,6 +40,7 @@ class EngineCalls:
         self.group = group
         self._ring = ring
         self._member = member
+        self._seat: ExitStack | None = None
         self._names = names
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -52,6 +53,17 @@ class EngineCalls:
     def http(self) -> httpx.AsyncClient:
         """For what engines are asked beside the calls; used in the event loop."""
         return self._ring.http
+
+    @contextmanager
+    def occupying(self) -> Iterator[None]:
+        """Count the rollout against the engine that it talks to, which may become another one."""
+        self._seat = ExitStack()
+        self._seat.enter_context(self._ring.occupied(self._member))
+        try:
+            yield
+        finally:
+            self._seat.close()
+            self._seat = None
 
     async def when_open(self) -> None:
         """Return when calls may go out: not while the run is held for its trainer, or its engines stand still."""
@@ -82,12 +94,14 @@ class EngineCalls:
         except (openai.APITimeoutError, asyncio.CancelledError) as error:
             self.abandon(*call)
             self.check()
-            is_timeout = isinstance(error, openai.APITimeoutError) and not is_unavailable(error)
+            is_gone = _note_gone(member, error)
+            is_timeout = isinstance(error, openai.APITimeoutError) and not is_gone
             if is_timeout and bound.timeout.read != _read_s(_given(options, default_timeout)):
                 raise CutShort from error
             raise
-        except openai.APIError:
+        except openai.APIError as error:
             self.check()
+            _note_gone(member, error)
             raise
 
     def check(self) -> None:
@@ -97,9 +111,13 @@ class EngineCalls:
 
     async def replace_engine(self) -> None:
         """The engine is gone: go on with another one, or wait until one answers."""
-        self._member.failed()
+        if not self._member.failures:
+            return  # another call of the rollout was here before, or the engine is back
         with self.group.working():
             self._member = await self._ring.take()
+        if self._seat is not None:
+            self._seat.close()
+            self._seat.enter_context(self._ring.occupied(self._member))
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
@@ -167,6 +185,14 @@ def _at_most(given: Any, left_s: float) -> openai.Timeout:
     limit_s, read_s = max(left_s, 0.001), _read_s(given)
     read_s = limit_s if read_s is None else min(read_s, limit_s)
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
+
+
+def _note_gone(member: Member[Target], error: BaseException) -> bool:
+    """Whether a call failed because its engine is gone, which is noted."""
+    is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
+    if is_gone:
+        member.failed()
+    return is_gone
 
 
 def is_unavailable(error: openai.APIError) -> bool:

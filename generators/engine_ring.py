@@ -52,6 +52,7 @@ class EngineRing:
         self.api_key = api_key
         self.weight_version: int | None = None
         """What the trainer announced last, as far as it was told."""
+        self._urls = ", ".join(stripped)
         self._model = model
         self._engines = [DetectedEngine(url, api_key=api_key, model=model) for url in stripped]
         self._members: dict[str, Member[Target]] = {}
@@ -142,7 +143,7 @@ class EngineRing:
     def _waiting(self) -> Iterator[None]:
         self._num_waiting += 1
         if self._num_waiting == 1:
-            logger.warning("no engine answers: waiting")
+            logger.warning("no engine answers at %s: waiting", self._urls)
             self._on_waiting(True)
         try:
             yield

@@ -37,7 +37,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     counters: dict[str, int] = {}
     num_calls: int = 0
     failures: list[dict[str, Any]] = []
-    """Calls that failed, in order: ``kind`` (``engine`` or ``agent``), ``status``, ``message``."""
+    """Calls that failed, in order: ``kind`` (``engine`` or ``agent``), ``status``, ``message``, and ``call``: how many
+    had begun by then."""
     finish_reason: str = ""
     """Of the last turn."""
 

@@ -106,8 +106,9 @@ class OpenGroup:
         return slot
 
     def afresh(self) -> "OpenGroup":
-        """The same group with other rollouts for the slots that are free."""
+        """The same group with other rollouts for the slots that are free; this one takes no more samples."""
         slots = tuple(self._free_slots)
+        self._free_slots.clear()  # one that ends only now has no slot any more
         numbers = rollout_numbers(self._plan, self.group_id, slots, first=max(self.numbers) + 1)
         group = GroupPlan(self.row, self.epoch, slots, numbers)
         return OpenGroup(self._plan, group, self._clock, self.hold, deadline_s=self._deadline_s)

@@ -38,8 +38,9 @@ class Hold:
 
     def note_complete(self, group_id: str) -> None:
         """The last slot of a group is filled. It may be told before the server knows."""
-        self._counted.add(group_id)
-        self._update()
+        if self._groups_per_step is not None:  # else nothing ever forgets them
+            self._counted.add(group_id)
+            self._update()
 
     def note_step(self, step: Step) -> None:
         """Take what the server says: another step begins with its groups only, and a discarded one makes room."""

@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 class OpenStream(Protocol):
     """A stream that may not have been read to its end."""
 
-    recorder: "CallRecorder"
-
     async def settle(self) -> None:
         """Stop the call, and record it."""
 
@@ -59,7 +57,7 @@ class CallRecorder:
 
     def note_stream(self, stream: OpenStream) -> None:
         """The reply is this stream."""
-        self._rollout.open_streams.append(stream)
+        self._rollout.open_streams[self] = stream
         self._calls.group.begin_stream(self._call)
 
     @contextmanager
@@ -109,6 +107,7 @@ class CallRecorder:
 
     def _close(self) -> None:
         self._is_ended = True
+        self._rollout.open_streams.pop(self, None)
         self._calls.group.end_stream(self._call)
 
     def end_in_thread(self) -> None:

@@ -57,7 +57,9 @@ class Rewarder:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 return checked(await cast(Awaitable[float], self._function(item)))
-        except Exception as error:  # noqa: BLE001 - a reward function that raises anything costs one sample
+        except BaseException as error:  # whatever a reward function raises costs one sample
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 return RewardOutcome(None, "reward_timeout", f"reward_func took longer than {self._timeout_s:g} s")
             return RewardOutcome(None, type(error).__name__, str(error), traceback.format_exc())
@@ -68,6 +70,12 @@ class Rewarder:
         # Also when our caller is cancelled, the worker is idle only once it has answered.
         running.add_done_callback(lambda _: self._idle.put_nowait(worker))
         return await asyncio.shield(running)
+
+
+def is_cancelled() -> bool:
+    """Whether a ``CancelledError`` is meant for the current task; if not, the user's code leaked one of its own."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def is_async(function: Callable[..., Any]) -> bool:

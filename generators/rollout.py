@@ -16,10 +16,10 @@ from forebay.generators.recording import CallRecorder, OpenStream
 class Rollout:
     """What a rollout function finds as ``client.rollout``.
 
-    Whatever it puts into ``extra_info`` (JSON values) becomes part of its sample's ``extra_info``, and ``for_reward``
-    part of what the reward function is given. ``trajectory`` is what its samples are made of: ``recorded``, the turns
-    of its own engine calls, unless the rollout function puts something else there. What is entered into ``at_end`` is
-    left when the rollout is over, after its reward.
+    Whatever it puts into ``extra_info`` becomes part of its sample's ``extra_info``, and ``for_reward`` part of what
+    the reward function is given; both take JSON values. ``trajectory`` is what its samples are made of: ``recorded``,
+    the turns of its own engine calls, unless the rollout function puts something else there. What is entered into
+    ``at_end`` is left when the rollout is over, after its reward.
     """
 
     def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int, calls: EngineCalls) -> None:
@@ -38,7 +38,8 @@ class Rollout:
         self.at_end.callback(self._drop_streams)
         self.recorded = Trajectory(self.rollout_id)
         self.trajectory: Recorded = self.recorded
-        self.open_streams: list[OpenStream] = []
+        self.open_streams: dict[CallRecorder, OpenStream] = {}
+        """Those that were not read to their end."""
         self.num_sampled_tokens = 0
         """By all its calls so far, those that were aborted included."""
         self.calls = calls
@@ -73,13 +74,14 @@ class Rollout:
 
     async def settled(self) -> None:
         """Return when every call is recorded: streams that are not read to their end are stopped."""
-        while self.open_streams:
-            await self.open_streams.pop().settle()
+        while streams := list(self.open_streams.values()):
+            for stream in streams:
+                await stream.settle()
 
     def _drop_streams(self) -> None:
         """Of an attempt that failed: their engines would go on for nobody."""
-        while self.open_streams:
-            self.open_streams.pop().recorder.drop()
+        for recorder in list(self.open_streams):
+            recorder.drop()
 
 
 def _num_sampled(turn: Turn) -> int:

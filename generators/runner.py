@@ -16,14 +16,13 @@ from typing import Any
 import openai
 
 from forebay.core.outcome import RolloutOutcome
-from forebay.engines.balance import Member
 from forebay.generators.clients import AsyncRolloutClient, RolloutClient, make_client
 from forebay.generators.engine_calls import EngineCalls, request_ids
-from forebay.generators.engine_ring import EngineRing, Target
+from forebay.generators.engine_ring import EngineRing
 from forebay.generators.failures import outcome_of
-from forebay.generators.groups import OpenGroup
+from forebay.generators.groups import GroupClosed, OpenGroup
 from forebay.generators.link import Backoff
-from forebay.generators.rewards import Rewarder, is_async
+from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollout import Rollout
 from forebay.generators.rows import Message
 from forebay.generators.samples import Returned, failed_sample, finished_samples, plain, reward_item
@@ -82,30 +81,34 @@ class RolloutRunner:
             calls = EngineCalls(self._ring, member, group, request_ids(self._run_id, group, slot, attempt))
             rollout = Rollout(self._run_id, group, slot, attempt, calls)
             async with _ended(rollout):
-                result = await self._attempt(rollout, member)
+                result = await self._attempt(rollout)
                 if isinstance(result, Returned):
                     return await self._judged(rollout, result, left)
             outcome = outcome_of(result)
-            logger.warning("rollout %s, attempt %d: %s: %r", rollout.rollout_id, attempt, outcome, result)
+            told = f"{type(result).__name__}: {result}"
+            logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, attempt, outcome, told)
             if not left[outcome]:
                 return [failed_sample(rollout, result, outcome)]
             left[outcome] -= 1
             await pause.wait()
         raise AssertionError("the attempts are counted without end")
 
-    async def _attempt(self, rollout: Rollout, member: Member[Target]) -> Returned | BaseException:
+    async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
         try:
-            with self._ring.occupied(member):
+            with rollout.calls.occupying():
                 result = await self._call(rollout)
                 await rollout.settled()
-            rollout.extra_info = plain(rollout.extra_info)
+            rollout.extra_info, rollout.for_reward = plain(rollout.extra_info), plain(rollout.for_reward)
             return Returned.of(result)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
-            # Nobody cancelled us: the function's own scopes leaked it.
             return error
+        except BaseExceptionGroup as errors:
+            # Calls side by side in a task group: each of them was told that the group is closed.
+            if errors.subgroup(GroupClosed) is not None:
+                raise GroupClosed(rollout.calls.group.group_id) from None
+            return errors
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a rollout function raises costs one attempt
             return error
 

@@ -15,6 +15,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+from forebay.core.errors import ForebayError
 from forebay.generators.child import die_with_parent
 from forebay.generators.module_loading import load_module, set_import_path, user_frames
 from forebay.generators.run_spec import RunSpec, write_part
@@ -85,6 +86,8 @@ def _is_plain_exit(error: BaseException) -> bool:
 def _fail(error: BaseException, report_fd: int) -> NoReturn:
     told = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
     last_line = [line for line in told.splitlines() if line.strip()][-1].strip()
+    if isinstance(error, ForebayError) and error.hint:
+        told += f"hint: {error.hint}\n"
     sys.stderr.write(told)
     write_part(report_fd, error=last_line, traceback=told)
     logging.shutdown()

@@ -6,6 +6,7 @@ Copy this file to begin an agent of your own: put your functions beside ``calcul
 from functools import partial
 from typing import Any
 
+from forebay.core.errors import InvalidInput
 from forebay.generators.base import BaseGenerator, single_turn
 from forebay.generators.math_generator import reward_func
 from forebay.generators.sandbox import Sandbox
@@ -30,8 +31,16 @@ async def rollout_func(
     return messages, "max_turns" if calls else finish_reason
 
 
+def _max_turns(told: Any) -> int:
+    if told is None:
+        return MAX_TURNS
+    if not str(told).isdecimal() or int(told) < 1:
+        raise InvalidInput(f"max_turns must be a whole number of at least 1, got {told!r:.100}", field="max_turns")
+    return int(told)
+
+
 def run_rollout(data: dict[str, Any]) -> None:
     """Run the task as the start payload asks; ``max_turns`` (8) is one of its fields."""
     generator = BaseGenerator.from_payload(data)
-    rollout = partial(rollout_func, max_turns=max(1, int(data.get("max_turns") or MAX_TURNS)))
+    rollout = partial(rollout_func, max_turns=_max_turns(data.get("max_turns")))
     generator.entry(data["input_file"], rollout, reward_func, data.get("num_epoch", 1))

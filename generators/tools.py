@@ -73,9 +73,13 @@ class ToolBox:
 
     async def answer(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Run the ``tool_calls`` of an assistant message side by side: a tool message for each, in their order."""
-        answers = await asyncio.gather(*(self._answer(call.get("function") or {}) for call in calls))
-        named = zip(calls, answers, strict=True)
-        return [{"role": "tool", "tool_call_id": call.get("id"), "content": answer} for call, answer in named]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(self._answer(call.get("function") or {})) for call in calls]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled: nobody waits for them
+        named = zip(calls, asked, strict=True)
+        return [{"role": "tool", "tool_call_id": call.get("id"), "content": task.result()} for call, task in named]
 
     async def _answer(self, call: Mapping[str, Any]) -> str:
         name, arguments = str(call.get("name")), call.get("arguments")

@@ -1,5 +1,6 @@
 """A chat of a rollout function whose answer comes in one piece, however many calls that takes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,4 +96,5 @@ class WholeChat:
 
 
 def _headers(options: Any) -> dict[str, Any]:
-    return dict(options.headers) if isinstance(options.headers, dict) else {}
+    """Those that the call itself was given."""
+    return dict(options.headers) if isinstance(options.headers, Mapping) else {}

@@ -121,10 +121,13 @@ class GatewayProcess:
         pause_s = RESTART_FIRST_S
         while True:
             began_s = time.monotonic()
-            code = await self._run_once(bound)
+            try:
+                code: int | OSError = await self._run_once(bound)
+            except OSError as error:  # no process can be started just now
+                code = error
             if time.monotonic() - began_s > CALM_S:
                 pause_s = RESTART_FIRST_S
-            logger.error("the gateway ended with exit code %s; another one starts in %.1f s", code, pause_s)
+            logger.error("the gateway ended (exit code or error: %s); another one starts in %.1f s", code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 

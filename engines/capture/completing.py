@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 import msgspec
@@ -38,19 +38,22 @@ async def complete(
     version_before: str | None,
     *,
     temperature: object = None,
+    extra_key: str | None = None,
+    version_of: Callable[[httpx.AsyncClient, str], Awaitable[str | None]] = weight_version_of,
 ) -> list[Turn]:
     """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
 
     ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
     versions are ``seen_versions`` and nothing is filled in. An answer of which the stream told no logprob at all is
-    scored if ``temperature``, that of the request, is 1. Never raises for what the server does.
+    scored if ``temperature``, that of the request, is 1; ``extra_key`` is that of the request. ``version_of`` asks for
+    the version once the stream has ended. Never raises for what the server does.
     """
-    version_after = await weight_version_of(http, url)
+    version_after = await version_of(http, url)
     if version_before is None or version_after != version_before:
         seen = [version for version in (version_before, version_after) if version is not None]
         return [_seen(turn, seen) for turn in turns]
     known = [_of_one_version(turn, version_before) for turn in turns]
-    return [await _filled(http, url, turn, is_trusted=temperature == 1) for turn in known]
+    return [await _filled(http, url, turn, is_trusted=temperature == 1, extra_key=extra_key) for turn in known]
 
 
 def _seen(turn: Turn, versions: list[str]) -> Turn:
@@ -64,14 +67,15 @@ def _of_one_version(turn: Turn, version: str) -> Turn:
     return msgspec.structs.replace(turn, versions=[VersionSpan(version, 0, len(turn.sampled_ids or ()))])
 
 
-async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool) -> Turn:
+async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool, extra_key: str | None) -> Turn:
     if turn.prompt_ids is None or not turn.sampled_ids:
         return turn
     told = turn.logprobs or [NOT_TOLD] * len(turn.sampled_ids)
     if not any(map(math.isnan, told)):
         return turn
     try:
-        scores = await score(http, url, turn.prompt_ids + turn.sampled_ids, start=len(turn.prompt_ids) - 1)
+        ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
+        scores = await score(http, url, ids, start=start, extra_key=extra_key)
     except (EngineError, TimeoutError) as error:
         logger.info("the logprobs that a stream did not tell stay unknown: %s", error)
         return turn

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 import msgspec
@@ -22,17 +23,22 @@ class Scores(msgspec.Struct, frozen=True):
     weight_version: str | None
 
 
-async def score(http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0) -> Scores:
+async def score(
+    http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
+) -> Scores:
     """The logprobs of ``ids[start:]`` under the weights that the server at ``url`` has now, at temperature 1.
 
+    ``extra_key`` is that of the call which has left ``ids`` in the cache, if it had one.
     Raises ``EngineError`` for a server that cannot tell them, ``TimeoutError``, and ``EngineUnavailable``.
     """
-    body = {
+    body: dict[str, Any] = {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
         "logprob_start_len": start,
     }
+    if extra_key is not None:
+        body["extra_key"] = extra_key
     reply = await _posted(http, url, body)
     try:
         meta_info = msgspec.json.decode(reply)["meta_info"]

@@ -5,6 +5,7 @@ import threading
 from array import array
 from collections import Counter
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +39,8 @@ class Trajectory:
     """Collects the turns of one rollout and makes samples of them. May be used from several threads.
 
     Turns form a tree of tokens. Every leaf is a sample; a sampled token is trained on in one sample, and in none if it
-    was realigned away. ``counters`` tell what happened:
+    was realigned away. What counts is the order in which the turns began (``began_s``), not the one in which they were
+    added: a stream that nobody reads to its end is told late. ``counters`` tell what happened:
 
     - ``clean``, ``realigned``, ``forked``, ``untold``: the turns by their ``Drift``;
     - ``realigned_tokens``: sampled, and not trained on;
@@ -63,7 +65,7 @@ class Trajectory:
         with self._lock:
             drift = self._add(self._messages.shared(turn))
         if drift in {Drift.REALIGNED, Drift.FORK}:
-            logger.info("rollout %s, turn %d: %s (%s)", self._name, self._num_added, drift, dict(self._counts))
+            logger.debug("rollout %s, turn %d: %s (%s)", self._name, self._num_added, drift, dict(self._counts))
         return drift
 
     def note_merged(self, num_parts: int) -> None:
@@ -75,11 +77,13 @@ class Trajectory:
     def counters(self) -> Counter[str]:
         """What happened so far, by name."""
         with self._lock:
+            self._sort()
             return self._counts + self._lost()
 
     def turns(self) -> list[Turn]:
         """Every turn, the newest last. Adding them to another trajectory in this order gives the same samples."""
         with self._lock:
+            self._sort()
             return [_whole(added) for added in self._added]
 
     def samples(self) -> list[CapturedSample]:
@@ -90,10 +94,24 @@ class Trajectory:
         with self._lock:
             if not self._added:
                 return []
+            self._sort()
             newest = self._added[-1]
             if isinstance(newest, Turn) or len(self._nodes) < len(self._added):
                 return [untold_sample([_bare(added) for added in self._added])]
             return self._told_samples(newest)
+
+    def _sort(self) -> None:
+        """Build the tree anew if turns were added in another order than they began in."""
+        began = [_bare(added).began_s for added in self._added]
+        if all(earlier <= later for earlier, later in pairwise(began)):
+            return
+        turns = sorted(map(_whole, self._added), key=lambda turn: turn.began_s)
+        self._counts = Counter(merged=self._counts["merged"])
+        self._num_added = 0
+        for held in (self._roots, self._nodes, self._added):
+            held.clear()
+        for turn in turns:
+            self._add(turn)
 
     def _told_samples(self, newest: Node) -> list[CapturedSample]:
         claimed: dict[Node, int] = {}
@@ -129,7 +147,7 @@ class Trajectory:
             return Drift.UNTOLD
         newest = self._added[-1] if self._added else None
         if isinstance(newest, Node) and _is_given_up(newest) and continues(first := newest.whole_turn(), turn):
-            self._replace(newest, _merged(first, turn))
+            self._replace(newest, merge(first, turn))
             self._counts["merged"] += 1
             return Drift.CLEAN
         ids = as_ids(turn.prompt_ids)
@@ -157,14 +175,10 @@ class Trajectory:
         for nodes in (self._siblings(place.parent), self._nodes, self._added):
             nodes.append(node)
 
-    def _replace(self, held: Node | Turn, turn: Turn) -> None:
-        """``turn``, with the prompt of ``held``, becomes the newest turn in its place."""
-        self._added.remove(held)
-        if isinstance(held, Turn):
-            self._added.append(turn)
-            return
-        self._nodes.remove(held)
-        self._siblings(held.parent).remove(held)
+    def _replace(self, newest: Node, turn: Turn) -> None:
+        """``turn``, with the prompt of ``newest``, takes its place."""
+        for nodes in (self._added, self._nodes, self._siblings(newest.parent)):
+            nodes.pop()
         ids = as_ids(turn.prompt_ids or ())
         self._insert(turn, ids, self._place(ids))
 
@@ -195,8 +209,3 @@ def _whole(added: Node | Turn) -> Turn:
 
 def _is_given_up(node: Node) -> bool:
     return node.turn.finish_reason == ABORTED and not node.children
-
-
-def _merged(first: Turn, rest: Turn) -> Turn:
-    seen = [*first.seen_versions, *rest.seen_versions]
-    return msgspec.structs.replace(merge(first, rest), seen_versions=list(dict.fromkeys(seen)))

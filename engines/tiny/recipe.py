@@ -44,7 +44,7 @@ class Recipe:
     num_key_value_heads: int = 2
     intermediate_size: int = 384
     max_vocab_size: int = 320
-    context_length: int = 4096
+    context_length: int = 8192
     initializer_range: float = 0.06
     seed: int = 0
     batch_size: int = 32

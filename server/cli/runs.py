@@ -103,6 +103,7 @@ def _show_one(view: dict[str, Any]) -> None:
         "generator": view["generator"],
         "input file": view["input_file"],
         "started": f"{_age(view['started_at_s'])} ago",
+        "weight version": view["weight_version"],
         "groups": _groups_text(view),
         "discarded": counts_text(view["discarded"]),
         "samples": counts_text(samples_of(view)),

@@ -123,11 +123,15 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
                 progress = Progress(view, 0.0)
                 display.show(Progress(view, rate.update(progress.num_samples)))
                 if is_over(view):
-                    return view
+                    break
                 time.sleep(FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
         console.print(f"{run_id} goes on; `forebay stop {run_id}` ends it", markup=False)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    if num_failed := view["samples"].get("failed", 0):
+        told = f"failed samples: {num_failed}; `forebay status {run_id} --log 20` shows why"
+        console.print(told, markup=False, soft_wrap=True)
+    return view
 
 
 def is_over(view: dict[str, Any]) -> bool:

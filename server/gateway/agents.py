@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -13,7 +12,7 @@ from forebay.core.errors import BodyTooLarge, BufferFull
 from forebay.server.asgi import BodyBudget, encode
 from forebay.server.gateway import anthropic
 from forebay.server.gateway.agent import Agent
-from forebay.server.gateway.calls import ChatCall
+from forebay.server.gateway.asked import read_chat, read_object
 from forebay.server.gateway.captured import CapturedCall
 from forebay.server.gateway.desk import Desk
 from forebay.server.gateway.dialect import REFUSED, ChatDialect, Dialect, MessagesDialect, ResponsesDialect
@@ -22,6 +21,7 @@ from forebay.server.gateway.keys import key_of
 from forebay.server.gateway.refusals import Busy, NoObject, NoSuchRoute, Refusal, TooLarge
 from forebay.server.gateway.run import GatewayRun
 from forebay.server.gateway.sending import CHATS
+from forebay.server.gateway.streaming import ChatCall
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 BASE = "/gateway/{rollout_id}"
@@ -30,8 +30,6 @@ MESSAGES = f"{BASE}/anthropic/v1/messages"
 
 Found = tuple[GatewayRun, Agent]
 Answer = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
-
-_decode = msgspec.json.Decoder().decode
 
 
 class AgentRoutes:
@@ -77,7 +75,7 @@ class AgentRoutes:
 
     async def _chat(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         content = await self._body(request)
-        body = _object(content)
+        body = read_chat(content)
         if body is None:  # the engine knows best what to say to that
             return PassedOn(_call(found), "POST", CHATS, content)
         return Exchange(_call(found), dialect, body)
@@ -111,7 +109,7 @@ class AgentRoutes:
         return Reply(answer.status, answer.content, answer.headers)
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = _object(await self._body(request))
+        body = read_object(await self._body(request))
         if body is None:
             raise NoObject
         return body
@@ -135,12 +133,3 @@ async def _unknown(request: Request, _found: Found, _dialect: Dialect) -> ASGIAp
 def _call(found: Found) -> ChatCall:
     run, agent = found
     return ChatCall(run, agent.session)
-
-
-def _object(content: bytes) -> dict[str, Any] | None:
-    """The JSON object in a body; None if it is something else."""
-    try:
-        body = _decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None

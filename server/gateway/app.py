@@ -1,7 +1,10 @@
 """The gateway's routes: those of the server, those of the runs, and those of the agents."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,6 +18,8 @@ from forebay.server.gateway.control import ControlRoutes
 from forebay.server.gateway.desk import Desk
 from forebay.server.gateway.spec import GatewaySpec
 
+logger = logging.getLogger(__name__)
+
 
 def create_gateway(spec: GatewaySpec) -> Starlette:
     """The gateway as an ASGI application; its lifespan ends all runs."""
@@ -23,9 +28,7 @@ def create_gateway(spec: GatewaySpec) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        for run_id, told in spec.runs.items():
-            await desk.register(run_id, RegisterRun.model_validate(told))
-            desk.runs[run_id].note_waiting(False)  # a gateway that crashed may have said the contrary
+        await asyncio.gather(*(_take_over(desk, run_id, told) for run_id, told in spec.runs.items()))
         yield
         await desk.aclose()
 
@@ -34,6 +37,16 @@ def create_gateway(spec: GatewaySpec) -> Starlette:
         lifespan=lifespan,
         exception_handlers={ForebayError: _forebay_error, ClientGone: _client_gone},
     )
+
+
+async def _take_over(desk: Desk, run_id: str, told: dict[str, Any]) -> None:
+    """A run of the gateway before this one. One that fails must not take the others with it."""
+    try:
+        await desk.register(run_id, RegisterRun.model_validate(told))
+    except Exception:  # whatever it is: else the gateway would crash for ever
+        logger.exception("run %s cannot use the gateway any more", run_id)
+    else:
+        desk.runs[run_id].note_waiting(False)  # a gateway that crashed may have said the contrary
 
 
 async def _forebay_error(_: Request, error: Exception) -> Response:

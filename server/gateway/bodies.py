@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
+"""Part of a URL: clients take ``.`` and ``..`` for something else."""
 Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
 
 

@@ -1,27 +1,25 @@
 """One call of an agent: asked of an engine, tried again before its first byte, gone on with if aborted, recorded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from forebay.core.errors import EngineUnavailable
-from forebay.engines.capture.completing import complete
 from forebay.engines.capture.segments import ABORTED
 from forebay.engines.capture.turn import Turn
 from forebay.generators.chat_parts import Part
 from forebay.generators.joined_reply import Logprobs, joined_reply
 from forebay.generators.link import Backoff
 from forebay.server.gateway.continuing import Continuation
-from forebay.server.gateway.recording import StreamWire, Wire
+from forebay.server.gateway.recording import Wire
 from forebay.server.gateway.refusals import EngineLost, Over
 from forebay.server.gateway.run import GatewayRun
 from forebay.server.gateway.sending import EngineRefused, Sent, send
 from forebay.server.gateway.sessions import Session
-from forebay.server.gateway.sse import DONE_DATA
 from forebay.server.gateway.upstream import Answer, Broken, Headers
 
 MAX_BROKEN = 3
@@ -32,13 +30,15 @@ Json = dict[str, Any]
 _decode = msgspec.json.Decoder(Json).decode
 
 
-class ChatCall:
-    """One call of a session. Use it once: with ``whole``, ``stream`` or ``other``."""
+class EngineCall:
+    """One call of a session. Use it once: with ``whole`` or ``other``."""
 
     def __init__(self, run: GatewayRun, session: Session) -> None:
         self.session = session
         self.headers: Headers = []
         """Of the engine's reply, once it has answered."""
+        self.is_left = False
+        """The agent is gone."""
         self._run = run
         self._num_broken = 0
         self._pause = Backoff()
@@ -52,24 +52,8 @@ class ChatCall:
             turns, logprobs = await self._gone_on(wire, turns)
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
-            self.session.on_turns(turns)
+            self.session.turns.add(turns)
             return wire.stripped(reply) or {}
-
-    async def stream(self, told: Json) -> AsyncGenerator[Json, None]:
-        """The chunks of the answer to it. Raises as ``whole`` does, ``EngineLost`` and ``Over`` in the middle too."""
-        wire = Wire(told, self.session.prepared(told))
-        async with self._counted():
-            is_begun = False
-            while True:
-                try:
-                    async with self._sent(wire) as sent, aclosing(self._chunks(wire, sent)) as chunks:
-                        async for chunk in chunks:
-                            is_begun = True
-                            yield chunk
-                except EngineUnavailable as error:
-                    await self._stand(error, is_begun=is_begun)
-                else:
-                    return
 
     async def other(self, method: str, path: str, content: bytes = b"") -> Answer:
         """The engine's reply to something that is no chat. Raises ``EngineLost``, ``Over``."""
@@ -97,33 +81,18 @@ class ChatCall:
             except EngineUnavailable as error:
                 await self._stand(error)
 
-    async def _chunks(self, wire: Wire, sent: Sent) -> AsyncGenerator[Json, None]:
-        stream = StreamWire(wire, sent.rid, sent.target.url, sent.began_s)
-        async for data in sent.reply.data():
-            if data == DONE_DATA:
-                continue
-            chunk = _chunk(data)
-            if (left := stream.feed(chunk)) is not None:
-                yield left
-        seen = stream.turns()
-        if sent.target.is_sglang:
-            http, temperature = self._run.ring.http, wire.body.get("temperature")
-            seen = await complete(http, sent.target.url, seen, sent.weight_version, temperature=temperature)
-        turns, logprobs = await self._gone_on(wire, seen)
-        self.session.on_turns(turns)
-        for chunk in stream.end(seen, turns, logprobs):
-            yield chunk
-
     async def _gone_on(self, wire: Wire, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
         """The turns with those that the engine aborted come to their end; what the later parts told of tokens."""
         body = {name: value for name, value in wire.body.items() if name not in ("stream", "stream_options")}
-        is_left = self.session.is_given_up
-        aborted = [turn for turn in turns if turn.finish_reason == ABORTED and not is_left]
+        aborted = [turn for turn in turns if self._is_to_go_on(turn)]
         rests = {turn.choice: Continuation(self._ask_rest, self._run.ring.http, body, turn) for turn in aborted}
         whole = await asyncio.gather(*(rest.run() for rest in rests.values()))
         ended = dict(zip(rests, whole, strict=True))
         self.session.counters["continued"] += len(ended)
         return [ended.get(turn.choice, turn) for turn in turns], {c: rest.logprobs for c, rest in rests.items()}
+
+    def _is_to_go_on(self, turn: Turn) -> bool:
+        return turn.finish_reason == ABORTED and not self.session.is_given_up and not self.is_left
 
     async def _ask_rest(self, body: Json) -> Part:
         wire = Wire(body, body)
@@ -131,12 +100,12 @@ class ChatCall:
         return Part(reply, wire.turns(reply, sent.rid, sent.target.url, sent.began_s))
 
     @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
+    async def _counted(self) -> AsyncIterator[asyncio.Timeout]:
         """Around the call: it is one of its session's, which may end it."""
         self.session.num_calls += 1
         try:
-            async with self.session.call():
-                yield
+            async with self.session.call() as limit:
+                yield limit
         except EngineRefused as refused:
             self.session.fail(refused.kind, refused.answer.status, refused.told)
             raise
@@ -144,7 +113,7 @@ class ChatCall:
             self.session.fail("engine", lost.status, lost.message)
             raise
         except Over as over:
-            if over.is_late:
+            if over.is_late and not self.is_left:
                 self.session.fail("engine", over.status, over.message)
             raise
 
@@ -166,14 +135,3 @@ class ChatCall:
         if is_begun or self._num_broken >= MAX_BROKEN:
             raise EngineLost(error.message) from error
         await self._pause.wait()
-
-
-def _chunk(data: bytes) -> Json:
-    """One event of a stream. Raises ``EngineLost`` for an error that the engine tells in the middle."""
-    try:
-        chunk = _decode(data)
-    except msgspec.DecodeError:
-        raise EngineLost(f"the engine streams what is no chunk: {data[:200]!r}") from None
-    if "error" in chunk:
-        raise EngineLost(f"the engine ended the stream: {chunk['error']}")
-    return chunk

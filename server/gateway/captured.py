@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -20,6 +21,7 @@ from forebay.server.gateway.dialect import Memory
 from forebay.server.gateway.matching import TurnStore
 from forebay.server.gateway.prompts import RowPrompts, beginnings, digests
 from forebay.server.gateway.sessions import Session
+from forebay.server.gateway.turn_log import TurnLog
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +54,11 @@ class CapturedSession(Session):
         return super().prepared(body)
 
     @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    async def call(self) -> AsyncIterator[asyncio.Timeout]:
         self._captured.sessions.add(self)
         try:
-            async with super().call():
-                yield
+            async with super().call() as limit:
+                yield limit
         finally:
             self._captured.sessions.discard(self)
 
@@ -81,6 +83,7 @@ class Captured:
         self._turns = TurnStore(told.group_deadline_s)
         self.sessions: set[CapturedSession] = set()
         """Those of the calls in flight."""
+        self._logs: WeakSet[TurnLog] = WeakSet()
         self._affinities: OrderedDict[int, Affinity] = OrderedDict()
         self._prompts: RowPrompts | None = None
         self._loop = asyncio.get_running_loop()
@@ -97,7 +100,18 @@ class Captured:
         """A new call."""
         name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.told.group_deadline_s
-        return CapturedCall(CapturedSession(self, affinity, prefix, deadline_s, self._record, session_id=name))
+        turns = TurnLog(self._record)
+        self._logs.add(turns)
+        return CapturedCall(CapturedSession(self, affinity, prefix, deadline_s, turns, session_id=name))
+
+    async def settled(self) -> None:
+        """Return when what ended before is recorded."""
+        await asyncio.gather(*(turns.settled() for turns in tuple(self._logs)))
+
+    def drop(self) -> None:
+        """Record nothing more."""
+        for turns in tuple(self._logs):
+            turns.drop()
 
     def completed(self, content: bytes) -> bytes:
         """A sample as it was written, with what its turns tell of its tokens."""

@@ -61,12 +61,13 @@ class ControlRoutes:
 
     async def show(self, request: Request) -> Response:
         """The record so far."""
-        return JSONResponse(self._desk.rollout(self._run_of(request), request.path_params["rollout_id"]).record())
+        rollout = self._desk.rollout(self._run_of(request), request.path_params["rollout_id"])
+        return JSONResponse(await rollout.record())
 
     async def close(self, request: Request) -> Response:
         """Abort what is in flight, revoke the key, and tell the record."""
         rollout = await self._desk.close(self._run_of(request), request.path_params["rollout_id"])
-        return JSONResponse(rollout.record())
+        return JSONResponse(await rollout.record())
 
     def _run_of(self, request: Request) -> GatewayRun:
         return self._desk.run_of(key_of(request))

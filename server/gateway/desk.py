@@ -54,9 +54,12 @@ class Desk:
             self._revoke(run, rollout, RUN_OVER)
         if run.captured is not None:
             del self._captured_by_secret[_digest(run.captured.told.secret)]
+            run.captured.drop()
             sessions += run.captured.sessions
             for session in tuple(run.captured.sessions):
                 run.end(session, RUN_OVER)
+        for each in sessions:
+            each.turns.drop()
         await asyncio.gather(*(session.wait_idle() for session in sessions))
         # Engines that are busy with other calls are told again and again for some seconds.
         ending = asyncio.create_task(run.__aexit__(None, None, None))

@@ -10,11 +10,12 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forebay.server.asgi import JSON_HEADER, ClientGone, Header, encode
-from forebay.server.gateway.calls import ChatCall, Json
+from forebay.server.gateway.calls import Json
 from forebay.server.gateway.dialect import REFUSED, ChatDialect, Dialect, Stream
 from forebay.server.gateway.refusals import EngineLost, Refusal
 from forebay.server.gateway.sending import EngineRefused
 from forebay.server.gateway.sse import STREAM_TYPE
+from forebay.server.gateway.streaming import ChatCall
 from forebay.server.gateway.upstream import Answer, Headers
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Exchange:
         """Raises only what is raised before the first chunk."""
         stream = self._dialect.stream()
         async with aclosing(self._call.stream(self._body)) as chunks:
-            first = await anext(chunks, None)
+            first: list[Json] = await anext(chunks, [])
             start = {"type": "http.response.start", "status": HTTPStatus.OK.value}
             await send({**start, "headers": self._headers((b"content-type", STREAM_TYPE))})
             try:
@@ -82,13 +83,16 @@ class Exchange:
                 last = stream.fail(EngineLost(refused.told))
         await send({"type": "http.response.body", "body": last})
 
-    async def _send_chunks(self, stream: Stream, first: Json | None, chunks: AsyncIterator[Json], send: Send) -> None:
-        if first is None:
-            return
-        await send({"type": "http.response.body", "body": stream.feed(first), "more_body": True})
-        async for chunk in chunks:
-            if data := stream.feed(chunk):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _send_chunks(
+        self, stream: Stream, first: list[Json], chunks: AsyncIterator[list[Json]], send: Send
+    ) -> None:
+        await self._send(stream, first, send)
+        async for some in chunks:
+            await self._send(stream, some, send)
+
+    async def _send(self, stream: Stream, chunks: list[Json], send: Send) -> None:
+        if data := b"".join(map(stream.feed, chunks)):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _headers(self, kind: Header) -> Headers:
         """The engine's own, but for its content type where the protocol is another one."""
@@ -142,7 +146,11 @@ class PassedOn:
             return Reply(answer.status, answer.content, [*answer.headers, self._id_header])
         if answer.status != HTTPStatus.OK:
             return translated_error(self._dialect, answer, self._id_header)
-        return json_reply(answer.status, self._read(_decode_any(answer.content)), self._id_header)
+        try:
+            told = self._read(_decode_any(answer.content))
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+            raise EngineLost(f"the engine answers what cannot be read: {answer.content[:200]!r}") from None
+        return json_reply(answer.status, told, self._id_header)
 
 
 def json_reply(status: int, body: object, *headers: Header) -> Reply:

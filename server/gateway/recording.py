@@ -74,8 +74,12 @@ class StreamWire:
         self._held.append(left)
         return None
 
+    def stop(self) -> None:
+        """The agent is gone: what the engine samples from here on does not count."""
+        self._reader.stop()
+
     def turns(self) -> list[Turn]:
-        """What the whole stream told."""
+        """What the stream told."""
         return self._reader.turns(ended_s=time.time())
 
     def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:

@@ -62,7 +62,17 @@ class NoObject(Refusal):
     status = HTTPStatus.BAD_REQUEST
 
     def __init__(self) -> None:
-        super().__init__("the body is no JSON object")
+        super().__init__("the body is no JSON object", hint="send UTF-8 without NaN and Infinity, not nested too deep")
+
+
+class OwnIds(Refusal):
+    """A prompt in token ids. SGLang (0.5.23) does not look at them; one beyond the vocabulary ends its process."""
+
+    code = "input_ids_refused"
+    status = HTTPStatus.BAD_REQUEST
+
+    def __init__(self) -> None:
+        super().__init__("the gateway takes no input_ids", hint="send messages", field="input_ids")
 
 
 class EngineLost(Refusal):

@@ -14,6 +14,7 @@ from forebay.server.gateway.affinity import Affinity
 from forebay.server.gateway.bodies import OpenRollout
 from forebay.server.gateway.dialect import Memory
 from forebay.server.gateway.sessions import Session
+from forebay.server.gateway.turn_log import TurnLog
 
 
 class OpenedRollout:
@@ -33,14 +34,15 @@ class OpenedRollout:
             affinity,
             _rid_prefix(run_id, told),
             told.deadline_s,
-            self._record,
+            TurnLog(self._record),
             session_id=told.rollout_id,
             defaults=told.sampling_params,
             max_tokens=told.max_tokens,
         )
 
-    def record(self) -> dict[str, Any]:
+    async def record(self) -> dict[str, Any]:
         """What its calls have come to so far: the samples, the one of the newest turn last."""
+        await self.session.turns.settled()
         return {
             "rollout_id": self.rollout_id,
             "samples": [sample.fields() for sample in self._trajectory.samples()],

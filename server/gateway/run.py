@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from forebay.engines.capture.completing import weight_version_of
 from forebay.generators.engine_ring import EngineRing
 from forebay.server.gateway.bodies import RegisterRun
 from forebay.server.gateway.buffer_link import FEED_WAIT_S, BufferLink
@@ -14,6 +16,7 @@ from forebay.server.gateway.captured import Captured
 from forebay.server.gateway.rollout import OpenedRollout
 from forebay.server.gateway.sessions import Session
 from forebay.server.gateway.upstream import Answer, Upstream
+from forebay.server.gateway.worker_versions import WorkerVersions
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class GatewayRun:
         self.rollouts: dict[str, OpenedRollout] = {}
         self.ring = EngineRing(told.engine_urls, api_key=told.api_key, model=told.model, on_waiting=self.note_waiting)
         self.upstream = Upstream(told.api_key)
+        self.versions = WorkerVersions(partial(weight_version_of, self.upstream.http))
         self.captured = Captured(run_id, told.capturing, self.ring) if told.capturing is not None else None
         self._buffer = BufferLink(told.buffer_url)
         self._stack = AsyncExitStack()
@@ -71,6 +75,7 @@ class GatewayRun:
     async def write(self, content: bytes) -> Answer:
         """Pass a sample on, with its tokens if they were recorded."""
         assert self.captured is not None
+        await self.captured.settled()
         content = self.captured.completed(content)
         if self._reporting is None:
             self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report)

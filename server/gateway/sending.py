@@ -9,7 +9,6 @@ from http import HTTPStatus
 import msgspec
 
 from forebay.core.errors import EngineUnavailable
-from forebay.engines.capture.completing import weight_version_of
 from forebay.engines.wire import UNAVAILABLE_STATUSES, status_error
 from forebay.generators.engine_ring import Target
 from forebay.server.gateway.recording import Wire
@@ -51,6 +50,8 @@ class Sent:
     began_s: float
     weight_version: str | None
     """The weights before the request; only asked for streams, which do not tell theirs."""
+    extra_key: str | None
+    """Under which the engine has cached it."""
 
 
 @asynccontextmanager
@@ -61,17 +62,18 @@ async def send(run: GatewayRun, session: Session, wire: Wire) -> AsyncIterator[S
     """
     member = await session.affinity.choose()
     target, rid = member.server, session.next_rid()
-    version = await weight_version_of(run.ring.http, target.url) if wire.is_stream and target.is_sglang else None
-    content = _encode(wire.asked(rid, run.ring.weight_version, is_sglang=target.is_sglang))
+    announced = run.ring.weight_version
+    version = await run.versions.before(target.url, announced) if wire.is_stream and target.is_sglang else None
+    asked = wire.asked(rid, announced, is_sglang=target.is_sglang)
     is_over = False
     try:
         with run.ring.occupied(member), session.asking(target.url, rid):
             began_s = time.time()
-            async with run.upstream.events("POST", target.url + CHATS, content) as reply:
+            async with run.upstream.events("POST", target.url + CHATS, _encode(asked)) as reply:
                 if reply.status != HTTPStatus.OK:
                     raise await _refusal(run, target, wire, await reply.whole())
                 member.recovered()
-                yield Sent(reply, target, rid, began_s, version)
+                yield Sent(reply, target, rid, began_s, version, asked.get("extra_key"))
         is_over = True
     except EngineUnavailable:
         is_over = True

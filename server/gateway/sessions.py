@@ -3,14 +3,15 @@
 import asyncio
 import itertools
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from forebay.core.signal import Signal
-from forebay.engines.capture.turn import Turn
 from forebay.server.gateway.affinity import Affinity
+from forebay.server.gateway.asked import bounded
 from forebay.server.gateway.refusals import Over
+from forebay.server.gateway.turn_log import TurnLog
 
 LIMITS = ("max_completion_tokens", "max_tokens")
 MAX_FAILURES = 100
@@ -25,7 +26,7 @@ class Session:
 
     ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds its calls are ended and no further
     ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample more than
-    ``max_tokens``. What the engine answered goes to ``on_turns``, turn by turn.
+    ``max_tokens``. What the engine answered goes to ``turns``.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Session:
         affinity: Affinity,
         rid_prefix: str,
         deadline_s: float,
-        on_turns: Callable[[Sequence[Turn]], None],
+        turns: TurnLog,
         *,
         session_id: str = "",
         defaults: dict[str, Any] | None = None,
@@ -42,7 +43,7 @@ class Session:
         self.session_id = session_id
         self.affinity = affinity
         self.rid_prefix = rid_prefix
-        self.on_turns = on_turns
+        self.turns = turns
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
@@ -58,6 +59,8 @@ class Session:
         self._closed = ""
         self._news = Signal()
         self._in_flight: set[asyncio.Timeout] = set()
+        self._left: set[asyncio.Timeout] = set()
+        """Of calls whose agent is gone."""
 
     @property
     def is_busy(self) -> bool:
@@ -77,7 +80,7 @@ class Session:
         return prepared if self._max_tokens is None else _bounded(prepared, self._max_tokens)
 
     @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    async def call(self) -> AsyncIterator[asyncio.Timeout]:
         """Around one call of the agent. Raises ``Over`` once the session is, also in the middle of the call."""
         if self._closed:
             raise Over(self._closed)
@@ -85,9 +88,10 @@ class Session:
             async with asyncio.timeout_at(self.ends_s) as limit:
                 self._in_flight.add(limit)
                 try:
-                    yield
+                    yield limit
                 finally:
                     self._in_flight.discard(limit)
+                    self._left.discard(limit)
                     self._news.notify()
         except TimeoutError:
             if not limit.expired():
@@ -103,6 +107,13 @@ class Session:
         finally:
             self.requests.discard((engine_url, rid))
 
+    def leave(self, call: asyncio.Timeout, within_s: float) -> None:
+        """The agent of a call is gone: it ends by itself, in so many seconds at most, also when the session is over."""
+        if not call.expired():
+            self._in_flight.discard(call)
+            self._left.add(call)
+            call.reschedule(self._loop.time() + within_s)
+
     def close(self, reason: str) -> None:
         """End all its calls; their agents are told ``reason``."""
         self._closed = reason
@@ -110,18 +121,18 @@ class Session:
             limit.reschedule(self._loop.time())
 
     async def wait_idle(self) -> None:
-        """Return when no call is in flight any more."""
-        while self._in_flight:
+        """Return when no call is in flight any more, and everything is recorded."""
+        while self._in_flight or self._left:
             await self._news.wait(1.0)
+        await self.turns.settled()
 
     def fail(self, kind: str, status: int, message: str) -> None:
         """Note a call that the agent got an error for."""
-        self.failures.append({"kind": kind, "status": status, "message": message[:1_000]})
+        told = {"kind": kind, "status": status, "message": message[:1_000], "call": self.num_calls}
+        self.failures.append(told)
 
 
 def _bounded(body: dict[str, Any], limit: int) -> dict[str, Any]:
     """A limit that is no number is the engine's to refuse."""
-    told = {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
-    if not any(body.get(name) is not None for name in LIMITS):
-        return {**body, "max_tokens": limit}
-    return {**body, **{name: min(value, limit) for name, value in told.items()}}
+    told = {name: bounded(body[name], limit) for name in LIMITS if body.get(name) is not None}
+    return {**body, **(told or {"max_tokens": limit})}

@@ -10,10 +10,11 @@ import httpx
 
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.wire import auth_headers, unreachable
+from forebay.server.gateway.connections import Connections
 from forebay.server.gateway.sse import EventReader
 
-CONNECT_TIMEOUT_S = 10.0
-KEPT_CONNECTIONS = 256
+TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
+ADMIN_TIMEOUT_S = 10.0
 OWN = frozenset(
     {
         *(b"connection", b"content-encoding", b"content-length", b"date", b"keep-alive", b"server"),
@@ -71,17 +72,19 @@ class Upstream:
 
     def __init__(self, api_key: str | None) -> None:
         self._headers = {"content-type": "application/json", **auth_headers(api_key)}
+        self._connections = Connections()
+        self.http = httpx.AsyncClient(
+            headers=auth_headers(api_key), timeout=ADMIN_TIMEOUT_S, transport=self._connections
+        )
+        """For administrative calls, over the same connections."""
 
     async def __aenter__(self) -> Self:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
-        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.AsyncClient(headers=self._headers, limits=limits, timeout=timeout, trust_env=False)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self.http.aclose()
 
     async def ask(self, method: str, url: str, content: bytes = b"") -> Answer:
         """One request and its whole reply. Raises ``EngineUnavailable`` if nobody answers, ``Broken``."""
@@ -91,9 +94,12 @@ class Upstream:
     @asynccontextmanager
     async def events(self, method: str, url: str, content: bytes = b"") -> AsyncIterator[Events]:
         """One request and its reply as it comes. Raises as ``ask`` does."""
-        request = self._http.build_request(method, url, content=content)
+        # No client: it would keep the cookies of one agent's engine for the others, and follow redirects.
+        request = httpx.Request(
+            method, url, content=content, headers=self._headers, extensions={"timeout": dict(TIMEOUT)}
+        )
         try:
-            reply = await self._http.send(request, stream=True)
+            reply = await self._connections.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise unreachable(url, error) from error
         except httpx.TransportError as error:

@@ -1,7 +1,7 @@
 """What the gateway adds to a call: against the time of the engine itself, for 64 tokens at concurrency 32.
 
-``FOREBAY_ENGINE_URL`` names a real engine to measure with. On a machine that both share, the gateway's CPU is taken from
-the engine: the figure is an upper bound.
+``FOREBAY_ENGINE_URL`` names a real engine to measure with. On a machine that both share, the gateway's CPU is taken
+from the engine: the figure is an upper bound.
 """
 
 import asyncio
@@ -11,17 +11,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedEngine
 from tests.benchmarks.machines import show
 from tests.conftest import MakeServer
-from tests.gateway.test_gateway_process import TELLS, admitted, opened, told_to
+from tests.gateway.test_gateway_process import TELLS, admitted, gateway_pids, opened, told_to
 from tests.kit import write_generator
 
 pytestmark = pytest.mark.bench
 
 CONCURRENCY = 32
+CALLS = 2
+"""Of each client in a round."""
 NUM_TOKENS = 64
 ROUNDS = 5
 TARGET = 0.15
@@ -59,10 +62,16 @@ async def seconds(ask: Ask, targets: list[tuple[str, dict[str, str]]]) -> float:
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as http:
 
         async def worker(url: str, headers: dict[str, str]) -> list[float]:
-            return [await ask(http, url, headers) for _ in range(2)]
+            return [await ask(http, url, headers) for _ in range(CALLS)]
 
         times = await asyncio.gather(*(worker(*target) for target in targets))
     return sum(map(sum, times)) / sum(map(len, times))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """What it has used so far: other work on the machine does not change it much."""
+    used = process.cpu_times()
+    return float(used.user + used.system)
 
 
 def measure(make_server: MakeServer, tmp_path: Path, engine_url: str, title: str) -> float:
@@ -74,14 +83,17 @@ def measure(make_server: MakeServer, tmp_path: Path, engine_url: str, title: str
     rollouts = [opened(gateway, f"r{n}", deadline_s=3_600) for n in range(CONCURRENCY)]
     through = [(each["base_url"], {"Authorization": f"Bearer {each['key']}"}) for each in rollouts]
     directly = [(f"{engine_url}/v1", {})] * CONCURRENCY
+    (process,) = map(psutil.Process, gateway_pids(server))
     rows, shares = [], []
     for ask in (whole, streamed):
+        before_s = cpu_s(process)
         pairs = [[asyncio.run(seconds(ask, each)) for each in (directly, through)] for _ in range(ROUNDS + 1)]
+        own_s = (cpu_s(process) - before_s) / (len(pairs) * len(through) * CALLS)
         # The first round warms up; the best of the others is what other work on the machine disturbed least.
         engine_s, gateway_s = (min(times) for times in zip(*pairs[1:], strict=True))
         shares.append(gateway_s / engine_s - 1)
-        rows.append((ask.__name__, engine_s * 1e3, gateway_s * 1e3, shares[-1] * 100))
-    show(title, ("call", "engine, ms", "through the gateway, ms", "more, %"), rows)
+        rows.append((ask.__name__, engine_s * 1e3, gateway_s * 1e3, shares[-1] * 100, own_s * 1e3))
+    show(title, ("call", "engine, ms", "through the gateway, ms", "more, %", "gateway's CPU, ms"), rows)
     return shares[0]
 
 

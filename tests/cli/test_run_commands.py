@@ -1,6 +1,7 @@
 """``start``, ``status`` and ``stop`` against a real server."""
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Forebay
-from tests.kit import ServerProcess, make_group, poll_until
+from tests.kit import ServerProcess, make_group, make_sample, poll_until
 
 MakeServer = Callable[..., ServerProcess]
 
@@ -54,13 +55,17 @@ def test_an_input_file_that_is_here_is_sent_with_its_whole_path(
     forebay("stop", run_id, *target)
 
 
-def test_status_lists_runs_and_shows_one_by_its_name(forebay: Forebay, target: list[str]) -> None:
+def test_status_lists_runs_and_shows_one_by_its_name(
+    forebay: Forebay, target: list[str], server: ServerProcess
+) -> None:
     run_id = start(forebay, target, "--name", "by-name")
+    server.client.put(f"/v1/runs/{run_id}/weight_version", json={"weight_version": 17})
     listed = forebay("status", *target)
     assert run_id in listed.out
     assert run_id in [view["run_id"] for view in json.loads(forebay("status", "--json", *target).out)["runs"]]
     shown = forebay("status", "by-name", "--log", 5, *target)
     assert run_id in shown.out
+    assert re.search(r"weight version +17\b", shown.out)
     assert "is_valid_group: built-in" in shown.out
     assert "is stopped" in forebay("stop", "by-name", *target).out
 
@@ -73,7 +78,8 @@ def test_follow_shows_progress_until_the_run_has_ended(
             lambda: next((v for v in server.client.get("/v1/runs").json()["runs"] if v["name"] == "followed"), None)
         )
         path = f"/v1/runs/{view['run_id']}"
-        server.client.post(f"{path}/samples", json=make_group("a", [0.0, 1.0]))
+        broken = make_sample(instance_id="b", status="failed", error={"type": "E", "message": "m"}, reward=None)
+        server.client.post(f"{path}/samples", json=[*make_group("a", [0.0, 1.0]), broken])
         server.client.post(f"{path}/stop")
 
     writer = threading.Thread(target=write_a_group_and_stop)
@@ -82,8 +88,9 @@ def test_follow_shows_progress_until_the_run_has_ended(
     outcome = forebay(*followed, *target)
     writer.join()
     assert outcome.code == 0, outcome
-    assert "2 in · 0 failed" in outcome.err
+    assert "3 in · 1 failed" in outcome.err
     assert "stopped, ended" in outcome.err
+    assert f"failed samples: 1; `forebay status {outcome.out.strip()} --log 20`" in outcome.err
 
 
 def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server: MakeServer) -> None:

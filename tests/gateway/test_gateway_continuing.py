@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall
+from forebay.server.gateway.joining import rest_of
+from forebay.server.gateway.refusals import EngineLost
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, eventually
 
@@ -116,3 +118,43 @@ async def test_an_engine_that_aborts_everything_is_given_up_in_the_end(
     reply = await rollout.post("chat/completions", {"messages": [USER]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_lost")
     assert [failure["kind"] for failure in (await rollout.close())["failures"]] == ["engine"]
+
+
+async def test_a_tool_call_that_was_whole_when_its_stream_was_aborted_is_kept(stage: Stage) -> None:
+    call: Json = {"function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    stage(lambda asked: "" if asked.said else Reply(tool_calls=[call], hang=True))
+    rollout = await stage.open()
+    chunks = await aborted_once(stage, asyncio.create_task(streamed(rollout, tools=[TOOL], temperature=1)))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    told = [delta for choice in choices for delta in choice["delta"].get("tool_calls") or []]
+    assert "".join(delta["function"].get("arguments") or "" for delta in told) == call["function"]["arguments"]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+    assert_whole((await rollout.close())["samples"][0])
+
+
+def message(content: str, *arguments: str) -> Json:
+    calls = [
+        {"id": f"c{place}", "function": {"name": "add", "arguments": each}} for place, each in enumerate(arguments)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("seen", "whole"),
+    [
+        (message("four, I"), message("five")),
+        (message("", '{"a": 1'), message("", '{"b": 1}')),
+        (message("", '{"a": 1'), message('<tool_call>{"a": 1 no call')),
+    ],
+)
+async def test_a_rest_that_does_not_fit_what_has_gone_out_is_an_error(seen: Json, whole: Json) -> None:
+    with pytest.raises(EngineLost, match="was aborted"):
+        rest_of(seen, whole)
+
+
+async def test_the_rest_of_a_tool_call_is_told_with_the_calls_after_it() -> None:
+    whole = message("", '{"a": 1}', "{}")
+    delta = rest_of(message("", '{"a"'), whole)
+    assert delta == {
+        "tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}, {"index": 1, **whole["tool_calls"][1]}]
+    }

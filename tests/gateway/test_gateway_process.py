@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ import httpx
 import psutil
 import pytest
 
+from forebay.core.settings import Settings
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
+from forebay.generators.child import child_environment
+from forebay.server.gateways import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
 from tests.kit import NativeRun, ServerProcess, assert_error, make_sample, poll_until, write_generator
@@ -210,3 +213,18 @@ def test_the_ending_of_the_engines_address_is_kept(server: ServerProcess, engine
     run = server.start_run("tells", remote_engine_url=f"{engine.url}/v1", capture=True)
     assert told_to(run)["remote_engine_url"].endswith("/v1")
     run.stop()
+
+
+async def test_a_gateway_that_cannot_be_started_just_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[OSError] = []
+
+    def child_environment_once_failing(environment: Mapping[str, str]) -> dict[str, str]:
+        if not failed:
+            failed.append(BlockingIOError("fork: resource temporarily unavailable"))
+            raise failed[0]
+        return child_environment(environment)
+
+    monkeypatch.setattr("forebay.server.gateways.child_environment", child_environment_once_failing)
+    async with GatewayProcess(Settings(port=0)) as gateway, httpx.AsyncClient(timeout=30) as http:
+        assert (await http.get(f"{gateway.start()}/gateway/healthz")).status_code == 200
+    assert failed

@@ -8,8 +8,11 @@ import openai
 import pytest
 
 from forebay.engines.scripted import Reply
+from forebay.engines.serving import serve_app
+from forebay.server.gateway.app import create_gateway
+from forebay.server.gateway.spec import GatewaySpec
 from tests.gateway.conftest import Stage, codes_of
-from tests.gateway.gateway_kit import USER, Json, assert_whole, rid_of_run
+from tests.gateway.gateway_kit import RUN_ID, RUN_KEY, USER, Json, assert_whole, rid_of_run
 from tests.kit import assert_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -144,6 +147,17 @@ async def test_a_registration_that_is_repeated_changes_nothing(stage: Stage) -> 
     await rollout.chat()
     await stage.gateway.register(stage.engine.url, model="another", **run)
     assert (await rollout.post(CHATS, ASK)).status_code == 401
+
+
+async def test_a_run_that_cannot_be_taken_over_does_not_take_the_others_with_it(stage: Stage) -> None:
+    good = {"key": RUN_KEY, "engine_urls": [stage.engine.url], "buffer_url": stage.gateway.buffer_url}
+    runs = {"run-broken": {**good, "key": "broken", "engine_urls": [" "]}, RUN_ID: good}
+    app = create_gateway(GatewaySpec("control", "", max_body_bytes=1 << 20, max_bodies_bytes=1 << 20, runs=runs))
+    async with serve_app(app) as port, app.router.lifespan_context(app):
+        url = f"http://127.0.0.1:{port}/gateway/rollouts"
+        for key, status in ((RUN_KEY, 201), ("broken", 401)):
+            body, headers = {"rollout_id": "r", "deadline_s": 1}, {"x-api-key": key}
+            assert (await stage.gateway.http.post(url, json=body, headers=headers)).status_code == status
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,13 @@ def test_wrong_arguments_are_named(changed, field) -> None:
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize("url", [None, "", []])
+def test_a_run_that_was_started_without_an_engine_is_told_so(url) -> None:
+    with pytest.raises(InvalidInput, match="without an engine") as refused:
+        BaseGenerator.from_payload({"remote_engine_url": url, "remote_buffer_url": "http://b/w/key"})
+    assert "--engine-url" in refused.value.hint
+
+
 def test_a_start_payload_with_numbers_as_strings_makes_a_generator() -> None:
     payload = {
         "remote_engine_url": "http://e:1, http://e:2",

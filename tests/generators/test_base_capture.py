@@ -155,6 +155,26 @@ async def test_a_stream_that_is_not_read_to_its_end_is_recorded_as_far_as_it_was
     assert sample["extra_info"]["capture"] == {"clean": 1}
 
 
+async def test_turns_whose_streams_are_left_open_are_one_sequence(buffer, write_rows) -> None:
+    async def impatient(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
+        for question in ("one?", "two?", "three?"):
+            messages = [*messages, {"role": "user", "content": question}]
+            stream = await client.chat.completions.create(model="scripted", messages=messages, stream=True)
+            text = ""
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if len(text) >= 3:
+                    break
+            messages = [*messages, {"role": "assistant", "content": text}]
+        return messages, "stop"
+
+    script = lambda call: Reply(text=f"{len(call.messages)} and " + "more " * 1000, tokens_per_s=400)  # noqa: E731 - short
+    (sample,) = await rolled_out(buffer, write_rows, script, impatient)
+    said = [message["content"] for message in sample["messages"] if message["role"] == "assistant"]
+    assert trained(sample) == "".join(said)
+    assert sample["extra_info"]["capture"] == {"clean": 3}
+
+
 async def test_a_stream_left_in_a_thread_is_recorded_as_far_as_it_was_read(buffer, write_rows) -> None:
     def impatient(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         with client.chat.completions.create(model="scripted", messages=messages, stream=True) as stream:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 from forebay.core.ids import group_id, group_rid_prefix
@@ -125,6 +126,53 @@ async def test_rollouts_are_spread_over_several_engines_and_move_away_from_a_dea
         assert len(first.calls) == 12
 
 
+async def test_the_rollouts_of_a_dead_engine_are_spread_over_the_others(buffer, write_rows) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: ScriptedCall) -> str:
+        if len(call.messages) > 1:
+            await go_on.wait()
+        return "x"
+
+    async def two_turns(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
+        messages, _ = await single_turn(client, messages, params)
+        begun.add(client.rollout.uid)
+        if len(begun) == 6:
+            engines[0].available = False
+            all_begun.set()
+        await all_begun.wait()
+        return await single_turn(client, [*messages, {"role": "user", "content": "more"}], params)
+
+    begun: set[str] = set()
+    all_begun = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine(script)) for _ in range(3)]
+        rows = write_rows(*({"prompt": "q"} for _ in range(3)))
+        generator = BaseGenerator([engine.url for engine in engines], buffer.url, num_process=6, max_attempts=1)
+        started = asyncio.create_task(run(generator, rows, two_turns))
+        await asyncio.gather(*(engine.wait_in_flight(3) for engine in engines[1:]))
+        go_on.set()
+        totals = await started
+    assert (totals.num_completed, totals.num_failed) == (6, 0)
+
+
+async def test_calls_side_by_side_that_fail_together_fail_one_engine(buffer, write_rows, caplog) -> None:
+    async def side_by_side(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
+        await single_turn(client, messages, params)
+        dying = next(engine for engine in engines if engine.url == client.rollout.engine_url)
+        dying.available = False
+        asked = await asyncio.gather(*(single_turn(client, messages, params) for _ in range(4)))
+        return asked[0]
+
+    buffer.plan["group_size"] = 1
+    async with ScriptedEngine(lambda _: "x") as first, ScriptedEngine(lambda _: "x") as second:
+        engines = [first, second]
+        generator = BaseGenerator([first.url, second.url], buffer.url, 1, max_attempts=1)
+        totals = await run(generator, write_rows({"prompt": "q"}), side_by_side)
+    assert (totals.num_completed, totals.num_failed) == (1, 0)
+    assert "no engine answers" not in caplog.text
+
+
 async def test_an_aborted_reply_without_tokens_left_ends_as_length(buffer, write_rows) -> None:
     async with ScriptedEngine(lambda _: Reply(text="one two", finish_reason="abort")) as engine:
         await run(BaseGenerator(engine.url, buffer.url, max_tokens=14), write_rows({"prompt": "a"}), query_single_turn)
@@ -166,6 +214,22 @@ async def test_a_group_closed_by_the_buffer_is_cancelled_and_aborted_and_the_run
     assert {sample["instance_id"] for sample in buffer.samples} == {"b"}
     assert (totals.num_completed, totals.num_failed, totals.num_groups_closed) == (2, 0, 1)
     assert PREFIX_A in engine.aborts
+
+
+async def test_calls_side_by_side_end_with_their_group_and_the_run_goes_on(buffer, write_rows) -> None:
+    async def side_by_side(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(single_turn(client, messages, params)) for _ in range(2)]
+        return asked[0].result()
+
+    async with ScriptedEngine(hang_on_a) as engine:
+        generator = BaseGenerator(engine.url, buffer.url, num_process=2)
+        started = asyncio.create_task(run(generator, two_rows(write_rows), side_by_side))
+        await engine.wait_in_flight(4)
+        buffer.close_group(GROUP_A)
+        totals = await started
+    assert {sample["instance_id"] for sample in buffer.samples} == {"b"}
+    assert (totals.num_completed, totals.num_failed, totals.num_groups_closed) == (2, 0, 1)
 
 
 async def test_a_call_in_a_thread_ends_with_its_group_even_in_a_function_that_retries(buffer, write_rows) -> None:

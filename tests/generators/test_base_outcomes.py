@@ -175,6 +175,21 @@ async def test_engine_errors_and_limits_have_outcomes_of_their_own(buffer: Any, 
     assert samples["500"]["error"]["type"] == openai.InternalServerError.__name__
 
 
+async def test_what_no_reward_function_can_be_given_is_a_failure_of_one_rollout(
+    buffer: Any, write_rows: WriteRows
+) -> None:
+    async def rollout(client: Any, messages: Any, params: Any) -> Any:
+        if client.rollout.instance_id == "bad":
+            client.rollout.for_reward["judge"] = lambda: 1.0
+        return await single_turn(client, messages, params)
+
+    rows = write_rows({"instance_id": "bad", "prompt": "q"}, {"instance_id": "good", "prompt": "q"})
+    samples = await run(buffer, rows, rollout, max_attempts=1)
+    assert samples["good"]["outcome"] == "ok"
+    assert samples["bad"]["outcome"] == "agent_failure"
+    assert "function is not a JSON value" in samples["bad"]["error"]["message"]
+
+
 async def test_what_a_rollout_leaves_open_is_closed_after_its_reward(buffer: Any, write_rows: WriteRows) -> None:
     events: list[str] = []
 

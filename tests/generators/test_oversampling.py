@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
+from forebay.core.active_clock import ActiveClock
+from forebay.core.clock import ManualClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import group_id
 from forebay.engines.scripted import ScriptedEngine
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
+from forebay.generators.groups import OpenGroup
+from forebay.generators.rows import Row
+from forebay.generators.schedule import GroupPlan, Plan
 from tests.conftest import MakeServer
-from tests.generators.bench_kit import HANGS, Script, bench
+from tests.generators.bench_kit import HANGS, LIMIT_S, Script, bench, reward
 from tests.kit import ServerProcess
 from tests.lent import lend_runs
 
@@ -120,6 +125,15 @@ async def test_what_a_step_does_not_need_is_thrown_away_and_begins_afresh(lendin
     assert not [call for call in run.engine.calls if call.said]
     assert len({call.rid for call in run.engine.calls}) == len(run.engine.calls)
     assert stats.tokens["wasted"] == 2 * len("one two ")
+
+
+def test_a_rollout_that_was_thrown_away_takes_no_slot_of_those_that_follow() -> None:
+    row = Row(0, "a", [{"role": "user", "content": "q"}], {})
+    group = OpenGroup(Plan("run-0123456789ab", 2), GroupPlan(row, 0, (0, 1), (0, 1)), ActiveClock(ManualClock()))
+    assert group.admit(1, is_failed=False) == 1
+    fresh = group.afresh()
+    assert group.admit(0, is_failed=False) is None
+    assert fresh.admit(fresh.numbers[0], is_failed=False) == 0
 
 
 async def test_a_group_that_comes_to_nothing_does_not_count(lending, tmp_path) -> None:

@@ -87,6 +87,8 @@ async def test_text_that_the_call_itself_goes_on_from_is_no_part_of_the_reply(bu
     assert seen[0]["choices"][0]["message"]["content"] == "two three"
 
 
+# The package itself warns of what SGLang adds to `metadata`, when it parses.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("is_parsed", [True, False])
 async def test_what_was_cut_off_in_a_grammar_is_asked_afresh_and_never_parsed(
     buffer, write_rows, is_parsed: bool

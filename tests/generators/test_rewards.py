@@ -118,6 +118,15 @@ async def test_an_async_function_is_awaited_here_with_the_same_limit() -> None:
     assert good.reward == 2.0
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit], ids=lambda error: error.__name__)
+async def test_whatever_an_async_function_raises_costs_one_sample(error: type[BaseException]) -> None:
+    async def reward(item: dict[str, Any]) -> float:
+        raise error
+
+    (outcome,) = await ask(reward, {})
+    assert outcome.kind == error.__name__
+
+
 async def test_a_cancelled_caller_leaves_the_process_to_the_next(functions) -> None:
     async with asyncio.timeout(60), Rewarder(functions.double, timeout_s=20, num_workers=1) as rewarder:
         asked = asyncio.create_task(rewarder.reward({"x": 1}))

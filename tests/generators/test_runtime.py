@@ -167,6 +167,17 @@ def test_an_exception_is_reported_with_its_traceback_and_logged(launcher: Launch
     assert started.log()[-1] == "KeyError: 'no such row'"
 
 
+def test_the_hint_of_an_error_is_in_the_log(launcher: Launcher) -> None:
+    started = launcher.start(
+        """
+        from forebay.core.errors import InvalidInput
+        def run_rollout(data): raise InvalidInput("no engine", hint="name one")
+        """
+    )
+    assert started.wait().error.endswith("InvalidInput: no engine")
+    assert started.log()[-1] == "hint: name one"
+
+
 @pytest.mark.parametrize(
     ("body", "is_returned", "exit_code"),
     [("sys.exit(0)", True, 0), ("sys.exit(3)", False, 1), ("os._exit(0)", False, 0), ("os.abort()", False, -6)],

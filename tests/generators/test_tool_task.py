@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.generators import tool_generator
 
@@ -63,6 +66,13 @@ async def test_turns_are_limited(buffer, write_rows) -> None:
     assert {sample["extra_info"]["finish_reason"] for sample in samples} == {"max_turns"}
     assert {sample["outcome"] for sample in samples} == {"truncated"}
     assert {sample["messages"][-1]["role"] for sample in samples} == {"assistant"}
+
+
+@pytest.mark.parametrize("told", ["many", 0, -1, 2.5])
+def test_a_wrong_limit_is_named(told: object) -> None:
+    data = {"remote_engine_url": "http://engine", "remote_buffer_url": "http://buffer", "input_file": "none"}
+    with pytest.raises(InvalidInput, match="max_turns must be a whole number"):
+        tool_generator.run_rollout({**data, "max_turns": told})
 
 
 def test_the_template_is_short() -> None:

@@ -46,6 +46,24 @@ async def test_arguments_that_are_left_out_have_their_default() -> None:
     assert await answer("weather", {"city": "Wien"}, weather) == '{"city":"Wien","days":1}'
 
 
+async def test_a_tool_that_breaks_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def hang() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("hang")
+        raise AssertionError("never set")
+
+    async def broken() -> str:
+        raise ValueError("no such host")
+
+    with pytest.raises(EnvironmentFailed, match="no such host"):
+        await ToolBox([hang, broken]).answer([call("hang", {}), call("broken", {})])
+    assert ended == ["hang"]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
@@ -106,6 +124,7 @@ async def test_a_tool_may_refuse() -> None:
         ("7 // 2 + 7 % 2 + 1 / 4", "4.25"),
         ("2 ** 100", str(2**100)),
         ("2 ** -1", "0.5"),
+        ("round(2.567, 1)", "2.6"),
         ("round(sqrt(2) * pi, 3)", "4.443"),
         ("max(1, min(5, 3))", "3"),
         (" 1\n", "1"),
@@ -122,6 +141,7 @@ def test_arithmetic(expression, value) -> None:
         "2 +",
         "9 ** 9 ** 9",
         "2 ** 100000",
+        "round(1, -1000000000)",
         "1e308 * 10",
         "1e999",
         "(-8) ** 0.5",

@@ -157,6 +157,16 @@ def test_parts_that_were_merged_before_are_counted() -> None:
     assert trajectory.counters == {"clean": 1, "merged": 2}
 
 
+def test_turns_count_in_the_order_in_which_they_began() -> None:
+    first, second = make_turn([1], [2], began_s=1.0), make_turn([1, 2, 3], [4], began_s=2.0)
+    trajectory = recorded(second, first)
+    trajectory.note_merged(1)
+    (sample,) = trajectory.samples()
+    assert (sample.tokens, sample.loss_mask) == ([1, 2, 3, 4], [0, 1, 0, 1])
+    assert trajectory.counters == {"clean": 2, "merged": 1}
+    assert trajectory.turns() == [first, second]
+
+
 def test_a_turn_without_ids_leaves_one_sample_without_tokens() -> None:
     untold = make_turn(None, None, reply={"role": "assistant", "content": "last"}, versions=[VersionSpan("4", 0, 0)])
     for turns in ([make_turn([1], [2]), untold], [untold, make_turn([1], [2], reply=untold.reply)]):

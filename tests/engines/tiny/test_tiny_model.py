@@ -41,7 +41,7 @@ def test_most_groups_of_eight_hold_right_and_wrong_answers(loaded: LoadedModel) 
 def test_a_cached_model_is_used_again_without_training(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_model, "warm_up", lambda *_: pytest.fail("trained again"))
     assert ensure_model(model_folder) == model_folder
-    assert load_model(model_folder).context_length == 4096
+    assert load_model(model_folder).context_length == 8192
 
 
 def test_equal_recipes_give_equal_weights_and_another_seed_gives_others(tmp_path: Path) -> None:

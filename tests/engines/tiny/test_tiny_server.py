@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from forebay.engines.tiny.recipe import answer, question
+from forebay.generators.base import BaseGenerator
 
 LIMIT_S = 20.0
 FREED_WITHIN_S = 3.0
@@ -204,14 +205,20 @@ async def test_a_client_that_goes_away_frees_its_rows(engine_url: str, num_runni
 
 
 async def test_a_prompt_beyond_the_context_is_refused(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="context of this model is 4096 tokens") as told:
-        await client.chat.completions.create(**ask("0" * 5000))
+    with pytest.raises(openai.BadRequestError, match="context of this model is 8192 tokens") as told:
+        await client.chat.completions.create(**ask("0" * 10_000))
     assert told.value.param == "messages"
 
 
+async def test_an_answer_may_be_as_long_as_a_run_allows_by_default(client: openai.AsyncOpenAI) -> None:
+    generator = BaseGenerator("http://engine", "http://buffer")
+    reply = await client.chat.completions.create(**ask(max_tokens=generator.max_tokens))
+    assert reply.choices[0].finish_reason == "stop"
+
+
 async def test_more_tokens_than_the_context_holds_are_refused(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="and 4096 to generate") as told:
-        await client.chat.completions.create(**ask(max_tokens=4096))
+    with pytest.raises(openai.BadRequestError, match="and 8192 to generate") as told:
+        await client.chat.completions.create(**ask(max_tokens=8192))
     assert told.value.param == "max_tokens"
 
 
@@ -262,7 +269,7 @@ async def test_the_engine_tells_what_it_serves(http: httpx.AsyncClient, model_fo
     assert info["model_path"] == str(model_folder)
     assert info["architectures"] == ["Qwen2ForCausalLM"]
     (card,) = (await http.get("/v1/models")).json()["data"]
-    assert (card["id"], card["max_model_len"]) == ("tiny", 4096)
+    assert (card["id"], card["max_model_len"]) == ("tiny", 8192)
 
 
 async def test_an_idle_engine_says_so(http: httpx.AsyncClient, num_running: NumRunning) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from openai import AsyncOpenAI, OpenAI
+from openai import APIError, AsyncOpenAI, OpenAI
 
 from forebay.generators.agent import AgentGenerator, Limits
 from forebay.generators.base import EnvironmentFailed
@@ -39,6 +39,14 @@ async def compact(task, client):
     first = await ask(client, task.question)
     second = await ask(client, task.question, first, "And then?")
     return await ask(client, f"So far: {second}")
+
+
+async def shrug(task, client):
+    first = await ask(client, task.question)
+    try:
+        return await ask(client, "engine down")
+    except APIError:
+        return first
 
 
 async def crash(task, client):
