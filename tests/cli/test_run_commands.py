@@ -78,8 +78,9 @@ def test_follow_shows_progress_until_the_run_has_ended(
             lambda: next((v for v in server.client.get("/v1/runs").json()["runs"] if v["name"] == "followed"), None)
         )
         path = f"/v1/runs/{view['run_id']}"
-        broken = make_sample(instance_id="b", status="failed", error={"type": "E", "message": "m"}, reward=None)
-        server.client.post(f"{path}/samples", json=[*make_group("a", [0.0, 1.0]), broken])
+        told = {"status": "failed", "error": {"type": "E", "message": "m"}, "reward": None}
+        broken = [make_sample(instance_id="b", **told) for _ in range(2)]
+        server.client.post(f"{path}/samples", json=[*make_group("a", [0.0, 1.0]), *broken])
         server.client.post(f"{path}/stop")
 
     writer = threading.Thread(target=write_a_group_and_stop)
@@ -88,9 +89,9 @@ def test_follow_shows_progress_until_the_run_has_ended(
     outcome = forebay(*followed, *target)
     writer.join()
     assert outcome.code == 0, outcome
-    assert "3 in · 1 failed" in outcome.err
+    assert "4 in · 2 failed" in outcome.err
     assert "stopped, ended" in outcome.err
-    assert f"failed samples: 1; `forebay status {outcome.out.strip()} --log 20`" in outcome.err
+    assert f"failed samples: 2; `forebay status {outcome.out.strip()} --log 20`" in outcome.err
 
 
 def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server: MakeServer) -> None:
