@@ -8,7 +8,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from forebay.buffer.store.abc import Outbound, Store, num_sent
-from forebay.server.asgi import BodyPieces, Header, Reply
+from forebay.server.asgi import BodyPieces, ClientGone, Header, Reply
 
 EXTENSION = "forebay.direct"
 """Where an ASGI scope has its ``DirectBody``, if its connection has one."""
@@ -25,13 +25,16 @@ class DirectBody:
     async def send(self, store: Store, pieces: Sequence[Outbound], num_bytes: int) -> bool:
         """Send a part of the body, ``num_bytes`` in all; False if it must be sent in the usual way.
 
-        Raises ``StorageFailed`` and ``ConnectionError``; the reply cannot be finished then.
+        Raises ``StorageFailed`` and ``ClientGone``; the reply cannot be finished then.
         """
         if not await self._is_flushed():
             return False
         with _duplicate(self._cycle.transport) as connection:
-            if not await store.send(pieces, connection):
-                return False
+            try:
+                if not await store.send(pieces, connection):
+                    return False
+            except ConnectionError as error:
+                raise ClientGone from error
         self._cycle.expected_content_length -= num_bytes
         return True
 

@@ -76,6 +76,7 @@ class GatewayProcess:
             self._bound = bind(host, self._settings.gateway_port, setting="gateway_port")
             self._bound.listen(BACKLOG)
             self._keeping = asyncio.create_task(self._keep_running(self._bound), name="gateway")
+            logger.info("the gateway listens on %s", self._url(self._bound))
         return self._url(self._bound)
 
     async def register(self, run_id: str, told: Registration) -> None:

@@ -1,6 +1,7 @@
 """``python -m forebay.server.gateway SPEC_FD SOCKET_FD PARENT_PID``: the gateway as a process of its own."""
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent_pid)
     spec = GatewaySpec.read(spec_fd)
     set_up_logging(spec.log_level)
+    # Its lines go to the server's log: "application startup complete" would be taken for the server's own.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listening = socket.socket(fileno=socket_fd)
     config = uvicorn.Config(
         create_gateway(spec),

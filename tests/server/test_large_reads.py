@@ -63,6 +63,7 @@ def test_a_row_whose_length_only_its_body_tells_may_come_last(server: ServerProc
     assert all(row == expected(written[row["uid"]]) for row in rows)
 
 
+@pytest.mark.soak
 def test_binary_samples_among_the_last_are_lists_also_after_a_restart(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=4)
@@ -77,6 +78,16 @@ def test_binary_samples_among_the_last_are_lists_also_after_a_restart(make_serve
         run.client.post(f"{run.path}/batches/{batch['batch_id']}/release").raise_for_status()
         server.kill9()
         server.restart()
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_its_groups_to_the_next(server: ServerProcess) -> None:
+    run = server.start_run(group_size=4)
+    written = fill(run)
+    with run.client.stream("POST", f"{run.path}/batches", json={"num_groups": NUM_GROUPS}) as reply:
+        assert len(next(reply.iter_raw())) < int(reply.headers["content-length"])
+    rows = run.read(num_groups=NUM_GROUPS, wait_s=10)["data"]
+    assert [row["uid"] for row in rows] == list(written)
+    assert "Exception in ASGI" not in server.log()
 
 
 def instances_behind(segment: Path, offset: int) -> set[int]:
