@@ -433,7 +433,7 @@ async def _call(function: Any, *arguments: Any) -> None:
 
 TestDeliveryInMemory = DeliveryModel.TestCase
 TestDeliveryInMemory.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestDeliveryOnDisk = JournalDeliveryModel.TestCase
 TestDeliveryOnDisk.settings = settings(

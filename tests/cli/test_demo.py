@@ -80,6 +80,7 @@ def test_it_uses_up_its_data_tells_the_result_and_leaves_no_process(tmp_path: Pa
     assert marked.processes() == []
 
 
+@pytest.mark.soak
 def test_ctrl_c_in_a_terminal_ends_everything_with_130(tmp_path: Path, marked: Marked) -> None:
     terminal, inner = os.openpty()
     wrapped = [sys.executable, "-c", IN_A_TERMINAL, str(inner), *command(tmp_path / "demo", 100)]

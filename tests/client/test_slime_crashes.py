@@ -47,7 +47,8 @@ def server(make_server: MakeServer, tmp_path: Path) -> ServerProcess:
     return make_server(generators=tmp_path / "tasks")
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.soak), "async"])
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_whatever_is_left_of_a_training_it_goes_on_with_the_same_groups(
     server: ServerProcess, tmp_path: Path, mode: str
 ) -> None:

@@ -52,6 +52,7 @@ def finish(run: SlimeRun, script: GatedScript) -> None:
         assert sorted(slots) == list(range(GROUP_SIZE))
 
 
+@pytest.mark.soak
 def test_a_killed_run_process_leaves_only_its_missing_slots_to_the_next(
     server: ServerProcess, engine: ThreadedEngine, script: GatedScript, make_payload
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_killed_server_goes_on_with_the_missing_slots(
     assert len(engine.calls) == NUM_ROWS * GROUP_SIZE + asked_in_vain
 
 
+@pytest.mark.soak
 def test_groups_read_before_the_server_was_killed_are_neither_made_nor_sent_again(
     server: ServerProcess, engine: ThreadedEngine, script: GatedScript, make_payload
 ) -> None:

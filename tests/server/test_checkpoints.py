@@ -202,6 +202,7 @@ def _shown(run: NativeRun) -> Json:
     return {"batches": batches, "checkpoints": of("checkpoints"), "groups": groups}
 
 
+@pytest.mark.soak
 def test_a_lease_of_before_a_crash_still_ends(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=2)

@@ -111,6 +111,7 @@ def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(restar
     assert time.monotonic() - up_since_s < 10
 
 
+@pytest.mark.soak
 def test_after_a_crash_of_a_foreign_generator_missing_samples_come_first_then_surplus(
     restartable: ServerProcess,
 ) -> None:

@@ -160,6 +160,7 @@ def test_what_is_ready_among_old_samples_moves_and_is_delivered_whole(run: Nativ
     assert [row["extra_info"]["text"] for row in last["data"]] == [TEXT, TEXT]
 
 
+@pytest.mark.soak
 def test_uids_whose_bodies_are_gone_are_still_duplicates(run: NativeRun) -> None:
     train(run, 1, 2, 3, 4, 5)
     collect(run)

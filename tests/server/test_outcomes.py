@@ -94,6 +94,7 @@ def test_native_reads_have_forks_and_slime_reads_have_groups_of_one_size(server:
     run.stop()
 
 
+@pytest.mark.soak
 def test_forks_outlast_a_kill_in_the_middle_of_their_rollout(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=2)

@@ -103,6 +103,7 @@ def test_stale_groups_do_not_fill_the_buffer_while_a_reader_wants_more(server: S
     run.stop()
 
 
+@pytest.mark.soak
 def test_the_weight_version_survives_a_kill(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=2, max_staleness=1)

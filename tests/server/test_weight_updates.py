@@ -185,6 +185,7 @@ async def test_an_engine_that_is_no_sglang_is_refused(http: httpx.AsyncClient) -
         assert_error(await update(http, run), 422, "invalid_input", "mode")
 
 
+@pytest.mark.soak
 async def test_a_server_killed_in_the_middle_of_an_update_lets_engines_go_on_when_it_is_back(
     make_server: MakeServer,
 ) -> None:

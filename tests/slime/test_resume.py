@@ -122,7 +122,7 @@ def test_killed_before_the_first_checkpoint_everything_is_generated_anew(
     assert run_of(server, first).read(num_groups=1)["batch_id"]
 
 
-@pytest.mark.parametrize("style", ["plain", "five_functions"])
+@pytest.mark.parametrize("style", ["plain", pytest.param("five_functions", marks=pytest.mark.soak)])
 def test_killed_in_the_second_of_three_epochs_only_what_is_missing_is_generated(
     server: ServerProcess, stream: str, payload: MakePayload, style: str
 ) -> None:
@@ -277,6 +277,7 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
         assert engine.taken() == missing_calls(before)
 
 
+@pytest.mark.soak
 def test_server_and_trainer_killed_together(make_server: MakeServer, tasks: Path, payload: MakePayload) -> None:
     server = make_server(generators=tasks, start_wait_s=60)
     with CountingEngine(budget=8 * GROUP_SIZE) as engine:

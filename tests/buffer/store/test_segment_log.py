@@ -177,7 +177,7 @@ def test_cut_takes_back_an_unconfirmed_segment(tmp_path: Path) -> None:
     assert reopened(log).numbers() == [1, 2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12),
     where=st.floats(0, 1, exclude_max=True),
