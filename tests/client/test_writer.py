@@ -165,6 +165,7 @@ def test_what_completes_an_open_group_gets_past_what_must_wait(server: ServerPro
     assert "b" in uids(run)
 
 
+@pytest.mark.soak
 def test_a_restarted_server_is_not_noticed(make_server: Callable[..., ServerProcess]) -> None:
     server = make_server()
     run = server.start_run()

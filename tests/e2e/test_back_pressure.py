@@ -24,6 +24,7 @@ def refusal_of_another_group(run: SlimeRun) -> httpx.Response | None:
     return reply if reply.is_error else None
 
 
+@pytest.mark.soak
 def test_generation_waits_for_room_and_goes_on_when_there_is_some(server: ServerProcess, make_payload: Any) -> None:
     script = GatedScript()
     with scripted(script) as engine:

@@ -189,6 +189,7 @@ def test_a_gateway_that_is_killed_is_followed_by_another_at_the_same_address(
         each.stop()
 
 
+@pytest.mark.soak
 def test_the_gateway_dies_with_its_server(make_server: MakeServer, engine: ThreadedEngine, tmp_path: Path) -> None:
     server = make_server(generators=make_tasks(tmp_path / "tasks"), start_wait_s=60)
     assert gateway_pids(server) == [], "without need there is none"

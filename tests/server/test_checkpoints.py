@@ -215,6 +215,7 @@ def test_a_lease_of_before_a_crash_still_ends(make_server: MakeServer) -> None:
     assert instances(run.take(num_groups=1)) == [1]
 
 
+@pytest.mark.soak
 def test_a_full_life_is_trained_once_by_the_surviving_checkpoints(make_server: MakeServer) -> None:
     """A trainer that is killed after each step of its loop, and goes back to the checkpoint that it has."""
     server = make_server()

@@ -139,6 +139,7 @@ def renew_index(run: NativeRun) -> None:
     run.server.restart()
 
 
+@pytest.mark.soak
 def test_what_is_ready_among_old_samples_moves_and_is_delivered_whole(run: NativeRun) -> None:
     fill(run, 1_000)
     kept = run.read(num_groups=1, lease_s=600)

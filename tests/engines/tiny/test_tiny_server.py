@@ -279,6 +279,7 @@ async def test_an_idle_engine_says_so(http: httpx.AsyncClient, num_running: NumR
     assert (load["num_used_tokens"], load["utilization"]) == (0, 0)
 
 
+@pytest.mark.soak
 def test_sigterm_ends_calls_with_their_partial_text_and_the_process_with_0(
     start_engine: StartEngine, model_folder: Path
 ) -> None:
