@@ -10,6 +10,7 @@ from forebay.buffer.groups import Sample
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice
 from forebay.core.sample import Parts, rewards_text, set_reward
+from forebay.core.stretches import stretches
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20
@@ -44,15 +45,8 @@ class Chunk(msgspec.Struct, frozen=True):
         """The rows without commas, as views."""
         view, at = memoryview(self.data), 0
         for piece in self.pieces:
-            length = _length(piece)
-            yield (view[at : at + length],)
-            at += length + 1
-
-
-def _length(piece: Piece) -> int:
-    if isinstance(piece, Edited):
-        return piece.location.length + piece.start - piece.stop + len(piece.text)
-    return len(piece)
+            yield (view[at : at + len(piece)],)
+            at += len(piece) + 1
 
 
 class Outgoing:
@@ -93,15 +87,19 @@ class Outgoing:
         return sum(len(chunk.data) for chunk in self._loaded) + sum(_size(planned) + 1 for planned in rest)
 
     def outbound(self) -> list[Outbound] | None:
-        """The rows with commas between them, as the store sends them; None unless every one can be sent so."""
-        pieces = list(map(_edited, self.planned))
+        """The rows with commas between them, those that are not in memory as the store sends them.
+
+        None unless every one of these can be sent so, or if there is none.
+        """
+        pieces = list(map(_edited, self.planned[self._num_loaded :]))
         if not pieces or None in pieces:
             return None
         made = [piece for piece in pieces if piece is not None]
         *most, last = made
         assert isinstance(last, Edited)
         at = last.location
-        return [*most, Slice(at, 0, last.start), last.text, Slice(at, last.stop, at.length)]
+        loaded = [memoryview(chunk.data) for chunk in self._loaded]
+        return [*loaded, *most, Slice(at, 0, last.start), last.text, Slice(at, last.stop, at.length)]
 
     async def load(self) -> None:
         """Make the first rows."""
@@ -149,20 +147,12 @@ class Outgoing:
         return asyncio.create_task(self._make(planned))
 
     def _parts(self, start: int, up_to: int | None) -> Iterator[Sequence[Planned]]:
-        taken: list[Planned] = []
-        size = total = 0
-        for planned in islice(self.planned, start, None):
-            num_bytes = planned.num_bytes
-            if taken and size + num_bytes > CHUNK_BYTES:
-                yield taken
-                total += size
-                taken, size = [], 0
-                if up_to is not None and total >= up_to:
-                    return
-            taken.append(planned)
-            size += num_bytes
-        if taken:
-            yield taken
+        total = 0
+        for part in stretches(self.planned[start:], _about, CHUNK_BYTES):
+            yield part
+            total += sum(map(_about, part))
+            if up_to is not None and total >= up_to:
+                return
 
     async def _make(self, planned: Sequence[Planned]) -> Chunk:
         pieces = list(map(_edited, planned))
@@ -178,8 +168,12 @@ class Outgoing:
             return True
         samples = [each.sample for each in planned if each.sample is not None]
         if any(sample.head is None for sample in samples):
-            await self._buffer.find_binary(samples)
+            await self._buffer.find_heads(samples)
         return any(sample.head for sample in samples)
+
+
+def _about(planned: Planned) -> int:
+    return planned.num_bytes
 
 
 def _is_read_whole(planned: Planned) -> bool:

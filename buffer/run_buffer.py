@@ -292,7 +292,7 @@ class RunBuffer:
         read = iter(await self.store.read(wanted) if wanted else ())
         return [next(read) if body is None else body for body in held]
 
-    async def find_binary(self, samples: Sequence[Sample]) -> None:
+    async def find_heads(self, samples: Sequence[Sample]) -> None:
         """Fill in ``head`` where it is not known; no more than the beginnings of bodies is read."""
         unknown = [sample for sample in samples if sample.head is None]
         places = [sample.location for sample in unknown if sample.location is not None]

@@ -121,7 +121,7 @@ class AsyncBufferClient:
         pause = await self._run(self._reading.pause_engines(mode, limit_s, PAUSE_TIMEOUT_S))
         try:
             yield pause
-        except BaseException:
+        except BaseException:  # however the block ends, engines must not stand still
             await asyncio.shield(self._run(self._reading.continue_engines(None)))
             raise
         await self._run(self._reading.continue_engines(weight_version))

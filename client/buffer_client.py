@@ -165,7 +165,7 @@ class BufferClient:
         pause = self._run(self._reading.pause_engines(mode, limit_s, PAUSE_TIMEOUT_S))
         try:
             yield pause
-        except BaseException:
+        except BaseException:  # however the block ends, engines must not stand still
             self._run(self._reading.continue_engines(None))
             raise
         self._run(self._reading.continue_engines(weight_version))

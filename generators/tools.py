@@ -89,7 +89,7 @@ class ToolBox:
             return await self._tools[name](str(arguments or ""))
         except ToolError as error:
             return f"error: {error}"
-        except Exception as error:
+        except Exception as error:  # a tool is the user's code: whatever it raises is the environment's failure
             raise EnvironmentFailed(f"the tool {name} raised {error!r}") from error
 
 

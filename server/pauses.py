@@ -167,7 +167,7 @@ class EnginePauses:
                 await weights.flush(workers, mode)
                 record = self._record(engines, workers, "held", mode, limit_s)
                 await self._write(record)
-            except BaseException:
+            except BaseException:  # also a caller that goes away: engines must not stand still
                 await self._let_go(record)
                 raise
             self._hold(record)

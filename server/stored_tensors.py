@@ -10,6 +10,7 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store
 from forebay.buffer.store.rows import Location
 from forebay.core.sample import set_reward
+from forebay.core.stretches import stretches
 from forebay.core.token_arrays import HEAD_BYTES, Places, read_places
 from forebay.core.token_rows import Numbers, Stretch, TokenRow, make_row, read_numbers
 from forebay.server.asgi import Reply
@@ -31,7 +32,7 @@ async def tensor_reply(
 
     ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
     """
-    await buffer.find_binary([each.sample for each in rows.planned if each.sample is not None])
+    await buffer.find_heads([each.sample for each in rows.planned if each.sample is not None])
     pieces: Stored | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
     if pieces is None:
         await rows.load_all()
@@ -86,15 +87,8 @@ def _response_length(text: bytes) -> Any:
 
 async def read_pieces(store: Store, stored: Stored) -> AsyncIterator[Pieces]:
     """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
-    taken: list[Slice | bytes | memoryview] = []
-    num_bytes = 0
-    for piece in stored:
-        if taken and num_bytes + len(piece) > STRETCH_BYTES:
-            yield await _read(store, taken)
-            taken, num_bytes = [], 0
-        taken.append(piece)
-        num_bytes += len(piece)
-    yield await _read(store, taken)
+    for stretch in stretches(stored, len, STRETCH_BYTES):
+        yield await _read(store, stretch)
 
 
 async def _read(store: Store, stored: Stored) -> Pieces:

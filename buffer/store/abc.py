@@ -38,6 +38,9 @@ class Edited(msgspec.Struct, frozen=True, gc=False):
     stop: int
     text: bytes
 
+    def __len__(self) -> int:
+        return self.location.length + self.start - self.stop + len(self.text)
+
 
 Piece = bytes | memoryview | Edited
 """What a reply is put together from."""
@@ -247,9 +250,7 @@ class Store(ABC):
 
 def num_sent(piece: Outbound) -> int:
     """The bytes that a piece takes on its way."""
-    if isinstance(piece, Edited):
-        return piece.location.length + piece.start - piece.stop + len(piece.text) + 1
-    return len(piece)
+    return len(piece) + isinstance(piece, Edited)
 
 
 def _edit(body: bytes, piece: Edited) -> bytes:

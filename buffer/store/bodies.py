@@ -135,14 +135,15 @@ class BodyReader:
 
     @contextmanager
     def _opened(self, segment: int) -> Iterator[ReadFile]:
+        file = self.open(segment)
         try:
-            file = self._files.open_read(self._path(segment))
-            try:
-                yield file
-            finally:
-                file.close()
+            yield file
+        except StorageFailed:  # an OSError as well, which has said already what is wrong
+            raise
         except OSError as error:
             raise unreadable(segment, str(error)) from error
+        finally:
+            file.close()
 
     def _path(self, segment: int) -> Path:
         """Kept, since making one costs as much as reading 100 KB."""
@@ -208,10 +209,9 @@ def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
             body = piece.location
             wanted.append((body.segment, body.offset, at, piece))
             held.append((at + piece.start, piece.text))
-            at += body.length + piece.start - piece.stop + len(piece.text) + 1
         else:
             held.append((at, piece))
-            at += len(piece) + 1
+        at += len(piece) + 1
     result = bytearray(b",") * at
     for place, data in held:
         result[place : place + len(data)] = data

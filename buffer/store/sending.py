@@ -15,6 +15,7 @@ from forebay.buffer.store.bodies import BodyReader, edited_parts, read_span, unr
 from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, ReadFile, behind
 from forebay.buffer.store.rows import Location
 from forebay.core.errors import StorageFailed
+from forebay.core.stretches import stretches
 
 STRETCH_BYTES = 1 << 20
 """Of short pieces that are sent with one call."""
@@ -90,8 +91,8 @@ class Sending:
     # --- what to send
 
     def _make_steps(self, pieces: Sequence[Outbound]) -> Iterator[_Step]:
-        for stretch in _stretches(pieces):
-            if sum(map(_num_stored, stretch)) <= SHORT_BYTES * len(stretch):
+        for stretch in stretches(pieces, len, STRETCH_BYTES):
+            if sum(map(len, stretch)) <= SHORT_BYTES * len(stretch):
                 yield self._views_of(stretch)
             else:
                 for piece in stretch:
@@ -168,21 +169,3 @@ def _takes_more(connection: socket.socket) -> bool:
     waiting = select.poll()
     waiting.register(connection, select.POLLOUT)
     return bool(waiting.poll(PATIENCE_MS))
-
-
-def _num_stored(piece: Outbound) -> int:
-    if isinstance(piece, Edited):
-        return piece.location.length
-    return len(piece)
-
-
-def _stretches(pieces: Sequence[Outbound]) -> Iterator[Sequence[Outbound]]:
-    first = num_bytes = 0
-    for place, piece in enumerate(pieces):
-        size = _num_stored(piece)
-        if place > first and num_bytes + size > STRETCH_BYTES:
-            yield pieces[first:place]
-            first, num_bytes = place, 0
-        num_bytes += size
-    if first < len(pieces):
-        yield pieces[first:]
