@@ -65,14 +65,14 @@ class ScriptedApp:
 
     async def _chat(self, request: Request) -> Response:
         body = await _body(request)
-        calls = chat_calls(body, len(self.work.calls))
+        calls = chat_calls(body)
         if self.work.rid_in_flight(body.get("rid")):
             raise InvalidInput(f"Duplicate request ID detected: {body['rid']}", field="rid")
         return await respond(request, self.work, calls, chat_form(ChatWriter(body, calls, self._model)))
 
     async def _generate(self, request: Request) -> Response:
         body = await _body(request)
-        calls = generate_calls(body, len(self.work.calls))
+        calls = generate_calls(body)
         return await respond(request, self.work, calls, generate_form(calls, is_list=is_batch(body)))
 
     async def _abort(self, request: Request) -> Response:

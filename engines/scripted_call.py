@@ -55,10 +55,11 @@ class Reply:
 class ScriptedCall:
     """One choice that a script is asked for: ``number`` counts them from 0, ``choice`` those of one request."""
 
-    number: int
     choice: int
     body: dict[str, Any]
     prompt_ids: list[int] = field(default_factory=list, repr=False)
+    number: int = -1
+    """Its place in the engine's ``calls``: no two have the same, those that arrive together included."""
     said: str = ""
     """What the prompt has the assistant say already: a script that continues it answers with the rest."""
     is_asked: bool = True

@@ -10,8 +10,8 @@ from forebay.engines.scripted_tokens import VOCABULARY_SIZE, encode, encode_chat
 WHOLE_ONLY = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 
 
-def chat_calls(body: dict[str, Any], first: int) -> list[ScriptedCall]:
-    """The choices of a chat, numbered from ``first``. Raises ``InvalidInput`` where SGLang answers 400."""
+def chat_calls(body: dict[str, Any]) -> list[ScriptedCall]:
+    """The choices of a chat. Raises ``InvalidInput`` where SGLang answers 400."""
     check_messages(body.get("messages"))
     for name in WHOLE_ONLY:
         if body.get("stream") and body.get(name):
@@ -22,10 +22,10 @@ def chat_calls(body: dict[str, Any], first: int) -> list[ScriptedCall]:
     opened = open_chat(prompt_ids)
     said = opened[1] if opened else ""
     _check_limits(body)
-    return [ScriptedCall(first + at, at, body, prompt_ids, said) for at in range(_count(body, "n") or 1)]
+    return [ScriptedCall(at, body, prompt_ids, said=said) for at in range(_count(body, "n") or 1)]
 
 
-def generate_calls(body: dict[str, Any], first: int) -> list[ScriptedCall]:
+def generate_calls(body: dict[str, Any]) -> list[ScriptedCall]:
     """The choices of every prompt of ``/generate``. Raises ``InvalidInput`` where SGLang answers 400."""
     prompts, params = _prompts(body), body.get("sampling_params") or {}
     every = params if isinstance(params, list) else [params] * len(prompts)
@@ -35,7 +35,7 @@ def generate_calls(body: dict[str, Any], first: int) -> list[ScriptedCall]:
         rid = rids[at] if isinstance(rids, list) else f"{rids}_{at}" if rids and len(prompts) > 1 else rids
         _check_limits(own)
         for _ in range(_count(own, "n") or 1):
-            calls.append(_generate_call(body | {"rid": rid, "sampling_params": own}, prompt_ids, first, len(calls)))
+            calls.append(_generate_call(body | {"rid": rid, "sampling_params": own}, prompt_ids, len(calls)))
     return calls
 
 
@@ -79,10 +79,10 @@ def _count(params: Mapping[str, Any], name: str) -> int | None:
         raise InvalidInput(f"{name} should be a number", field=name) from error
 
 
-def _generate_call(body: dict[str, Any], prompt_ids: list[int], first: int, at: int) -> ScriptedCall:
+def _generate_call(body: dict[str, Any], prompt_ids: list[int], at: int) -> ScriptedCall:
     opened = open_chat(prompt_ids)
     messages, said = opened or ([], "")
-    return ScriptedCall(first + at, at, {**body, "messages": messages}, prompt_ids, said, is_asked=opened is not None)
+    return ScriptedCall(at, {**body, "messages": messages}, prompt_ids, said=said, is_asked=opened is not None)
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> list[int]:

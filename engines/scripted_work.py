@@ -48,7 +48,10 @@ class Work:
 
     async def run(self, calls: Sequence[ScriptedCall], tell: Tell) -> None:
         """Answer the choices of one request; ``tell`` hears whenever one has grown or ended."""
-        self.calls.extend(call for call in calls if call.is_asked)
+        for call in calls:
+            if call.is_asked:
+                call.number = len(self.calls)
+                self.calls.append(call)
         await self._tell_change()
         # Like SGLang, which admits nothing while it is paused: such a call is in no load, and aborts miss it.
         await self.weights.opened()

@@ -52,6 +52,13 @@ async def test_script_is_asked_once_for_each_choice() -> None:
         assert [call.finished for call in engine.calls] == ["stop"] * 3
 
 
+async def test_calls_that_arrive_together_have_numbers_of_their_own() -> None:
+    async with ScriptedEngine(lambda call: str(call.number)) as engine, httpx.AsyncClient(timeout=10) as http:
+        replies = await asyncio.gather(*(http.post(f"{engine.url}/v1/chat/completions", json=ASK) for _ in range(32)))
+    told = [int(reply.json()["choices"][0]["message"]["content"]) for reply in replies]
+    assert sorted(told) == list(range(32))
+
+
 async def test_coroutine_script_tool_calls_and_finish_reason() -> None:
     calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
 

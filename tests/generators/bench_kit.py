@@ -18,8 +18,8 @@ LIMIT_S = 30.0
 
 
 async def reward(item: dict[str, Any]) -> float:
-    """1 for odd answers, 0 for even ones: different within a group unless both are one or the other."""
-    return float(item["messages"][-1]["content"].split()[-1]) % 2
+    """Within [0, 1], by the number that an answer ends with: different numbers (below 500), different rewards."""
+    return float(item["messages"][-1]["content"].split()[-1]) * 0.618 % 1
 
 
 class Script:
