@@ -51,7 +51,7 @@ class Unpacked(NamedTuple):
     json: memoryview
 
 
-class Places(NamedTuple):
+class Places(msgspec.Struct, frozen=True, gc=False):
     """Where the pieces of a binary sample begin. Its tokens do at ``HEAD_BYTES``."""
 
     num_tokens: int

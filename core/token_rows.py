@@ -46,7 +46,7 @@ class _Head(msgspec.Struct):
 _decode_head = msgspec.json.Decoder(_Head).decode
 
 
-class TokenRow(NamedTuple, Generic[P]):
+class TokenRow(msgspec.Struct, Generic[P], frozen=True, gc=False):
     """One row. Logprobs and loss mask, in pieces, are as long as its tokens. ``P`` stands for a piece of an array."""
 
     num_tokens: int
@@ -71,7 +71,7 @@ class Column(NamedTuple, Generic[P]):
     pieces: Sequence[P | bytes]
 
 
-class Stretch(NamedTuple, Generic[P]):
+class Stretch(msgspec.Struct, Generic[P], frozen=True, gc=False):
     """An array, and how many items it has."""
 
     num_items: int
@@ -85,7 +85,7 @@ class _Arrays(NamedTuple):
     rest: bytes
 
 
-class Numbers(NamedTuple):
+class Numbers(msgspec.Struct, frozen=True, gc=False):
     """What the JSON of a row says that becomes a tensor: its values as they are, whatever they are."""
 
     reward: Any

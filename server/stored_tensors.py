@@ -69,15 +69,17 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes) -> TokenRo
     assert sample.reward_span is not None
     start, end = sample.reward_span
     rest = set_reward(text, (start - places.json, end - places.json), row.reward, row.raw_reward)
-    tokens = Slice(at, HEAD_BYTES, places.logprobs)
-    logprobs, loss_mask = Slice(at, places.logprobs, places.loss_mask), Slice(at, places.loss_mask, places.json)
     return make_row(
-        Stretch(places.num_tokens, tokens),
-        Stretch(len(logprobs) // 4, logprobs) if places.has_logprobs else None,
-        Stretch(len(loss_mask), loss_mask) if places.has_loss_mask else None,
+        Stretch(places.num_tokens, Slice(at, HEAD_BYTES, places.logprobs)),
+        _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
+        _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
         b"".join(rest),
         Numbers(row.reward, row.raw_reward, _response_length(text), sample.oldest_version),
     )
+
+
+def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Slice]:
+    return Stretch((stop - start) // item_size, Slice(at, start, stop))
 
 
 def _response_length(text: bytes) -> Any:

@@ -4,7 +4,8 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from forebay.buffer.store.index import START, Index, batches, is_corrupt
 from forebay.buffer.store.records import Entry, Position
@@ -19,7 +20,7 @@ CATCH_UP_ENTRIES = 4096
 logger = logging.getLogger(__name__)
 
 
-class _Waiting(NamedTuple):
+class _Waiting(msgspec.Struct, frozen=True, gc=False):
     rows: Sequence[Row]
     location: Location | None
     end: Position

@@ -27,6 +27,7 @@ _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
+_WITH_EPOCH = (SampleRow, GroupRow)
 _packer = msgspec.msgpack.Encoder()
 _unpacker = msgspec.msgpack.Decoder(list[Row])
 _json_encoder = msgspec.json.Encoder()
@@ -40,7 +41,7 @@ class Position(NamedTuple):
     offset: int
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """What one ``append`` stores. ``rows`` are a copy that nobody else changes, ``packed`` the same as bytes."""
 
     rows: Sequence[Row]
@@ -90,7 +91,7 @@ def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
             num_samples += 1
             if not _LEAST <= row.slot <= _MOST:
                 raise InvalidInput("slot does not fit into 64 bits", field="slot")
-        if isinstance(row, SampleRow | GroupRow) and not _LEAST <= row.epoch <= _MOST:
+        if isinstance(row, _WITH_EPOCH) and not _LEAST <= row.epoch <= _MOST:
             raise InvalidInput("epoch does not fit into 64 bits", field="epoch")
     if num_samples != (body is not None):
         raise ValueError("an entry has one sample row and its body, or neither")

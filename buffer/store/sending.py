@@ -21,6 +21,8 @@ STRETCH_BYTES = 1 << 20
 """Of short pieces that are sent with one call."""
 SHORT_BYTES = 48 << 10
 """Up to this size on average, pieces are sent together: a call for each would cost more than copying them."""
+MANY = STRETCH_BYTES // SHORT_BYTES + 1
+"""So many pieces that make up a stretch are short."""
 PATIENCE_MS = 50
 """How long a thread waits for a socket that takes no more, before the event loop waits for it."""
 
@@ -45,6 +47,7 @@ class Sending:
         self._reader = reader
         self._steps = self._make_steps(pieces)
         self._left: _Step | None = None
+        self._next: _Step | None = None
         self._files: dict[int, ReadFile] = {}
         self._views: dict[int, memoryview] = {}
         self._is_stopped = False
@@ -66,13 +69,19 @@ class Sending:
         Raises ``StorageFailed``, and ``ConnectionError`` if nobody is there any more.
         """
         while not self._is_stopped:
-            step = self._left or next(self._steps, None)
+            step = self._left or self._made_next()
             if step is None:
                 return True
             self._left = self._send(connection, step)
-            if self._left and not _takes_more(connection):
-                return False
+            if self._left:
+                self._next = self._made_next()  # the receiver has enough to do meanwhile
+                if not _takes_more(connection):
+                    return False
         return False
+
+    def _made_next(self) -> _Step | None:
+        made, self._next = self._next or next(self._steps, None), None
+        return made
 
     def _send(self, connection: socket.socket, step: _Step) -> _Step | None:
         """What is left of ``step``."""
@@ -92,7 +101,7 @@ class Sending:
 
     def _make_steps(self, pieces: Sequence[Outbound]) -> Iterator[_Step]:
         for stretch in stretches(pieces, len, STRETCH_BYTES):
-            if sum(map(len, stretch)) <= SHORT_BYTES * len(stretch):
+            if len(stretch) >= MANY or sum(map(len, stretch)) <= SHORT_BYTES * len(stretch):
                 yield self._views_of(stretch)
             else:
                 for piece in stretch:
@@ -102,14 +111,14 @@ class Sending:
         """The pieces as parts of mapped files, of which the kernel copies what is sent."""
         made: list[BytesLike] = []
         for piece in pieces:
-            if isinstance(piece, Edited):
+            if isinstance(piece, Slice):
+                at = piece.location.offset
+                end = at + piece.stop
+                made.append(self._view(piece.location.segment, end)[at + piece.start : end])
+            elif isinstance(piece, Edited):
                 at = piece.location.offset
                 view = self._view(piece.location.segment, at + piece.location.length)
                 made += edited_parts(piece, view, at)
-            elif isinstance(piece, Slice):
-                at = piece.location.offset
-                view = self._view(piece.location.segment, at + piece.stop)
-                made.append(view[at + piece.start : at + piece.stop])
             else:
                 made.append(piece)
         return made

@@ -10,6 +10,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+import msgspec
+
 from forebay.buffer.store.abc import Done
 from forebay.buffer.store.feeder import Feeder
 from forebay.buffer.store.index import batches
@@ -31,7 +33,7 @@ _LATE = "it was refused before, and has recovered since"
 logger = logging.getLogger(__name__)
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """An entry to commit. ``generation`` counts the recoveries that its caller has seen."""
 
     entry: Entry
