@@ -86,13 +86,10 @@ async def test_failed_rollouts_fill_the_slots_that_no_spare_is_left_for(lending,
 @pytest.mark.parametrize("rollout", [single_turn, query_single_turn])
 async def test_what_a_step_does_not_need_is_kept_and_goes_on_from_its_tokens(lending, tmp_path, rollout) -> None:
     script = Script(a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"], c=[HANGS])
-    limits = {"group_timeout_seconds": 1.5, "group_deadline_seconds": 1.5}
-    async with bench(lending, tmp_path, script, rollout, oversampling=keep(), **limits) as run:
-        held = await run.until(lambda stats: stats.is_held)
+    async with bench(lending, tmp_path, script, rollout, oversampling=keep()) as run:
+        await run.until(lambda stats: stats.is_held)
         await run.engine.wait_in_flight(0)
         assert {row["instance_id"] for row in await run.read(1)} == {"a"}
-        assert await run.client.read(num_groups=1, wait_s=2) is None  # longer than the deadlines of b and c
-        assert held.discarded == {}
         await run.client.set_weight_version(1)
         rows = await run.read(1)
         assert [row["instance_id"] for row in rows] == ["b", "b"]
@@ -100,6 +97,20 @@ async def test_what_a_step_does_not_need_is_kept_and_goes_on_from_its_tokens(len
         assert (await run.client.stats()).discarded == {}
     continued = [call for call in run.engine.calls if call.said == "one two " and call.finished == "stop"]
     assert len(continued) == 2
+
+
+async def test_deadlines_stand_still_while_a_run_is_held(lending, tmp_path) -> None:
+    script = Script(a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"])
+    limit_s = 4.0
+    limits = {"group_timeout_seconds": limit_s, "group_deadline_seconds": limit_s}
+    async with bench(lending, tmp_path, script, rows="ab", oversampling=keep(), **limits) as run:
+        await run.until(lambda stats: stats.is_held)
+        await run.read(1)
+        assert await run.client.read(num_groups=1, wait_s=limit_s + 0.5) is None
+        assert (await run.client.stats()).discarded == {}
+        await run.client.set_weight_version(1)
+        assert [row["instance_id"] for row in await run.read(1)] == ["b", "b"]
+        assert (await run.client.stats()).discarded == {}
 
 
 async def test_kept_rollouts_are_counted(lending, tmp_path) -> None:
