@@ -12,7 +12,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+from forebay.core.loopback import is_loopback
 
 
 class Settings(BaseSettings):
@@ -44,7 +44,8 @@ class Settings(BaseSettings):
     token: str = Field("", description="Bearer token that every route but the health checks asks for.")
     insecure: bool = Field(False, description="Allow listening on other than loopback addresses without a token.")
     input_roots: Annotated[list[Path], NoDecode] = Field(
-        default_factory=list, description="Folders under which an `input_file` must lie; anywhere if there are none."
+        default_factory=list,
+        description="Folders under which an `input_file` or `tokenizer_path` must lie; anywhere if there are none.",
     )
     max_body_bytes: int = Field(1 << 30, ge=1, description="Bytes of the largest request body.")
     max_bodies_bytes: int = Field(
@@ -70,7 +71,7 @@ class Settings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")
+        return is_loopback(self.host)
 
 
 def load_settings(config: Path | None = None, **flags: object) -> Settings:

@@ -8,6 +8,7 @@ from typing import Self
 from forebay.core.errors import EngineError
 from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
 from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
 from forebay.engines.sglang import SGLangEngine
 from forebay.engines.wire import root_url
@@ -26,10 +27,21 @@ async def is_sglang(url: str, *, api_key: str | None = None) -> bool:
 
 
 class DetectedEngine(Engine):
-    """An ``SGLangEngine`` or an ``OpenAIEngine``: decided when the address first answers, not before."""
+    """An ``SGLangEngine`` or an ``OpenAIEngine``: decided when the address first answers, not before.
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+    ``template`` is for the first.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        template: ChatTemplate | None = None,
+    ) -> None:
         self.url = root_url(base_url)
+        self._template = template
         self._api_key = api_key
         self._model = model
         self._stack = AsyncExitStack()
@@ -87,10 +99,14 @@ class DetectedEngine(Engine):
             return None
 
     async def _find(self) -> SGLangEngine | OpenAIEngine:
-        kind = SGLangEngine if await is_sglang(self.url, api_key=self._api_key) else OpenAIEngine
-        engine = kind(self.url, api_key=self._api_key, model=self._model)
+        engine = self._made(is_sglang=await is_sglang(self.url, api_key=self._api_key))
         self._found = await self._stack.enter_async_context(engine)
         return engine
+
+    def _made(self, *, is_sglang: bool) -> SGLangEngine | OpenAIEngine:
+        if is_sglang:
+            return SGLangEngine(self.url, api_key=self._api_key, model=self._model, template=self._template)
+        return OpenAIEngine(self.url, api_key=self._api_key, model=self._model)
 
     def _finding_ended(self, task: asyncio.Task[SGLangEngine | OpenAIEngine]) -> None:
         self._finding = None

@@ -5,6 +5,7 @@ of its replies. What is right is read from all tokens at once.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from uuid import uuid4
 from forebay.core.errors import EngineError
 from forebay.engines.admin import WorkerAdmin
 from forebay.engines.capture.turn import Turn
+from forebay.engines.chat_template import TextOf
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +38,26 @@ async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any])
     by the engine's own parsers. None where the engine cannot turn tokens into text.
     """
     try:
-        return await _Reading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
+        return await _EngineReading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
     except (EngineError, TimeoutError) as error:
         logger.warning("the parts of an aborted turn are joined as they are: %s", error)
         return None
 
 
-class _Reading:
-    def __init__(self, admin: WorkerAdmin, ids: Sequence[int], body: Mapping[str, Any]) -> None:
-        self._admin = admin
+async def whole_text(text_of: TextOf, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
+    """``whole_message`` with the model's own tokenizer, where no engine can be asked: nothing is parsed."""
+    return await _OwnReading(text_of, turn.sampled_ids or [], body).whole(turn.finish_reason)
+
+
+class _Reading(ABC):
+    def __init__(self, ids: Sequence[int], body: Mapping[str, Any]) -> None:
         self._ids = list(ids)
         self._body = body
         stop = body.get("stop") or []
         self._stops = [stop] if isinstance(stop, str) else [text for text in stop if text]
         self._has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
+        # The engine's own replies to a chat with tools keep special tokens, for its parsers.
+        self._skips_special = bool(body.get("skip_special_tokens", True)) and not self._has_tools
 
     async def whole(self, finish_reason: str) -> Whole | None:
         texts = await self._texts(len(self._ids), max(len(self._ids) - 1, 0))
@@ -69,17 +77,22 @@ class _Reading:
             finish_reason = "tool_calls" if has_calls else "stop"
         return Whole(message, finish_reason, num_tokens)
 
+    @abstractmethod
+    async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
+        """The texts of lists of tokens, none of them empty; None where nobody can say."""
+
+    @abstractmethod
+    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
+        """The message, and whether it has tool calls."""
+
     async def _texts(self, *lengths: int) -> list[str] | None:
         """The text of the first tokens, so many of them, for each length."""
         tokens = [self._ids[:length] for length in lengths if length]  # engines take no empty list
-        # The engine's own replies to a chat with tools keep special tokens, for its parsers.
-        skips = bool(self._body.get("skip_special_tokens", True)) and not self._has_tools
-        told = await self._admin.asked("/detokenize", {"tokens": tokens, "skip_special_tokens": skips})
-        texts = (told or {}).get("text")
-        if not isinstance(texts, list) or len(texts) != len(tokens):
+        texts = await self._decoded(tokens)
+        if texts is None or len(texts) != len(tokens):
             return None
         left = iter(texts)
-        return [str(next(left)) if length else "" for length in lengths]
+        return [next(left) if length else "" for length in lengths]
 
     def _stop_end(self, text: str) -> int | None:
         """Where the text ends because of the first stop string in it."""
@@ -98,8 +111,30 @@ class _Reading:
             low, high = (low, middle) if self._stop_end(text) is not None else (middle, high)
         return high
 
+
+class _OwnReading(_Reading):
+    def __init__(self, text_of: TextOf, ids: Sequence[int], body: Mapping[str, Any]) -> None:
+        super().__init__(ids, body)
+        self._text_of = text_of
+
+    async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
+        return [self._text_of(ids, not self._skips_special) for ids in tokens]
+
     async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
-        """The message, and whether it has tool calls."""
+        return {"role": "assistant", "content": text}, False
+
+
+class _EngineReading(_Reading):
+    def __init__(self, admin: WorkerAdmin, ids: Sequence[int], body: Mapping[str, Any]) -> None:
+        super().__init__(ids, body)
+        self._admin = admin
+
+    async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
+        asked = {"tokens": tokens, "skip_special_tokens": self._skips_special}
+        texts = (await self._admin.asked("/detokenize", asked) or {}).get("text")
+        return list(map(str, texts)) if isinstance(texts, list) else None
+
+    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
         info = await self._admin.model_info()
         parsers: Mapping[str, Any] = info.raw if info is not None else {}
         message: dict[str, Any] = {"role": "assistant", "content": text}

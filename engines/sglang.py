@@ -8,13 +8,15 @@ from typing import Any, Self
 
 import httpx
 
-from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.core.errors import EngineError
 from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
 from forebay.engines.aborts import check_prefix, stop_all_everywhere, stop_everywhere
-from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.admin import ListedWorker, WorkerAdmin, admin_client
 from forebay.engines.balance import Member, ask_in_turn
+from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
-from forebay.engines.templated import Render, can_render, templated_chat
+from forebay.engines.reach import Reach
+from forebay.engines.templated import templated_chat
 from forebay.engines.wire import root_url
 
 WORKERS_TTL_S = 5.0
@@ -56,8 +58,7 @@ class SGLangWorker(OpenAIEngine):
         task.add_done_callback(self._abandoned.discard)
 
     async def _abort_once(self, rid: str) -> None:
-        with suppress(EngineError, TimeoutError):
-            await self.admin.abort(rid)
+        await _abort_once(self.admin, rid)
 
 
 class SGLangEngine(Engine):
@@ -66,19 +67,25 @@ class SGLangEngine(Engine):
     A router is recognised by its list of workers. It drops the fields of a chat that it does not know, ``rid`` among
     them, so chats go straight to its workers, the one with the fewest calls of this client first; the router says which
     there are and which are healthy. Where it lists none that a chat can be sent to (gRPC, prefill and decode apart),
-    chats go through it. With ``render`` (see ``load_template``) those without tools then go over its ``/generate``,
-    which tells token ids; so do those that no worker can be reached for.
+    chats go through it. With a ``template`` (see ``load_template``) they also do where none of the workers can be
+    reached from here, and those that can be ``rendered`` go over its ``/generate``, which tells token ids.
     """
 
     def __init__(
-        self, base_url: str, *, api_key: str | None = None, model: str | None = None, render: Render | None = None
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        template: ChatTemplate | None = None,
     ) -> None:
         self.url = root_url(base_url)
-        self._render = render
+        self.template = template
         self._api_key = api_key
         self._model = model
         self._stack = AsyncExitStack()
         self._http: httpx.AsyncClient | None = None
+        self._reach: Reach
         self._known: dict[str, Member[SGLangWorker]] = {}
         self._current: list[Member[SGLangWorker]] = []
         self._told: list[WorkerAdmin] = []
@@ -88,6 +95,7 @@ class SGLangEngine(Engine):
 
     async def __aenter__(self) -> Self:
         self._http = await self._stack.enter_async_context(admin_client(self._api_key))
+        self._reach = Reach(self._http)
         return self
 
     async def __aexit__(
@@ -100,19 +108,11 @@ class SGLangEngine(Engine):
     async def chat(self, request: ChatRequest) -> ChatReply:
         async with asyncio.timeout(request.timeout_s):
             members = await self._members()
-            if self._is_router and members[0].server.url == self.url:
-                return await self._through_router(request, members)
-            try:
-                return await ask_in_turn(members, lambda worker: worker.chat(request))
-            except EngineUnavailable:
-                if not self._is_router or self._render is None or not can_render(request):
-                    raise
-            return await self._through_router(request, members)
-
-    async def _through_router(self, request: ChatRequest, members: list[Member[SGLangWorker]]) -> ChatReply:
-        if self._render is not None and can_render(request):
-            return await templated_chat(self._opened, self.url, request, self._render)
-        return await ask_in_turn(members, lambda worker: worker.chat(request))
+            if self.is_through_router and self.template is not None:
+                reply = await templated_chat(self._opened, self.url, request, self.template)
+                if reply is not None:
+                    return reply
+            return await ask_in_turn(members, lambda worker: worker.chat(request))
 
     async def model_info(self) -> ModelInfo:
         return await ask_in_turn(await self._members(), _model_info)
@@ -129,6 +129,16 @@ class SGLangEngine(Engine):
 
     async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:
         return await stop_all_everywhere(await self._admins_or_none(timeout_s), timeout_s)
+
+    async def abort_once(self, rid: str) -> None:
+        """Tell every server that can be told, once, that nobody waits for ``rid``; they may not have heard of it."""
+        admins = await self._admins_or_none(ABORT_TIMEOUT_S)
+        await asyncio.gather(*(_abort_once(admin, rid) for admin in admins))
+
+    @property
+    def is_through_router(self) -> bool:
+        """Whether chats go through a router, not to its workers; as known since ``workers`` was last asked."""
+        return self._is_router and [member.server.url for member in self._current] == [self.url]
 
     async def workers(self) -> list[str]:
         """The addresses that chats are sent to: this server's own, or those of the router's workers."""
@@ -177,11 +187,20 @@ class SGLangEngine(Engine):
                 raise
             return
         self._is_router = listed is not None
+        told = await self._reached(listed or [])
         # Once each: every data-parallel rank of a worker is listed.
-        chats = dict.fromkeys(worker.url for worker in listed or [] if worker.takes_chats)
+        chats = dict.fromkeys(worker.url for worker in told if worker.takes_chats)
         self._current = [await self._member(url) for url in chats or [self.url]]
-        admins = dict.fromkeys(worker.url for worker in listed or [] if worker.speaks_http)
+        admins = dict.fromkeys(worker.url for worker in told)
         self._told = [WorkerAdmin(self._opened, url) for url in admins or [self.url]]
+
+    async def _reached(self, listed: list[ListedWorker]) -> list[ListedWorker]:
+        """Those that can be told anything from here; without a template nothing else could be done than to wait."""
+        speaking = [worker for worker in listed if worker.speaks_http]
+        if self.template is None:
+            return speaking
+        reached = await self._reach.among({worker.url for worker in speaking})
+        return [worker for worker in speaking if worker.url in reached]
 
     async def _member(self, url: str) -> Member[SGLangWorker]:
         if url not in self._known:
@@ -194,6 +213,11 @@ class SGLangEngine(Engine):
         if self._http is None:
             raise RuntimeError("SGLangEngine is not open: use `async with SGLangEngine(...) as engine`")
         return self._http
+
+
+async def _abort_once(admin: WorkerAdmin, rid: str) -> None:
+    with suppress(EngineError, TimeoutError):
+        await admin.abort(rid)
 
 
 async def _model_info(worker: SGLangWorker) -> ModelInfo:

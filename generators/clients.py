@@ -1,5 +1,6 @@
 """The ``openai`` clients that rollout functions are given, each bound to one rollout."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -43,7 +44,7 @@ class RolloutClient(openai.OpenAI):
         chat = WholeChat(self.rollout, options)
 
         def ask(body: Json | None = None) -> Part:
-            raw, recorder = self._answered(cast_to, chat.options(body), **how)
+            raw, recorder = self._answered(cast_to, chat.options(body), is_whole=True, **how)
             part: Part = recorder.part(raw)
             return part
 
@@ -54,18 +55,20 @@ class RolloutClient(openai.OpenAI):
             chat.record()
         return chat.reply()
 
-    def _answered(self, cast_to: Any, options: Any, **how: Any) -> tuple[Any, Any]:
+    def _answered(self, cast_to: Any, options: Any, *, is_whole: bool = False, **how: Any) -> tuple[Any, Any]:
         """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
         calls, pause = self.rollout.calls, Backoff()
         while True:
             calls.wait_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    recorder = self.rollout.recorder(bound, options)
+                    sent, recorder = bound, self.rollout.recorder(bound, options)
                     if recorder is not None and how.get("stream"):
                         calls.in_loop(recorder.note_version())
                         how["stream_cls"] = type("RecordedStream", (RecordedStream,), {"recorder": recorder})
-                    return super().request(cast_to, bound, **how), recorder
+                    elif recorder is not None and is_whole:
+                        sent = recorder.outgoing(bound)
+                    return super().request(cast_to, sent, **how), recorder
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise
@@ -100,7 +103,7 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
         chat = WholeChat(self.rollout, options)
 
         async def ask(body: Json | None = None) -> Part:
-            raw, recorder = await self._answered(cast_to, chat.options(body), **how)
+            raw, recorder = await self._answered(cast_to, chat.options(body), is_whole=True, **how)
             part: Part = recorder.part(raw)
             return part
 
@@ -111,18 +114,20 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
             chat.record()
         return chat.reply()
 
-    async def _answered(self, cast_to: Any, options: Any, **how: Any) -> tuple[Any, Any]:
+    async def _answered(self, cast_to: Any, options: Any, *, is_whole: bool = False, **how: Any) -> tuple[Any, Any]:
         """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
         calls, pause = self.rollout.calls, Backoff()
         while True:
             await calls.when_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    recorder = self.rollout.recorder(bound, options)
+                    sent, recorder = bound, self.rollout.recorder(bound, options)
                     if recorder is not None and how.get("stream"):
                         await recorder.note_version()
                         how["stream_cls"] = type("RecordedStream", (AsyncRecordedStream,), {"recorder": recorder})
-                    return await super().request(cast_to, bound, **how), recorder
+                    elif recorder is not None and recorder.renders and is_whole:
+                        sent = await asyncio.to_thread(recorder.outgoing, bound)
+                    return await super().request(cast_to, sent, **how), recorder
             except openai.APIError as error:
                 if not is_unavailable(error):
                     raise

@@ -14,6 +14,7 @@ import openai
 from forebay.core.ids import request_id
 from forebay.engines.balance import Member
 from forebay.engines.capture.reading import asking
+from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.wire import UNAVAILABLE_STATUSES
 from forebay.generators.engine_ring import EngineRing, Target
 from forebay.generators.groups import Call, GroupClosed, OpenGroup
@@ -53,6 +54,10 @@ class EngineCalls:
     def http(self) -> httpx.AsyncClient:
         """For what engines are asked beside the calls; used in the event loop."""
         return self._ring.http
+
+    def template_at(self, url: str) -> ChatTemplate | None:
+        """For chats to the server at ``url`` that should go over ``/generate``, so that they tell their tokens."""
+        return self._ring.template_at(url) if self.group.captures else None
 
     @contextmanager
     def occupying(self) -> Iterator[None]:

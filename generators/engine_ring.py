@@ -14,6 +14,7 @@ import httpx
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.balance import Member, least_loaded
+from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.sglang import SGLangEngine
 from forebay.generators.groups import Call
@@ -28,22 +29,33 @@ STOP_FIRST_S, STOP_MAX_S = 0.05, 0.5
 
 @dataclass(frozen=True)
 class Target:
-    """One server that chats are sent to: ``url`` without ``/v1``, and the name of the model that it serves."""
+    """One server that chats are sent to: ``url`` without ``/v1``, and the name of the model that it serves.
+
+    ``router`` is given where that is a router, which knows no aborts and tells token ids over ``/generate`` alone.
+    """
 
     url: str
     model: str
     is_sglang: bool
     engine: DetectedEngine
+    router: SGLangEngine | None = None
 
 
 class EngineRing:
     """The engines at ``urls`` (one text with commas, or a list); behind a router each worker counts by itself.
 
     ``on_waiting`` is called with True when every engine is unavailable and somebody waits, with False when one answers.
+    ``template`` is that of the model, for routers whose workers cannot be reached.
     """
 
     def __init__(
-        self, urls: str | Sequence[str], *, api_key: str | None, model: str | None, on_waiting: Callable[[bool], None]
+        self,
+        urls: str | Sequence[str],
+        *,
+        api_key: str | None,
+        model: str | None,
+        on_waiting: Callable[[bool], None],
+        template: ChatTemplate | None = None,
     ) -> None:
         listed = urls.split(",") if isinstance(urls, str) else urls
         stripped = dict.fromkeys(url.strip() for url in listed if url.strip())
@@ -54,7 +66,7 @@ class EngineRing:
         """What the trainer announced last, as far as it was told."""
         self._urls = ", ".join(stripped)
         self._model = model
-        self._engines = [DetectedEngine(url, api_key=api_key, model=model) for url in stripped]
+        self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
         self._members: dict[str, Member[Target]] = {}
         self._current: list[Member[Target]] = []
         self._listed_s = -LISTED_TTL_S
@@ -127,9 +139,20 @@ class EngineRing:
 
     async def abandon(self, url: str, rid: str) -> None:
         """Tell a server once that nobody waits for ``rid``: it would notice a closed connection only after seconds."""
-        if self._can_be_told(url):
-            with suppress(EngineError, TimeoutError):
-                await WorkerAdmin(self._http, url).abort(rid)
+        if not self._can_be_told(url):
+            return
+        router = self._members[url].server.router
+        if router is not None:
+            await router.abort_once(rid)
+            return
+        with suppress(EngineError, TimeoutError):
+            await WorkerAdmin(self._http, url).abort(rid)
+
+    def template_at(self, url: str) -> ChatTemplate | None:
+        """For chats to the server at ``url`` that should go over ``/generate``."""
+        member = self._members.get(url)
+        router = member.server.router if member is not None else None
+        return router.template if router is not None else None
 
     async def _wait_available(self) -> None:
         """The circuit breaker: returns as soon as an engine answers, however many wait."""
@@ -180,9 +203,10 @@ class EngineRing:
     async def _targets_of(self, engine: DetectedEngine) -> list[Target]:
         try:
             found = await engine.found()
-            is_sglang = isinstance(found, SGLangEngine)
-            urls = await found.workers() if isinstance(found, SGLangEngine) else [found.url]
+            sglang = found if isinstance(found, SGLangEngine) else None
             model = self._model or (await found.model_info()).model
+            urls = [found.url] if sglang is None else await sglang.workers()
         except (EngineError, TimeoutError):
             return [member.server for member in self._members.values() if member.server.engine is engine]
-        return [Target(url, model, is_sglang, engine) for url in urls]
+        router = sglang if sglang is not None and sglang.is_through_router else None
+        return [Target(url, model, sglang is not None, engine, router) for url in urls]

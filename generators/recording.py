@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionChunk
 from forebay.engines.capture.completing import complete, weight_version_of
 from forebay.engines.capture.reading import StreamReader, strip, turns_of_chat
 from forebay.generators.chat_parts import Part
+from forebay.generators.templated_call import TemplatedCall
 
 if TYPE_CHECKING:
     from forebay.generators.rollout import Rollout
@@ -42,6 +43,19 @@ class CallRecorder:
         self._reader = StreamReader(sent, **self._origin)
         self._version: str | None = None
         self._is_ended = False
+        self._template = self._calls.template_at(url)
+        self._templated: TemplatedCall | None = None
+
+    @property
+    def renders(self) -> bool:
+        """Whether ``outgoing`` has anything to do, which may take milliseconds."""
+        return self._template is not None
+
+    def outgoing(self, bound: Any) -> Any:
+        """The call of a whole chat as it goes out: over ``/generate`` where that alone tells the tokens."""
+        if self._template is not None:
+            self._templated = TemplatedCall.of(self._sent, self._client_body, self._template)
+        return bound if self._templated is None else self._templated.options(bound, self._url)
 
     async def note_version(self) -> None:
         """Look up the engine's weights before a stream, which does not tell them."""
@@ -50,6 +64,8 @@ class CallRecorder:
 
     def part(self, raw: Any) -> Part:
         """Read a whole reply, given as a raw response of the package. Its tokens are counted, not yet recorded."""
+        if self._templated is not None:
+            raw.http_response = self._templated.response(raw.http_response)
         body = _decoded(raw.http_response.content)
         turns = turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())
         self._rollout.count(turns)

@@ -9,6 +9,7 @@ from forebay.core.active_clock import ActiveClock
 from forebay.core.clock import SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
+from forebay.engines.chat_template import load_template
 from forebay.generators.connect import connect_link
 from forebay.generators.engine_ring import EngineRing
 from forebay.generators.hold import Hold
@@ -55,7 +56,7 @@ async def _open(
     link = connect_link(generator.remote_buffer_url)
     stack.push_async_callback(link.close)
     reporter = Reporter(link, clock)
-    ring = await stack.enter_async_context(_ring(generator, reporter))
+    ring = await stack.enter_async_context(await _ring(generator, reporter))
     plan = await link.plan(_fallback_plan(generator))
     if plan.groups_per_step is not None and not link.has_feed:
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
@@ -73,9 +74,15 @@ def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc) -> Rewarder:
     return Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
 
 
-def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:
-    url, api_key, model = generator.remote_engine_url, generator.api_key, generator.model
-    return EngineRing(url, api_key=api_key, model=model, on_waiting=reporter.note_waiting)
+async def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:
+    path = generator.tokenizer_path
+    return EngineRing(
+        generator.remote_engine_url,
+        api_key=generator.api_key,
+        model=generator.model,
+        on_waiting=reporter.note_waiting,
+        template=await asyncio.to_thread(load_template, path) if path is not None else None,
+    )
 
 
 def _fallback_plan(generator: "BaseGenerator") -> Plan:

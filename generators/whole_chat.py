@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.engines.admin import WorkerAdmin
-from forebay.engines.seams import Whole, whole_message
+from forebay.engines.seams import Whole, whole_message, whole_text
 from forebay.generators.chat_parts import ABORTED, Json, Part
 from forebay.generators.continuing import Join, Rest
 from forebay.generators.engine_calls import CHAT_PATH, body_of
 from forebay.generators.joined_reply import joined_reply
+from forebay.generators.templated_call import with_body
 
 if TYPE_CHECKING:
     from forebay.generators.rollout import Rollout
 
 RAW_HEADER = "X-Stainless-Raw-Response"
 """What ``with_raw_response`` of the openai package sets; ``stream`` there stands for ``with_streaming_response``."""
-OF_THE_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
 def is_whole_chat(options: Any, *, is_stream: bool) -> bool:
@@ -54,7 +54,11 @@ class WholeChat:
 
     async def joined(self, join: Join) -> Whole | None:
         """The message of a turn out of several parts, by the engine that gave the last one."""
-        return await whole_message(WorkerAdmin(self._rollout.calls.http, join.turn.engine_url), join.turn, join.body)
+        calls, url = self._rollout.calls, join.turn.engine_url
+        template = calls.template_at(url)
+        if template is not None:
+            return await whole_text(template.text_of, join.turn, join.body)
+        return await whole_message(WorkerAdmin(calls.http, url), join.turn, join.body)
 
     def record(self) -> None:
         """Record what there is: whole turns, and what is left of one that could not be gone on with."""
@@ -78,8 +82,7 @@ class WholeChat:
         turns = [self._rests[turn.choice].turn if turn.choice in self._rests else turn for turn in self._first.turns]
         logprobs = {choice: rest.parts.logprobs for choice, rest in self._rests.items()}
         content = msgspec.json.encode(joined_reply(self._first.reply, turns, logprobs))
-        headers = [(name, value) for name, value in response.headers.items() if name.lower() not in OF_THE_BODY]
-        return type(response)(response.status_code, headers=headers, content=content, request=response.request)
+        return with_body(response, content)
 
     def _note_segments(self) -> None:
         """Keep where the text of one message was cut: its parts may stem from different weights."""

@@ -10,6 +10,7 @@ from forebay.core.flags import read_flag
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
 from forebay.core.settings import Settings
+from forebay.engines.chat_template import check_template
 from forebay.generators.failures import retry_budgets
 from forebay.generators.info import GeneratorInfo
 from forebay.generators.rows import validate_rows
@@ -91,11 +92,12 @@ class InputCheck:
         _check_oversampling(request, generator)
         if generator.imports_base:
             retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
+            await self._check_tokenizer(request.payload.get("tokenizer_path"))
         if request.input_file is None:
             if generator.imports_base:
                 raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
             return
-        path = self._allowed(request.input_file)
+        path = self._allowed(request.input_file, "input_file")
         await asyncio.to_thread(_check_readable, path, request.input_file)
         if generator.imports_base:
             await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
@@ -103,7 +105,14 @@ class InputCheck:
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """The whole file. Raises ``InputRefused``."""
         if request.input_file is not None and generator.imports_base:
-            await asyncio.to_thread(_check_rows, self._allowed(request.input_file), None)
+            await asyncio.to_thread(_check_rows, self._allowed(request.input_file, "input_file"), None)
+
+    async def _check_tokenizer(self, told: object) -> None:
+        if told is None:
+            return
+        if not isinstance(told, str) or not told or "\0" in told:
+            raise InvalidInput(f"tokenizer_path must be the path of a folder, got {told!r}", field="tokenizer_path")
+        await asyncio.to_thread(check_template, self._allowed(told, "tokenizer_path"))
 
     def fingerprint(self, request: StartRequest) -> str:
         """What changes when the input file does."""
@@ -115,16 +124,16 @@ class InputCheck:
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
-    def _resolved(self, input_file: str) -> Path:
-        return (self._working_dir / input_file).resolve()
+    def _resolved(self, told: str) -> Path:
+        return (self._working_dir / told).resolve()
 
-    def _allowed(self, input_file: str) -> Path:
-        path = self._resolved(input_file)
+    def _allowed(self, told: str, field: str) -> Path:
+        path = self._resolved(told)
         if self._roots and not any(path.is_relative_to(root) for root in self._roots):
             raise InputRefused(
-                f"input_file {input_file!r} is outside the allowed folders",
+                f"{field} {told!r} is outside the allowed folders",
                 hint="the server's setting input_roots lists the folders to read from",
-                field="input_file",
+                field=field,
             )
         return path
 

@@ -27,6 +27,9 @@ def command(
     input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Samples of a group.")] = None,
     engine_url: Annotated[str | None, typer.Option(help="Engine, or several with commas between.")] = None,
+    tokenizer_path: Annotated[
+        str | None, typer.Option(help="Folder of the model's tokenizer and chat template.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A label, to find the run by.")] = None,
     num_epoch: Annotated[int | None, typer.Option(help="Passes over the input.")] = None,
     num_process: Annotated[int | None, typer.Option(help="Rollouts at once.")] = None,
@@ -46,6 +49,7 @@ def command(
         "input_file": input_file and _found_here(input_file),
         "num_repeat_per_sample": group_size,
         "remote_engine_url": engine_url,
+        "tokenizer_path": tokenizer_path and _found_here(tokenizer_path),
         "name": name,
         "num_epoch": num_epoch,
         "num_process": num_process,
@@ -107,10 +111,10 @@ def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
         payload["sampling_params"] = {**(payload.get("sampling_params") or {}), **given}
 
 
-def _found_here(input_file: str) -> str:
-    """The absolute path of a file that is here: the server may run in another folder."""
-    path = Path(input_file)
-    return str(path.resolve()) if path.is_file() else input_file
+def _found_here(told: str) -> str:
+    """The absolute path of a file or folder that is here: the server may run in another folder."""
+    path = Path(told)
+    return str(path.resolve()) if path.exists() else told
 
 
 def follow(server: ServerClient, run_id: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from forebay.engines.abc import ChatRequest
 from forebay.engines.capture.reading import turns_of_chat
 from forebay.engines.capture.replay import replay
 from forebay.engines.capture.trajectory import Trajectory
+from forebay.engines.chat_template import load_template
 from forebay.engines.connect import connect
 from forebay.engines.serving import serve_app
-from forebay.engines.templated import load_template, templated_chat
+from forebay.engines.templated import templated_chat
 from forebay.generators.base import BaseGenerator
 from tests.generators.conftest import FakeBuffer
 from tests.sglang.conftest import engine_with
@@ -163,6 +164,7 @@ async def test_a_prompt_rendered_here_is_the_engines_own(
     async with httpx.AsyncClient(timeout=60) as http, connect(sglang_url) as engine:
         templated = await templated_chat(http, sglang_router_url, request, load_template(sglang_model))
         chat = await engine.chat(ChatRequest(messages=messages, extra={"return_token_ids": True}))
+    assert templated is not None
     turns = turns_of_chat({"messages": messages}, templated.raw)
     assert [turn.prompt_ids for turn in turns] == [chat.raw["choices"][0]["prompt_token_ids"]] * 2
     for turn in turns:
