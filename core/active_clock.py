@@ -11,6 +11,10 @@ class ActiveClock:
         self._counted_s = counted_s
         self._since_s: float | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._since_s is not None
+
     def now_s(self) -> float:
         """Active seconds counted so far."""
         if self._since_s is None:

@@ -65,7 +65,7 @@ class AgentRollouts:
         async with self._opened(name, rid_prefix, sampling_params) as opened:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
-                result = await run_agent(self._agent, task, sandbox, self._limits)
+                result = await run_agent(self._agent, task, sandbox, self._limits, rollout.calls.group.hold)
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
                 error = raised
             record = await self._gateway.close(name)

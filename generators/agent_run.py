@@ -1,32 +1,40 @@
 """Running an agent to its end: a Python callable in this process, or a command in a process tree of its own."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
+from forebay.generators.agent_limit import set_at_limit, wall_limit
 from forebay.generators.agent_task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed
+from forebay.generators.hold import Hold
 from forebay.generators.rewards import is_async
 from forebay.generators.samples import plain
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
+
+NO_LIMIT_S = 10_000_000.0
+"""For the sandbox, which cannot tell when an agent's time stands still."""
 
 AgentFunc = Callable[[AgentTask], Any | Awaitable[Any]]
 Agent = AgentFunc | Command
 """A function of one ``AgentTask``, ``async`` or not; or a command: a list of words, or a line of shell."""
 
 
-async def run_agent(agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits) -> AgentResult:
-    """What ``agent`` made of ``task``. Raises ``AgentFailed``, or whatever a callable raises."""
+async def run_agent(agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> AgentResult:
+    """What ``agent`` made of ``task``. Raises ``AgentFailed``, or whatever a callable raises.
+
+    ``limits.wall_s`` counts while ``hold`` lets engine calls go out.
+    """
     began_s = time.monotonic()
-    running = _call(agent, task, limits) if callable(agent) else _execute(agent, task, sandbox, limits)
+    running = _call(agent, task, limits, hold) if callable(agent) else _execute(agent, task, sandbox, limits, hold)
     output = await running
     return AgentResult(output=output, wall_s=time.monotonic() - began_s, folder=task.folder)
 
 
-async def _call(agent: AgentFunc, task: AgentTask, limits: Limits) -> Any:
+async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -> Any:
     try:
-        async with asyncio.timeout(limits.wall_s) as limit:
+        async with wall_limit(hold, limits.wall_s) as limit:
             returned = await _returned(agent, task)
     except TimeoutError as error:
         if limit.expired():
@@ -47,9 +55,14 @@ async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
     return await in_thread(agent, task)
 
 
-async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits) -> str:
+async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> str:
     task.write_instance()
-    finished = await sandbox.run(command, env=task.environment(), limits=limits)
-    if finished.problem:
-        raise AgentFailed(f"the agent {shown(command):.200} {finished.problem}")
+    without_wall = replace(limits, wall_s=NO_LIMIT_S)
+    async with set_at_limit(hold, limits.wall_s) as over:
+        finished = await sandbox.run(command, env=task.environment(), limits=without_wall, stop=over)
+    is_over = over.is_set() and finished.is_timed_out
+    # Its own measure would count the standstills.
+    problem = finished.with_last_words(f"was killed after {limits.wall_s:g} s") if is_over else finished.problem
+    if problem:
+        raise AgentFailed(f"the agent {shown(command):.200} {problem}")
     return finished.stdout

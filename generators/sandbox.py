@@ -12,8 +12,8 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +78,12 @@ class Finished:
         """What went wrong, with the end of what it said; empty if nothing did."""
         if self.exit_status == 0:
             return ""
-        how = f"was killed after {self.wall_s:.1f} s" if self.is_timed_out else f"ended with status {self.exit_status}"
+        if self.is_timed_out:
+            return self.with_last_words(f"was killed after {self.wall_s:.1f} s")
+        return self.with_last_words(f"ended with status {self.exit_status}")
+
+    def with_last_words(self, how: str) -> str:
+        """``how`` it ended, and the end of what it said."""
         said = (self.stderr.strip() or self.stdout.strip())[-1_000:]
         return f"{how}: {said}" if said else how
 
@@ -112,8 +117,9 @@ class Sandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
+        stop: asyncio.Event | None = None,
     ) -> Finished:
-        """Run ``command`` to its end, or kill it at its limits or when we are cancelled.
+        """Run ``command`` to its end, or kill it at its limits, as soon as ``stop`` is set, or when we are cancelled.
 
         When this returns or raises, every process that the command started is gone, also those that made themselves a
         session of their own. Raises ``InvalidInput`` for a command that cannot be started.
@@ -130,7 +136,9 @@ class Sandbox:
             with theirs:
                 keeper = await _start_keeper(theirs)
             try:
-                return await _attend(keeper, ours, msgspec.json.encode(spec) + b"\n", stdin, limits.output_bytes)
+                await _send(ours, msgspec.json.encode(spec) + b"\n")
+                async with _hung_up_at(stop, ours):
+                    return await _attend(keeper, ours, stdin, limits.output_bytes)
             finally:
                 # Hanging up is what makes the keeper kill; it takes some milliseconds.
                 ours.close()
@@ -169,9 +177,28 @@ async def _start_keeper(theirs: socket.socket) -> Process:
     )
 
 
-async def _attend(keeper: Process, ours: socket.socket, spec: bytes, stdin: bytes, output_bytes: int) -> Finished:
+async def _send(ours: socket.socket, spec: bytes) -> None:
     ours.setblocking(False)
     await asyncio.get_running_loop().sock_sendall(ours, spec)
+
+
+@asynccontextmanager
+async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncIterator[None]:
+    """Half of it when ``stop`` is set: the keeper kills what it started, and still answers."""
+
+    async def hang_up(stop: asyncio.Event) -> None:
+        await stop.wait()
+        ours.shutdown(socket.SHUT_WR)
+
+    waiting = asyncio.create_task(hang_up(stop)) if stop is not None else None
+    try:
+        yield
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+
+
+async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_bytes: int) -> Finished:
     stdout, stderr = Kept(output_bytes), Kept(output_bytes)
     async with asyncio.TaskGroup() as group:
         group.create_task(feed(keeper.stdin, stdin))

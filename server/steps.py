@@ -53,19 +53,22 @@ def news_number(buffer: RunBuffer) -> int:
 
 
 async def follow_steps(
-    entry: Entry, after: int, seen: int, wait_s: float, *, is_paused: bool = False
+    entry: Entry, after: int, seen: int, wait_s: float, *, is_paused: bool = False, is_still: bool | None = None
 ) -> dict[str, Any]:
-    """The feed of closed groups, the step, and pauses.
+    """The feed of closed groups, the step, and whether the run's engines are paused, and its deadlines stand still.
 
-    Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused``.
+    Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused`` or, unless it
+    is None, ``is_still``.
     """
     patience, buffer = Patience(wait_s), entry.buffer
 
     def is_news() -> bool:
         is_later = len(buffer.groups.closed) > after or news_number(buffer) != seen
-        return is_later or entry.run.is_paused != is_paused or not entry.run.is_alive
+        is_other = entry.run.is_paused != is_paused or is_still not in (None, not buffer.active.is_running)
+        return is_later or is_other or not entry.run.is_alive
 
     while not is_news() and await patience.wait(buffer.news):
         pass
-    told = {"step": step_view(buffer), "seen": news_number(buffer), "paused": entry.run.is_paused}
+    told = {"step": step_view(buffer), "seen": news_number(buffer)}
+    told |= {"paused": entry.run.is_paused, "still": not buffer.active.is_running}
     return {**closed_since(entry, after), **told}

@@ -13,44 +13,28 @@ from forebay.server.gateway.anthropic_reply import (
     tool_use_block,
     usage_fields,
 )
-from forebay.server.gateway.protocol_chat import Fields, ReplyMemo, error_status
-from forebay.server.gateway.protocol_draft import ReplyDraft
+from forebay.server.gateway.protocol_chat import Fields, ReplyMemo
+from forebay.server.gateway.protocol_stream import ProtocolStream
+
+CONTENTS = ("reasoning_content", "content", "tool_calls")
+"""Of a delta."""
 
 
-class EventStream:
-    """Give it each chunk, then ``end``; ``event_bytes`` writes what it returns.
-
-    ``body`` is the Messages request. After an error nothing more comes, and ``is_over`` is true.
-    """
+class EventStream(ProtocolStream):
+    """``body`` is the Messages request."""
 
     def __init__(self, body: Mapping[str, Any], memo: ReplyMemo | None = None) -> None:
-        self.is_over = False
+        super().__init__(memo)
         self._body = body
-        self._memo = memo
-        self._draft = ReplyDraft()
         self._started = False
         self._index = -1
         self._open = ""
-        self._open_call: int | None = None
-        self._blanks = ""
 
-    def feed(self, chunk: Mapping[str, Any]) -> list[Fields]:
-        """The events for one chunk of the chat."""
-        if self.is_over:
-            return []
-        if chunk.get("error"):
-            return self.fail(error_status(chunk), chunk)
-        delta = self._draft.add(chunk)
-        events = self._thinking(delta.get("reasoning_content")) + self._text(delta.get("content"))
-        for call in delta.get("tool_calls") or []:
-            if not self._fits(call):
-                return self.fail(502, "the engine sent arguments of a call that had ended")
-            events += self._call(call)
-        # The first chunk of an engine may have a role only, and no counts yet.
-        return self._start() + events if events or self._draft.finish_reason else []
+    @property
+    def _is_call_open(self) -> bool:
+        return self._open == "tool_use"
 
     def end(self) -> list[Fields]:
-        """The events after the last chunk. A stream without a finish reason was cut, which is an error."""
         if self.is_over:
             return []
         draft = self._draft
@@ -65,9 +49,13 @@ class EventStream:
         return [*self._start(), *self._close(), delta, {"type": "message_stop"}]
 
     def fail(self, status: int, body: object) -> list[Fields]:
-        """The events when the engine fails after the first byte went out."""
         self.is_over = True
         return [*self._start(), *self._close(), error(status, body)[1]]
+
+    def _opening(self, delta: Mapping[str, Any]) -> list[Fields]:
+        # The first chunk of an engine may have a role only, and no counts yet.
+        is_begun = self._draft.finish_reason or any(delta.get(name) for name in CONTENTS)
+        return self._start() if is_begun else []
 
     def _start(self) -> list[Fields]:
         if self._started:
@@ -78,35 +66,16 @@ class EventStream:
         model = self._draft.model or str(self._body["model"])
         return [{"type": "message_start", "message": message(model, [], stop, usage)}]
 
-    def _thinking(self, text: str | None) -> list[Fields]:
-        if not text:
-            return []
+    def _thinking(self, text: str) -> list[Fields]:
         opening = [] if self._open == "thinking" else self._begin("thinking", thinking_block(""))
         return [*opening, self._delta({"type": "thinking_delta", "thinking": text})]
 
-    def _text(self, text: str | None) -> list[Fields]:
-        """Blanks after a call wait for a text: engines send them between the calls of one answer."""
-        text = self._blanks + (text or "")
-        self._blanks = ""
-        if self._open == "tool_use" and not text.strip():
-            self._blanks = text
-            return []
-        if not text:
-            return []
+    def _text(self, text: str) -> list[Fields]:
         opening = [] if self._open == "text" else self._begin("text", text_block(""))
         return [*opening, self._delta({"type": "text_delta", "text": text})]
 
-    def _fits(self, call: Mapping[str, Any]) -> bool:
-        """Whether a part of a call begins one or belongs to the one that is open."""
-        is_open = self._open == "tool_use" and (call.get("index") or 0) == self._open_call
-        return is_open or bool((call.get("function") or {}).get("name"))
-
-    def _call(self, call: Mapping[str, Any]) -> list[Fields]:
-        function, index = call.get("function") or {}, call.get("index") or 0
-        opening: list[Fields] = []
-        if self._open != "tool_use" or index != self._open_call:
-            self._open_call = index
-            opening = self._begin("tool_use", tool_use_block(call.get("id") or "", function.get("name") or "", {}))
+    def _call(self, call_id: str, function: Mapping[str, Any], *, is_begun: bool) -> list[Fields]:
+        opening = self._begin("tool_use", tool_use_block(call_id, function["name"], {})) if is_begun else []
         if not function.get("arguments"):
             return opening
         return [*opening, self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})]

@@ -23,6 +23,8 @@ PASSED_ON = (b"content-type", b"retry-after")
 
 Json = dict[str, Any]
 
+AT_FIRST: Json = {"after": 0, "seen": -1, "wait_s": 0.0}
+
 
 class BufferLink:
     """Enter it with ``async with``."""
@@ -63,18 +65,26 @@ class BufferLink:
             if reply.is_error:
                 logger.warning("the server answers %d to a report: %s", reply.status_code, reply.text[:300])
 
-    async def news(self, after: int, seen: int, wait_s: float = FEED_WAIT_S) -> Json | None:
-        """Groups closed after number ``after``, and the step if it is not the one ``seen``; None if the run is gone."""
+    async def news(self, told: Json | None) -> Json | None:
+        """What the server tells at once, or, after it ``told`` that, as soon as it is another; None if the run is gone.
+
+        Closed groups, the step, and whether engines and deadlines stand still.
+        """
         pause = Backoff()
-        query = {"after": after, "seen": seen, "wait_s": wait_s}
+        query = AT_FIRST if told is None else {"after": told["last"], "wait_s": FEED_WAIT_S, **_seen(told)}
         while True:
             try:
                 reply = await self._http.get(f"{self._url}/closed_groups", params=query)
                 if reply.status_code in GONE:
                     return None
                 if reply.is_success:
-                    told: Json = reply.json()
-                    return told
+                    news: Json = reply.json()
+                    return news
             except httpx.TransportError as error:
                 logger.warning("the server does not answer: %r", error)
             await pause.wait()
+
+
+def _seen(told: Json) -> Json:
+    """By which the server knows what would be new."""
+    return {name: told[name] for name in ("seen", "paused", "still")}

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from forebay.core.active_clock import ActiveClock
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.turn import Turn
 from forebay.generators.engine_ring import EngineRing
@@ -74,7 +75,7 @@ class CapturedCall:
 class Captured:
     """The calls of one run, in flight and recorded. ``counts`` tell how many samples found their turns."""
 
-    def __init__(self, run_id: str, told: Capturing, ring: EngineRing) -> None:
+    def __init__(self, run_id: str, told: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
         self.told = told
         self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
         self._ring = ring
@@ -86,7 +87,7 @@ class Captured:
         self._logs: WeakSet[TurnLog] = WeakSet()
         self._affinities: OrderedDict[int, Affinity] = OrderedDict()
         self._prompts: RowPrompts | None = None
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
 
     async def open(self) -> None:
         """Read the rows, if there are any."""
@@ -102,7 +103,7 @@ class Captured:
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.told.group_deadline_s
         turns = TurnLog(self._record)
         self._logs.add(turns)
-        return CapturedCall(CapturedSession(self, affinity, prefix, deadline_s, turns, session_id=name))
+        return CapturedCall(CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, session_id=name))
 
     async def settled(self) -> None:
         """Return when what ended before is recorded."""
@@ -148,4 +149,4 @@ class Captured:
 
     def _record(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
-            self._turns.add(turn, self._loop.time())
+            self._turns.add(turn, self._clock.now_s())

@@ -65,9 +65,9 @@ class ControlRoutes:
         return JSONResponse(await rollout.record())
 
     async def close(self, request: Request) -> Response:
-        """Abort what is in flight, revoke the key, and tell the record."""
-        rollout = await self._desk.close(self._run_of(request), request.path_params["rollout_id"])
-        return JSONResponse(await rollout.record())
+        """Abort what is in flight, revoke the key, and tell the record; asked again, the same."""
+        told = await self._desk.close(self._run_of(request), request.path_params["rollout_id"])
+        return Response(told, media_type="application/json")
 
     def _run_of(self, request: Request) -> GatewayRun:
         return self._desk.run_of(key_of(request))

@@ -11,7 +11,6 @@ from forebay.server.gateway.bodies import OpenRollout, RegisterRun
 from forebay.server.gateway.refusals import WrongKey
 from forebay.server.gateway.rollout import OpenedRollout
 from forebay.server.gateway.run import GatewayRun
-from forebay.server.gateway.sessions import Session
 
 RUN_OVER = "its run has ended"
 REOPENED = "it was opened again"
@@ -19,6 +18,7 @@ CLOSED = "it was closed"
 
 KEEP_S = 600.0
 """A rollout that nobody closes is forgotten so long after its deadline."""
+LOOK_S = 1.0
 
 
 class Desk:
@@ -49,13 +49,12 @@ class Desk:
         if run is None:
             return
         del self._runs_by_key[_digest(run.told.key)]
-        sessions: list[Session] = [rollout.session for rollout in run.rollouts.values()]
+        sessions = run.sessions
         for rollout in list(run.rollouts.values()):
             self._revoke(run, rollout, RUN_OVER)
         if run.captured is not None:
             del self._captured_by_secret[_digest(run.captured.told.secret)]
             run.captured.drop()
-            sessions += run.captured.sessions
             for session in tuple(run.captured.sessions):
                 run.end(session, RUN_OVER)
         for each in sessions:
@@ -81,28 +80,35 @@ class Desk:
 
     def open(self, run: GatewayRun, told: OpenRollout) -> OpenedRollout:
         """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
-        rollout = OpenedRollout(run.run_id, told, Affinity(run.ring))
+        rollout = OpenedRollout(run.run_id, told, Affinity(run.ring), run.clock)
         earlier = run.rollouts.get(told.rollout_id)
         if earlier is not None:
             self._revoke(run, earlier, REOPENED)
         run.rollouts[told.rollout_id] = self._rollouts_by_key[_digest(rollout.key)] = rollout
-        expires_s = rollout.session.ends_s + KEEP_S
-        rollout.expiry = asyncio.get_running_loop().call_at(expires_s, self._revoke, run, rollout, CLOSED)
+        run.closed.forget(told.rollout_id)
+        self._expire(run, rollout)
         return rollout
 
     def rollout(self, run: GatewayRun, rollout_id: str) -> OpenedRollout:
         """An open rollout of the run. Raises ``NotFound``."""
         rollout = run.rollouts.get(rollout_id)
         if rollout is None:
-            raise NotFound(f"run {run.run_id!r} has no open rollout {rollout_id!r}", hint="it may be closed already")
+            raise _not_open(run, rollout_id)
         return rollout
 
-    async def close(self, run: GatewayRun, rollout_id: str) -> OpenedRollout:
-        """Revoke a rollout's key and abort its calls; the rollout once the last one has ended. Raises ``NotFound``."""
-        rollout = self.rollout(run, rollout_id)
-        self._revoke(run, rollout, CLOSED)
-        await rollout.session.wait_idle()
-        return rollout
+    async def close(self, run: GatewayRun, rollout_id: str) -> bytes:
+        """Revoke a rollout's key and abort its calls; its record as JSON once the last one has ended.
+
+        The same for some minutes to a caller who asks again, because the first answer was lost. Raises ``NotFound``.
+        """
+        rollout = run.rollouts.get(rollout_id)
+        if rollout is not None:
+            self._revoke(run, rollout, CLOSED)
+            run.settle(rollout)
+        told = await run.closed.answer(rollout_id)
+        if told is None:
+            raise _not_open(run, rollout_id)
+        return told
 
     def agent(self, name: str, key: str) -> tuple[GatewayRun, Agent]:
         """Who calls below ``/gateway/{name}/``: ``name`` is a rollout's id that goes with ``key``, or a run's secret.
@@ -119,6 +125,15 @@ class Desk:
             raise WrongKey
         return self.runs[rollout.run_id], rollout
 
+    def _expire(self, run: GatewayRun, rollout: OpenedRollout) -> None:
+        """Forget a rollout that nobody closes, now or, as its deadline may stand still, when it has been over long."""
+        left_s = rollout.session.ends_s + KEEP_S - run.clock.now_s()
+        if left_s <= 0:
+            self._revoke(run, rollout, CLOSED)
+        else:
+            wait_s = max(left_s, LOOK_S)
+            rollout.expiry = asyncio.get_running_loop().call_later(wait_s, self._expire, run, rollout)
+
     def _revoke(self, run: GatewayRun, rollout: OpenedRollout, reason: str) -> None:
         if self._rollouts_by_key.pop(_digest(rollout.key), None) is None:
             return
@@ -127,6 +142,10 @@ class Desk:
         if run.rollouts.get(rollout.rollout_id) is rollout:
             del run.rollouts[rollout.rollout_id]
         run.end(rollout.session, reason)
+
+
+def _not_open(run: GatewayRun, rollout_id: str) -> NotFound:
+    return NotFound(f"run {run.run_id!r} has no open rollout {rollout_id!r}", hint="it may be closed already")
 
 
 def _digest(key: str) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.server.gateway import anthropic, responses
 from forebay.server.gateway.protocol_chat import ReplyMemo, event_bytes
+from forebay.server.gateway.protocol_stream import ProtocolStream
 from forebay.server.gateway.refusals import Refusal
 from forebay.server.gateway.responses import ResponseStore
 from forebay.server.gateway.sse import DONE, event
@@ -103,7 +104,7 @@ class ChatDialect(Dialect):
 class TranslatedStream(Stream):
     """Events of another protocol."""
 
-    def __init__(self, events: anthropic.EventStream | responses.EventStream) -> None:
+    def __init__(self, events: ProtocolStream) -> None:
         self._events = events
 
     def feed(self, chunk: Json) -> bytes:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from forebay.core.active_clock import ActiveClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
+from forebay.server.asgi import encode
 from forebay.server.gateway.affinity import Affinity
 from forebay.server.gateway.bodies import OpenRollout
 from forebay.server.gateway.dialect import Memory
@@ -20,7 +22,7 @@ from forebay.server.gateway.turn_log import TurnLog
 class OpenedRollout:
     """Between the opening of a rollout and its close."""
 
-    def __init__(self, run_id: str, told: OpenRollout, affinity: Affinity) -> None:
+    def __init__(self, run_id: str, told: OpenRollout, affinity: Affinity, clock: ActiveClock) -> None:
         """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
         self.run_id = run_id
         self.rollout_id = told.rollout_id
@@ -32,6 +34,7 @@ class OpenedRollout:
         self._finish_reason = ""
         self.session = Session(
             affinity,
+            clock,
             _rid_prefix(run_id, told),
             told.deadline_s,
             TurnLog(self._record),
@@ -39,6 +42,11 @@ class OpenedRollout:
             defaults=told.sampling_params,
             max_tokens=told.max_tokens,
         )
+
+    async def last_word(self) -> bytes:
+        """The record as JSON, once the last call has ended."""
+        await self.session.wait_idle()
+        return encode(await self.record())
 
     async def record(self) -> dict[str, Any]:
         """What its calls have come to so far: the samples, the one of the newest turn last."""

@@ -6,13 +6,16 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from forebay.core.active_clock import ActiveClock
+from forebay.core.clock import SystemClock
 from forebay.engines.capture.completing import weight_version_of
 from forebay.generators.engine_ring import EngineRing
 from forebay.server.gateway.bodies import RegisterRun
-from forebay.server.gateway.buffer_link import FEED_WAIT_S, BufferLink
+from forebay.server.gateway.buffer_link import BufferLink
 from forebay.server.gateway.captured import Captured
+from forebay.server.gateway.closed import ClosedRollouts
 from forebay.server.gateway.rollout import OpenedRollout
 from forebay.server.gateway.sessions import Session
 from forebay.server.gateway.upstream import Answer, Upstream
@@ -26,6 +29,8 @@ REPORT_S = 0.5
 """Counts are told so long after they have changed."""
 TIMED_OUT = "timed_out"
 
+Result = TypeVar("Result")
+
 
 class GatewayRun:
     """Enter it with ``async with``. Sessions must have ended before it is left."""
@@ -37,10 +42,14 @@ class GatewayRun:
         self.ring = EngineRing(told.engine_urls, api_key=told.api_key, model=told.model, on_waiting=self.note_waiting)
         self.upstream = Upstream(told.api_key)
         self.versions = WorkerVersions(partial(weight_version_of, self.upstream.http))
-        self.captured = Captured(run_id, told.capturing, self.ring) if told.capturing is not None else None
+        self.clock = ActiveClock(SystemClock())
+        """What deadlines count by: it stands still while those of the run do."""
+        self.clock.run(True)
+        self.captured = Captured(run_id, told.capturing, self.ring, self.clock) if told.capturing is not None else None
+        self.closed = ClosedRollouts()
         self._buffer = BufferLink(told.buffer_url)
         self._stack = AsyncExitStack()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._reporting: asyncio.TimerHandle | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -62,6 +71,12 @@ class GatewayRun:
             await asyncio.wait(self._tasks)
         await self._stack.aclose()
 
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that are not over."""
+        captured = self.captured.sessions if self.captured is not None else ()
+        return [*(rollout.session for rollout in self.rollouts.values()), *captured]
+
     def abandon(self, engine_url: str, rid: str) -> None:
         """Nobody waits for a request any more: have its engine stop, in the background."""
         self._in_background(self._abort(engine_url, rid))
@@ -71,6 +86,10 @@ class GatewayRun:
         if session.is_busy:
             self._in_background(self.ring.abort(session.rid_prefix))
         session.close(reason)
+
+    def settle(self, rollout: OpenedRollout) -> None:
+        """A rollout was ended: what it tells once its last call is recorded is kept for those who ask."""
+        self.closed.add(rollout.rollout_id, self._in_background(rollout.last_word()))
 
     async def write(self, content: bytes) -> Answer:
         """Pass a sample on, with its tokens if they were recorded."""
@@ -84,13 +103,21 @@ class GatewayRun:
     # --- what the server tells, and is told
 
     async def _follow(self) -> None:
-        """Note each new policy, and end the calls of groups that were closed without having all their samples."""
-        after, seen, wait_s = 0, -1, 0.0
-        while (told := await self._buffer.news(after, seen, wait_s)) is not None:
+        """Note new policies and standstills; end the calls of groups that were closed without all their samples."""
+        before: dict[str, Any] | None = None
+        while (told := await self._buffer.news(before)) is not None:
             self.ring.weight_version = told["step"]["weight_version"]
-            for group in told["groups"] if wait_s else ():  # what was closed before has no calls
+            self._note_still(told["still"])
+            for group in told["groups"] if before else ():  # what was closed before has no calls
                 self._end_group(group)
-            after, seen, wait_s = told["last"], told["seen"], FEED_WAIT_S
+            before = told
+
+    def _note_still(self, is_still: bool) -> None:
+        """The run's deadlines stand still, or count: those of its sessions as well."""
+        if is_still == self.clock.is_running:
+            self.clock.run(not is_still)
+            for session in self.sessions:
+                session.note_clock()
 
     def _end_group(self, group: dict[str, Any]) -> None:
         if self.captured is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):
@@ -110,7 +137,8 @@ class GatewayRun:
         await asyncio.sleep(ABORT_AGAIN_S)
         await self.ring.abandon(engine_url, rid)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from forebay.core.active_clock import ActiveClock
 from forebay.core.signal import Signal
 from forebay.server.gateway.affinity import Affinity
 from forebay.server.gateway.asked import bounded
@@ -24,14 +25,15 @@ Failure = dict[str, Any]
 class Session:
     """What the calls under one base URL have in common.
 
-    ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds its calls are ended and no further
-    ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample more than
-    ``max_tokens``. What the engine answered goes to ``turns``.
+    ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds by ``clock`` its calls are ended
+    and no further ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample
+    more than ``max_tokens``. What the engine answered goes to ``turns``.
     """
 
     def __init__(
         self,
         affinity: Affinity,
+        clock: ActiveClock,
         rid_prefix: str,
         deadline_s: float,
         turns: TurnLog,
@@ -55,7 +57,9 @@ class Session:
         self._max_tokens = max_tokens
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
-        self.ends_s = self._loop.time() + deadline_s
+        self._clock = clock
+        self.ends_s = clock.now_s() + deadline_s
+        """By the clock of its run."""
         self._closed = ""
         self._news = Signal()
         self._in_flight: set[asyncio.Timeout] = set()
@@ -85,7 +89,7 @@ class Session:
         if self._closed:
             raise Over(self._closed)
         try:
-            async with asyncio.timeout_at(self.ends_s) as limit:
+            async with asyncio.timeout_at(self._until_s()) as limit:
                 self._in_flight.add(limit)
                 try:
                     yield limit
@@ -117,8 +121,22 @@ class Session:
     def close(self, reason: str) -> None:
         """End all its calls; their agents are told ``reason``."""
         self._closed = reason
+        self._reschedule(self._loop.time())
+
+    def note_clock(self) -> None:
+        """The clock stands still, or goes on: the calls in flight have as much of the time left as before."""
+        if not self._closed:
+            self._reschedule(self._until_s())
+
+    def _until_s(self) -> float | None:
+        """When its time is up, by the event loop; None while the clock stands still before that."""
+        left_s = self.ends_s - self._clock.now_s()
+        return self._loop.time() + left_s if self._clock.is_running or left_s <= 0 else None
+
+    def _reschedule(self, until_s: float | None) -> None:
         for limit in self._in_flight:
-            limit.reschedule(self._loop.time())
+            if not limit.expired():
+                limit.reschedule(until_s)
 
     async def wait_idle(self) -> None:
         """Return when no call is in flight any more, and everything is recorded."""

@@ -101,9 +101,10 @@ async def closed_groups(
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
     seen: int | None = None,
     paused: bool = False,
+    still: bool | None = None,
 ) -> dict[str, Any]:
-    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step and pauses as well."""
+    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step and standstills as well."""
     entry, wait_s = services.buffer.by_key(run_key), min(wait_s, services.settings.max_wait_s)
     if seen is None:
         return await follow_closed(entry, after, wait_s)
-    return await follow_steps(entry, after, seen, wait_s, is_paused=paused)
+    return await follow_steps(entry, after, seen, wait_s, is_paused=paused, is_still=still)

@@ -36,6 +36,10 @@ class FakeBuffer:
         self.written: list[Json] = []
         self.reports: list[Json] = []
         self.weight_version: int | None = None
+        self.is_still = False
+        self._known_still: bool | None = None
+        self.num_asked = 0
+        """How often the feed was asked."""
         self._closed: list[Json] = []
         self._news = Signal()
         self.app = Starlette(
@@ -50,6 +54,12 @@ class FakeBuffer:
         """As at the deadline of a group."""
         self._closed.append({"instance_id": instance_id, "reason": reason, "is_salvaged": False})
         self._news.notify()
+
+    async def stand(self, is_still: bool) -> None:
+        """The run's deadlines stand still, or count again. Returns once the gateway has heard of it."""
+        self.is_still = is_still
+        self._news.notify()
+        await eventually(lambda: self._known_still is is_still)
 
     def end(self) -> None:
         """Answer those who wait."""
@@ -70,11 +80,14 @@ class FakeBuffer:
         return JSONResponse({"state": "running"})
 
     async def _feed(self, request: Request) -> Response:
+        self.num_asked += 1
         after, wait_s = int(request.query_params["after"]), float(request.query_params["wait_s"])
-        if len(self._closed) <= after:
+        self._known_still = {"true": True, "false": False}.get(request.query_params.get("still", ""))
+        if len(self._closed) <= after and self._known_still in (None, self.is_still):
             await self._news.wait(wait_s)
+        told = {"groups": self._closed[after:], "last": len(self._closed), "seen": 0}
         step = {"number": 0, "weight_version": self.weight_version}
-        return JSONResponse({"groups": self._closed[after:], "last": len(self._closed), "step": step, "seen": 0})
+        return JSONResponse({**told, "step": step, "paused": False, "still": self.is_still})
 
 
 @dataclass

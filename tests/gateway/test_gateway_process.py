@@ -1,5 +1,6 @@
 """The gateway as the server runs it: a process of its own, started when needed, restarted when it crashes."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 
 from forebay.core.settings import Settings
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
+from forebay.generators.agent_rollouts import AgentRollouts
+from forebay.generators.agent_task import AgentTask
 from forebay.generators.child import child_environment
+from forebay.generators.gateway_link import GatewayLink
+from forebay.generators.sandbox import Limits
 from forebay.server.gateways import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
+from tests.generators.bench_kit import LIMIT_S, bench
 from tests.kit import NativeRun, ServerProcess, assert_error, make_sample, poll_until, write_generator
+from tests.lent import lend_runs, lent_url
 
 TELLS = """
 import json, threading
@@ -29,6 +37,8 @@ def run_rollout(data):
 """
 PLAIN = Path(__file__).parents[1] / "slime" / "tasks" / "plain_generator.py"
 HANGING = "hang"
+AGENT_S = 2.0
+"""Enough for an agent to begin, and to end, on a busy machine."""
 
 
 def script(call: ScriptedCall) -> Reply:
@@ -168,6 +178,63 @@ def test_the_deadline_of_a_group_reaches_the_calls_of_a_captured_generator(
     assert [group["reason"] for group in run.closed()] == ["timed_out"]
     run.stop()
     assert httpx.post(url, json={"messages": [USER]}).status_code == 401
+
+
+@pytest.mark.parametrize("why", ["paused", "held"])
+def test_a_rollouts_deadline_stands_still_while_those_of_its_run_do(
+    server: ServerProcess, engine: ThreadedEngine, why: str
+) -> None:
+    run, told = start(server, engine)
+    gateway = admitted(told)
+    stand_still(run, told, why, True)
+    rollout = opened(gateway, deadline_s=1.5)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(chat, rollout, messages=[{"role": "user", "content": HANGING}])
+        with pytest.raises(TimeoutError):
+            call.result(timeout=2)
+        stand_still(run, told, why, False)
+        assert call.result().status_code == 410
+    run.stop()
+
+
+def aborted_once(call: ScriptedCall) -> Reply:
+    """Hangs until it is aborted; the rest comes at once."""
+    return Reply(text=f" {call.number}") if call.said else Reply(text="begun", hang=True)
+
+
+async def asking_agent(task: AgentTask) -> str | None:
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
+        reply = await client.chat.completions.create(model=task.model, messages=[USER])
+    return reply.choices[0].message.content
+
+
+async def test_a_pause_longer_than_an_agents_limit_costs_no_agent(server: ServerProcess, tmp_path: Path) -> None:
+    await asyncio.to_thread(lend_runs, server)
+
+    async def rollout(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
+        url = await asyncio.to_thread(lent_url, server, client.rollout.run_id)
+        async with GatewayLink(url) as gateway:
+            rollouts = AgentRollouts(gateway, asking_agent, Limits(wall_s=AGENT_S), {}, frozenset())
+            return await rollouts.run(client, messages, params)
+
+    async with bench(server, tmp_path, aborted_once, rollout, "a") as run:
+        await run.engine.wait_in_flight(2, timeout_s=LIMIT_S)
+        async with httpx.AsyncClient(base_url=f"{server.url}/v1/runs/{run.client.run_id}", timeout=30) as http:
+            await http.post("/engines/pause", json={"mode": "abort"})
+            assert await run.client.read(num_groups=1, wait_s=1.2 * AGENT_S) is None
+            await http.post("/engines/continue", json={"weight_version": 1})
+        rows = await run.read(1)
+    assert [(row["outcome"], row["attempt"]) for row in rows] == [("ok", 0)] * 2
+    assert all(row["messages"][-1]["content"].startswith("begun ") for row in rows)
+
+
+def stand_still(run: NativeRun, told: Json, why: str, is_still: bool) -> None:
+    """As a trainer does it, or a run process whose step has all its groups."""
+    if why == "held":
+        reply = httpx.post(f"{told['remote_buffer_url']}/progress", json={"held": is_still}, timeout=30)
+    else:
+        reply = run.client.post(f"{run.path}/engines/{'pause' if is_still else 'continue'}", json={})
+    assert reply.is_success, reply.text
 
 
 def test_a_gateway_that_is_killed_is_followed_by_another_at_the_same_address(

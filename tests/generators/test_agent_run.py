@@ -15,6 +15,7 @@ from forebay.generators.agent_run import Agent, run_agent
 from forebay.generators.agent_task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed, EnvironmentFailed
 from forebay.generators.gateway_link import RolloutRecord
+from forebay.generators.hold import Hold, Step
 from forebay.generators.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=30)
@@ -40,8 +41,8 @@ def task_in(folder: Path) -> AgentTask:
     )
 
 
-async def ran(agent: Agent, sandbox: Sandbox, limits: Limits = LIMITS) -> Any:
-    return (await run_agent(agent, task_in(sandbox.folder), sandbox, limits)).output
+async def ran(agent: Agent, sandbox: Sandbox, limits: Limits = LIMITS, hold: Hold | None = None) -> Any:
+    return (await run_agent(agent, task_in(sandbox.folder), sandbox, limits, hold or Hold())).output
 
 
 async def test_a_function_is_given_its_task(sandbox: Sandbox) -> None:
@@ -93,8 +94,35 @@ async def test_what_takes_too_long_is_stopped(sandbox: Sandbox) -> None:
         with pytest.raises(AgentFailed, match=r"took longer than 0\.05 s"):
             await ran(slow, sandbox, Limits(wall_s=0.05))
     never.set()
-    with pytest.raises(AgentFailed, match=r"was killed after 0\.2 s"):
-        await ran("sleep 1000", sandbox, Limits(wall_s=0.2))
+    with pytest.raises(AgentFailed, match=r"was killed after 1 s: stuck here"):
+        await ran("echo stuck here; sleep 1000", sandbox, Limits(wall_s=1))
+
+
+async def wait_for_ever(_: AgentTask) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("agent", [wait_for_ever, "sleep 1000"])
+async def test_its_time_stands_still_while_engines_are_paused(sandbox: Sandbox, agent: Agent) -> None:
+    hold = Hold()
+    hold.note_paused(True)
+    running = asyncio.create_task(ran(agent, sandbox, Limits(wall_s=0.1), hold))
+    done, _ = await asyncio.wait([running], timeout=0.4)
+    assert not done
+    hold.note_paused(False)
+    with pytest.raises(AgentFailed, match=r"0\.1 s"):
+        await running
+
+
+async def test_its_time_stands_still_while_its_run_is_held(sandbox: Sandbox) -> None:
+    hold = Hold(groups_per_step=1)
+    running = asyncio.create_task(ran(wait_for_ever, sandbox, Limits(wall_s=0.1), hold))
+    hold.note_complete("group")
+    done, _ = await asyncio.wait([running], timeout=0.4)
+    assert not done
+    hold.note_step(Step(1))
+    with pytest.raises(AgentFailed, match=r"took longer than 0\.1 s"):
+        await running
 
 
 async def test_a_timeout_of_the_agents_own_is_its_own(sandbox: Sandbox) -> None:

@@ -72,6 +72,17 @@ def test_arguments_of_a_call_that_had_ended(stream: Stream) -> None:
     assert "arguments of a call that had ended" in failure(stream, events)
 
 
+def test_what_came_with_them_is_told_all_the_same(stream: Stream) -> None:
+    misfit = {"index": 0, "function": {"arguments": "}"}}
+    events = fed(stream, call(0, "tool", "{"), call(1, "tool", "{}"), chunk(content="so", tool_calls=[misfit]))
+    assert "arguments of a call that had ended" in failure(stream, events)
+    assert "so" in [
+        event["delta"] if isinstance(event["delta"], str) else event["delta"].get("text")
+        for event in events
+        if "delta" in event
+    ]
+
+
 def test_blanks_between_calls_are_no_text(stream: Stream) -> None:
     events = fed(stream, call(0, "tool", "{}"), chunk(content="\n"), call(1, "tool", "{}"), chunk("tool_calls"))
     kinds = [event["type"] for event in events]
