@@ -36,8 +36,11 @@ demo-rl: install ## Watch a tiny model learn: engine, server, GRPO trainer (ARGS
 serve: install ## Run the server
 	@$(BIN)/forebay serve
 
+# The tests start some thousand processes: each compiles every module anew where Python may not write bytecode.
+test test-sglang test-soak: export PYTHONDONTWRITEBYTECODE =
+
 test: install ## Run the whole test suite
-	@$(PYTEST) -q -n 4 --dist loadfile
+	@$(PYTEST) -q -n 4 --dist loadfile --no-loadscope-reorder
 
 test-sglang: install $(SGLANG_VENV)/.installed ## Run the tests that need the real SGLang
 	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q -m sglang

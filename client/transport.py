@@ -12,7 +12,7 @@ import httpx
 
 from forebay.client.flow import Call, Flow, Lost, Pause, Reply, Wish, Work
 from forebay.core.errors import InvalidInput
-from forebay.core.settings import LOOPBACK_HOSTS
+from forebay.core.loopback import is_loopback
 
 T = TypeVar("T")
 
@@ -166,11 +166,10 @@ def _options(url: str, token: str | None) -> dict[str, Any]:
         raise InvalidInput(
             f"{url!r} is not a server's address", hint="it looks like http://127.0.0.1:8889", field="url"
         )
-    is_local = parts.hostname in LOOPBACK_HOSTS or parts.hostname.startswith("127.")
     return {
         "base_url": url.rstrip("/"),
         "headers": {"Authorization": f"Bearer {token}"} if token else {},
-        "trust_env": not is_local,  # no proxy is asked for this machine's own addresses
+        "trust_env": not is_loopback(parts.hostname),  # no proxy is asked for this machine's own addresses
     }
 
 

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
+from forebay.core.normaliser import Normaliser
 from forebay.core.oversampling import Oversampling
 from forebay.core.step import StepStart
 from forebay.core.tally import Tally
 
 Contract = Literal["A", "B"]
-Normaliser = Literal["grpo", "rloo", "dr_grpo"]
 Origin = Literal["slime", "native"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=10_000_000)]

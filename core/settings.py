@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     insecure: bool = Field(False, description="Allow listening on other than loopback addresses without a token.")
     input_roots: Annotated[list[Path], NoDecode] = Field(
         default_factory=list,
-        description="Folders under which an `input_file` or `tokenizer_path` must lie; anywhere if there are none.",
+        description="Folders under which an `input_file` or `template_path` must lie; anywhere if there are none.",
     )
     max_body_bytes: int = Field(1 << 30, ge=1, description="Bytes of the largest request body.")
     max_bodies_bytes: int = Field(

@@ -15,7 +15,7 @@ from forebay.core.errors import InvalidInput, MissingExtra
 Messages = Sequence[Mapping[str, Any]]
 TextOf = Callable[[Sequence[int], bool], str]
 
-FIELD = "tokenizer_path"
+FIELD = "template_path"
 NEEDED = ("transformers", "jinja2")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -42,7 +42,7 @@ def check_template(folder: str | Path) -> None:
     _check_files(Path(folder))
     for package in NEEDED:
         if find_spec(package) is None:
-            raise _unusable(f"tokenizer_path needs {package}, which is not installed", "pip install 'forebay[local]'")
+            raise _unusable(f"template_path needs {package}, which is not installed", "pip install 'forebay[local]'")
 
 
 def load_template(folder: str | Path) -> ChatTemplate:
@@ -68,7 +68,7 @@ def load_template(folder: str | Path) -> ChatTemplate:
 
 def _check_files(folder: Path) -> None:
     if not os.path.isdir(folder):
-        raise _unusable(f"tokenizer_path {str(folder)!r} is no folder", "give the folder of the model that is served")
+        raise _unusable(f"template_path {str(folder)!r} is no folder", "give the folder of the model that is served")
     if not _has_any(folder, TOKENIZER_FILES):
         raise _unusable(f"the folder {folder} has no tokenizer", "it should have a tokenizer.json")
     if not _has_any(folder, TEMPLATE_FILES) and not _config(folder).get("chat_template"):

@@ -41,7 +41,7 @@ PAYLOAD_NAMES = {
     **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
     **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
-    **{name: name for name in ("oversampling", "capture", "tokenizer_path")},
+    **{name: name for name in ("oversampling", "capture", "template_path")},
 }
 """What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
 
@@ -55,7 +55,7 @@ class BaseGenerator:
     counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s`` hold where the buffer does not tell its own.
     ``shuffle_seed`` shuffles the rows, each epoch differently. ``retry_budgets`` gives kinds of failure their own
     number of retries. ``oversampling`` starts more rollouts than are needed; a server's setting comes before it.
-    ``capture`` False asks the engines for no tokens. ``tokenizer_path`` is the folder of the model's tokenizer and chat
+    ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
     template, for routers whose workers cannot be reached. Numbers may be strings. Raises ``InvalidInput``.
     """
 
@@ -84,7 +84,7 @@ class BaseGenerator:
         retry_budgets: Mapping[str, int | str] | None = None,
         oversampling: "Mapping[str, Any] | Oversampling | None" = None,
         capture: bool | str = True,
-        tokenizer_path: str | Path | None = None,
+        template_path: str | Path | None = None,
     ) -> None:
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
@@ -108,7 +108,7 @@ class BaseGenerator:
         self.retry_budgets = read_budgets(retry_budgets, self.max_attempts)
         self.oversampling = _oversampling(oversampling, self.num_repeat_per_sample)
         self.capture = read_flag("capture", capture)
-        self.tokenizer_path = tokenizer_path
+        self.template_path = template_path
 
     @classmethod
     def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:

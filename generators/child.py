@@ -1,10 +1,8 @@
 """What the processes in which users' code runs have in common. Imports only the standard library: it starts fast."""
 
-import ctypes
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import BinaryIO
@@ -27,6 +25,8 @@ def memory_file(name: str) -> BinaryIO:
     """An anonymous, unbuffered file to hand to a child by descriptor: nothing in argv, environment or on disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
+    import tempfile  # a tenth of what the monitor loads, and needed outside Linux only
+
     return tempfile.TemporaryFile(buffering=0)
 
 
@@ -48,6 +48,8 @@ def die_with_parent(parent_pid: int) -> None:
     The kernel means the parent's thread that started this process: start from one that lasts.
     """
     if sys.platform == "linux":
+        import ctypes  # the monitor, which needs none of this, starts with every run
+
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)

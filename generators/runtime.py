@@ -3,7 +3,6 @@
 ``python -m forebay.generators.runtime SPEC_FD REPORT_FD PARENT_PID``. Standard output and error are the run's log.
 """
 
-import asyncio
 import atexit
 import inspect
 import logging
@@ -63,6 +62,8 @@ def _call_run_rollout(spec: RunSpec) -> None:
     set_import_path(module_path.parent, Path(spec.original_folder))
     result = load_module(module_path).run_rollout(spec.payload)
     if inspect.iscoroutine(result):
+        import asyncio  # half of what a run process loads
+
         asyncio.run(result)
 
 

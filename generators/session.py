@@ -75,7 +75,7 @@ def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc) -> Rewarder:
 
 
 async def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:
-    path = generator.tokenizer_path
+    path = generator.template_path
     return EngineRing(
         generator.remote_engine_url,
         api_key=generator.api_key,

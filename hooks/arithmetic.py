@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeGuard
 
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 
 EPSILON = 1e-8
 """Added to a deviation before dividing by it; a smaller deviation counts as none."""

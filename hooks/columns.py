@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.hooks.arithmetic import Padding, num_rollouts, share, valid_advantages
 from forebay.hooks.types import Contract, HookInput, Processed, Row, Sizes, Verdict
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from forebay.core.ids import InstanceId
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.core.sample import fork_number, rollout_id
 from forebay.hooks import arithmetic
 from forebay.hooks.contract import ContractChoice

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.hooks import answers
 from forebay.hooks.adapt import adapt
 from forebay.hooks.contract import ContractChoice

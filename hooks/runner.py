@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from forebay.core.errors import ForebayError
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.hooks import answers, columns, defaults, pipeline, wire
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.host_client import HostClient

@@ -5,7 +5,7 @@ Bodies, ids and whatever users' hooks answer travel as JSON bytes inside, which 
 
 import msgspec
 
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.hooks.types import Contract, Row
 
 HEADER_BYTES = 8

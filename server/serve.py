@@ -51,6 +51,7 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
             log_config=None,
             access_log=False,
             http=ExpressProtocol.over(services),
+            ws="none",
             lifespan="off",
             server_header=False,
             date_header=False,

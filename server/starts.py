@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.flags import read_flag
@@ -80,6 +81,24 @@ def engine_urls(payload: dict[str, Any]) -> list[str]:
     return [str(url).strip() for url in urls if str(url).strip()] if isinstance(urls, list) else []
 
 
+def _check_engines(payload: dict[str, Any]) -> None:
+    for url in engine_urls(payload):
+        if not _is_http(url):
+            raise InvalidInput(
+                f"remote_engine_url names {url!r}, which is no HTTP address",
+                hint="it should be like http://127.0.0.1:30000",
+                field="remote_engine_url",
+            )
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
 class InputCheck:
     """Looks at a run's input file, as its generator will need it."""
 
@@ -91,8 +110,9 @@ class InputCheck:
         """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
         _check_oversampling(request, generator)
         if generator.imports_base:
+            _check_engines(request.payload)
             retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
-            await self._check_tokenizer(request.payload.get("tokenizer_path"))
+            await self._check_template(request.payload.get("template_path"))
         if request.input_file is None:
             if generator.imports_base:
                 raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
@@ -107,12 +127,12 @@ class InputCheck:
         if request.input_file is not None and generator.imports_base:
             await asyncio.to_thread(_check_rows, self._allowed(request.input_file, "input_file"), None)
 
-    async def _check_tokenizer(self, told: object) -> None:
+    async def _check_template(self, told: object) -> None:
         if told is None:
             return
         if not isinstance(told, str) or not told or "\0" in told:
-            raise InvalidInput(f"tokenizer_path must be the path of a folder, got {told!r}", field="tokenizer_path")
-        await asyncio.to_thread(check_template, self._allowed(told, "tokenizer_path"))
+            raise InvalidInput(f"template_path must be the path of a folder, got {told!r}", field="template_path")
+        await asyncio.to_thread(check_template, self._allowed(told, "template_path"))
 
     def fingerprint(self, request: StartRequest) -> str:
         """What changes when the input file does."""

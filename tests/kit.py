@@ -50,10 +50,12 @@ def make_group(instance_id: str | int, rewards: Sequence[float | None], **change
 def poll_until(condition: Callable[[], T], timeout_s: float = TIME_LIMIT_S) -> T:
     """Ask until the answer is true, and return it: for what another process does and cannot announce."""
     until_s = time.monotonic() + timeout_s
+    pause_s = 0.005
     while not (answer := condition()):
         if time.monotonic() > until_s:
             raise AssertionError(f"not within {timeout_s} s: {getattr(condition, '__qualname__', condition)}")
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.25 * pause_s, 0.05)  # asking often would slow down what is waited for
     return answer
 
 

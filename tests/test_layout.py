@@ -81,3 +81,9 @@ def test_test_files_have_names_of_their_own() -> None:
 def test_no_file_is_too_long_to_be_read() -> None:
     sizes = {path: len(path.read_text().splitlines()) for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     assert {str(path): size for path, size in sizes.items() if size > 400} == {}
+
+
+@pytest.mark.parametrize("module", ["forebay.client", "forebay.generators.base", "forebay.hooks.host"])
+def test_what_is_loaded_with_every_run_waits_for_no_pydantic(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

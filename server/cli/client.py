@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.core.settings import LOOPBACK_HOSTS
+from forebay.core.loopback import is_loopback
 
 TIMEOUT_S = 30.0
 
@@ -65,8 +65,7 @@ class ServerClient:
 
 def is_local(url: str) -> bool:
     """Whether a URL is this machine's own, for which no proxy is asked."""
-    host = urlsplit(url).hostname or ""
-    return host in LOOPBACK_HOSTS or host.startswith("127.")
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def _object(reply: httpx.Response) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings, load_settings
+from forebay.server.cli.loading import loading
 from forebay.server.cli.options import ConfigPath, GeneratorPaths
 from forebay.telemetry.log import set_up_logging
 
@@ -28,7 +29,8 @@ def command(
 
     Every setting can also come from --config or from a FOREBAY_* environment variable; docs/settings.md lists them.
     """
-    from forebay.server import serve
+    with loading():
+        from forebay.server import serve
 
     settings = read_settings(
         config,

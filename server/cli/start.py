@@ -27,7 +27,7 @@ def command(
     input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Samples of a group.")] = None,
     engine_url: Annotated[str | None, typer.Option(help="Engine, or several with commas between.")] = None,
-    tokenizer_path: Annotated[
+    template_path: Annotated[
         str | None, typer.Option(help="Folder of the model's tokenizer and chat template.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="A label, to find the run by.")] = None,
@@ -49,7 +49,7 @@ def command(
         "input_file": input_file and _found_here(input_file),
         "num_repeat_per_sample": group_size,
         "remote_engine_url": engine_url,
-        "tokenizer_path": tokenizer_path and _found_here(tokenizer_path),
+        "template_path": template_path and _found_here(template_path),
         "name": name,
         "num_epoch": num_epoch,
         "num_process": num_process,

@@ -54,11 +54,7 @@ def test_whatever_is_left_of_a_training_it_goes_on_with_the_same_groups(
 ) -> None:
     for crash in [*CRASHES, "nowhere"]:
         command = [sys.executable, "-m", "tests.client.slime_trainer", server.url, tmp_path, tmp_path / "input.jsonl"]
-        import time
-
-        t0 = time.time()
         done = subprocess.run([*command, mode, crash], cwd=ROOT, check=False, capture_output=True, text=True)
-        print(crash, time.time() - t0)
         assert done.returncode == (0 if crash == "nowhere" else 1), f"{crash}: {done.stderr}"
     rollouts = json.loads((tmp_path / "model.json").read_text())
     assert [name for rollout in rollouts for name in rollout] == [f"g{n}" for n in range(NUM_GROUPS)]

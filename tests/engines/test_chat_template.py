@@ -68,7 +68,7 @@ def test_a_folder_that_will_not_do_is_refused_by_its_files(
     for use in (check_template, load_template):
         with pytest.raises(InvalidInput, match=told) as caught:
             use(folder)
-        assert caught.value.field == "tokenizer_path"
+        assert caught.value.field == "template_path"
         assert caught.value.hint
 
 

@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 @pytest.fixture(scope="module")
-def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("model"))
 
 
@@ -45,7 +45,7 @@ class Behind:
 
 
 @pytest.fixture
-def behind(buffer, write_rows, tokenizer_path: Path) -> Any:
+def behind(buffer, write_rows, template_path: Path) -> Any:
     """A factory: ``async with behind(script, **listed)``."""
 
     @asynccontextmanager
@@ -53,7 +53,7 @@ def behind(buffer, write_rows, tokenizer_path: Path) -> Any:
         buffer.plan["group_size"] = 1
         rows = write_rows({"instance_id": "a", "prompt": "a"})
         async with ScriptedEngine(script) as engine, hiding_router(engine.url, **listed) as (router, url):
-            options = {"max_tokens": 64, "max_attempts": 1, "tokenizer_path": tokenizer_path, **options}
+            options = {"max_tokens": 64, "max_attempts": 1, "template_path": template_path, **options}
             yield Behind(engine, router, BaseGenerator(url, buffer.url, 1, **options), rows)
 
     return serve

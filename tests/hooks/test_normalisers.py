@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.run import Normaliser
+from forebay.core.normaliser import Normaliser
 from forebay.hooks import HookInput, HookRunner, columns
 from forebay.hooks.arithmetic import advantages
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.defaults import Defaults
 from forebay.hooks.pipeline import index_items, index_rows, process
 from forebay.hooks.types import Sizes
-from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error, make_sample
+from tests.kit import IDLE, ServerProcess, assert_error, make_sample, write_generator
 
 NORMALISERS: list[Normaliser] = ["grpo", "rloo", "dr_grpo"]
 KEEPS_ALL = "def filter_item(item, task_type):\n    return True\n"
@@ -130,17 +129,17 @@ async def test_the_hook_host_normalises_as_the_server_does(
 
 
 @pytest.mark.parametrize("has_hook", [False, True])
-def test_a_run_normalises_as_it_was_told(has_hook: bool, make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server()
+def test_a_run_normalises_as_it_was_told(has_hook: bool, server: ServerProcess) -> None:
     if has_hook:
-        idle = server.generators / "idle_generator.py"
-        idle.write_text(idle.read_text() + KEEPS_ALL)
-    run = server.start_run(group_size=4, normaliser="rloo")
+        keeping = IDLE.replace('"idle"', '"keeps_all"') + KEEPS_ALL
+        write_generator(server.generators, keeping, "keeps_all_generator.py")
+    run = server.start_run("keeps_all" if has_hook else "idle", group_size=4, normaliser="rloo")
     told = [(0.0, None), (1.0, "main"), (1.0, 7), (0.5, 7)]
     run.write(*(make_sample(uid=f"u{n}", reward=r, rollout_id=rollout) for n, (r, rollout) in enumerate(told)))
     data = run.read(num_groups=1, wait_s=20)["data"]
     assert [row["reward"] for row in data] == pytest.approx([-0.875, 0.625, 0.25, 0.25], abs=1e-9)
     assert [row["raw_reward"] for row in data] == [0.0, 1.0, 1.0, 0.5]
+    run.stop()
 
 
 def test_an_unknown_normaliser_is_refused_with_the_names(server: ServerProcess) -> None:

@@ -91,6 +91,20 @@ def test_wrong_retry_budgets_are_a_422_of_the_start(rows_server: ServerProcess, 
     assert "engine_failure" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "urls", ["localhost:30000", "http://", "http://host:port", "ftp://host", ["http://a:1", "b:2"]]
+)
+def test_an_engine_address_that_is_none_is_a_422_of_the_start(
+    rows_server: ServerProcess, tmp_path: Path, urls: str | list[str]
+) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row(0)])
+    body = start_body(task_type="rows", input_file=path, remote_engine_url=urls)
+    error = assert_error(
+        rows_server.client.post("/start_rollout", json=body), 422, "invalid_input", "remote_engine_url"
+    )
+    assert "http://127.0.0.1:30000" in error["hint"]
+
+
 @pytest.mark.parametrize("bad", ["{", "[1]", "7", '{"label": "1"}', '{"prompt": 5}'])
 def test_a_malformed_line_among_the_first_is_a_400_with_its_number(
     rows_server: ServerProcess, tmp_path: Path, bad: str

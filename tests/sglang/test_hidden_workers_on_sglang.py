@@ -43,7 +43,7 @@ async def test_samples_over_generate_have_the_engines_logprobs_also_after_aborts
         asyncio.timeout(300),
     ):
         generator = BaseGenerator(
-            url, buffer.url, num_process=16, sampling_params=SAMPLING, tokenizer_path=sglang_model, max_attempts=1
+            url, buffer.url, num_process=16, sampling_params=SAMPLING, template_path=sglang_model, max_attempts=1
         )
         aborting = asyncio.create_task(abort_at_random(sglang_url, mean_s=0.15))
         await generator.run_async(tmp_path / "rows.jsonl", rollout, reward)

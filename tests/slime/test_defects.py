@@ -79,6 +79,12 @@ def test_what_is_shown_elsewhere_is_there(defect: str, file: str, test: str) -> 
     assert re.search(rf"^(async )?def test_{test}", (TESTS / file).read_text(), re.MULTILINE), defect
 
 
+@pytest.fixture(scope="module")
+def patient_server(module_servers: MakeServer) -> ServerProcess:
+    """For tests with generator files of their own: a start waits until they are known."""
+    return module_servers(start_wait_s=60)
+
+
 @pytest.fixture
 def slime(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[SlimeRun]:
     run = server.start_slime(request.node.name[:60])
@@ -130,11 +136,10 @@ def run_rollout(data):
 
 
 def test_the_simplified_contract_has_finished_groups_and_time_outs_and_strands_nothing(
-    make_server: MakeServer,
+    patient_server: ServerProcess,
 ) -> None:
-    server = make_server(start_wait_s=60)
-    write_generator(server.generators, BOOL_VALIDITY, "simplified_generator.py")
-    run = server.start_slime("", "simplified", group_timeout_seconds=1)
+    write_generator(patient_server.generators, BOOL_VALIDITY, "simplified_generator.py")
+    run = patient_server.start_slime("simplified", "simplified", group_timeout_seconds=1)
     run.wait_for_state("running")
     run.write(*make_group("empty", GOOD), *make_group("whole", GOOD), *make_group("short", GOOD[:3]))
     run.write(make_sample(instance_id="alone"))
@@ -226,11 +231,10 @@ def test_fewer_than_half_kept_are_padded_in_turn(server: ServerProcess) -> None:
     run.stop()
 
 
-def test_an_overfull_group_ships_exactly_its_rows(make_server: MakeServer) -> None:
-    server = make_server(start_wait_s=60)
-    doubling = BOOL_VALIDITY.replace("for n in range(4)", "for n in range(7)")
-    write_generator(server.generators, doubling, "simplified_generator.py")
-    run = server.start_slime("", "simplified")
+def test_an_overfull_group_ships_exactly_its_rows(patient_server: ServerProcess) -> None:
+    doubling = BOOL_VALIDITY.replace("for n in range(4)", "for n in range(7)").replace('"simplified"', '"doubling"')
+    write_generator(patient_server.generators, doubling, "doubling_generator.py")
+    run = patient_server.start_slime("doubling", "doubling")
     run.write(*make_group("g", GOOD), *[s | {"epoch": 0, "uid": "more/" + s["uid"]} for s in make_group("g", GOOD)])
     assert len(run.fetch()["data"]["data"]) == 4
     assert run.fetch()["success"] is False
@@ -292,11 +296,10 @@ def test_a_second_start_ends_the_first_generator_and_shares_no_buffer(server: Se
     second.stop()
 
 
-def test_two_files_with_one_task_type_are_refused_and_both_named(make_server: MakeServer) -> None:
-    server = make_server(start_wait_s=60)
-    source = (server.generators / "idle_generator.py").read_text()
-    write_generator(server.generators, source + "\n# a copy", "copied_generator.py")
-    answer = server.client.post("/start_rollout", json={"task_type": "idle", "num_repeat_per_sample": "8"})
+def test_two_files_with_one_task_type_are_refused_and_both_named(patient_server: ServerProcess) -> None:
+    source = (patient_server.generators / "idle_generator.py").read_text()
+    write_generator(patient_server.generators, source + "\n# a copy", "copied_generator.py")
+    answer = patient_server.client.post("/start_rollout", json={"task_type": "idle", "num_repeat_per_sample": "8"})
     message = assert_error(answer, 400, "generator_broken", "task_type")["message"]
     assert "idle_generator.py" in message
     assert "copied_generator.py" in message

@@ -1,4 +1,4 @@
-"""A trainer that behaves as slime's own does towards its rollout buffer, without pauses between its polls.
+"""A trainer that behaves as slime's own does towards its rollout buffer, but for its long pauses between polls.
 
 Written anew from what slime's ``rollout_buffer_example.py`` does: it starts until a 2xx, polls with ``{}`` until it has
 rows enough for a step, groups them by instance id, takes the newest groups, and keeps the ids of finished groups as
@@ -19,6 +19,7 @@ from tests.kit import TIME_LIMIT_S
 Item = dict[str, Any]
 NO_TLS = ssl.create_default_context()
 """Made once: making one takes longer than a call."""
+POLL_S = 0.05
 NEEDED_KEYS = {"uid", "instance_id", "messages", "reward", "extra_info"}
 NEEDED_META = {"total_samples", "avg_reward", "finished_groups"}
 
@@ -119,14 +120,14 @@ class SlimeTrainer:
                     raise RunOver(answer.text)
                 answer.raise_for_status()
             except httpx.TransportError:  # the buffer is down: slime's trainer tries again as well
-                time.sleep(0.05)
+                time.sleep(POLL_S)
                 continue
             told: dict[str, Any] = answer.json()
             if told["success"]:
                 self._note(told["data"])
                 data: dict[str, Any] = told["data"]
                 return data
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         raise AssertionError("nothing came, and no end was told")
 
     def _note(self, data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``forebay start --tokenizer-path``."""
+"""``forebay start --template-path``."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def test_a_folder_that_is_here_is_sent_with_its_whole_path(
     (tmp_path / "model").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "label": "2"}\n')
     monkeypatch.chdir(tmp_path)
-    given = ["--task-type", "math", "--group-size", "2", "--input-file", "rows.jsonl", "--tokenizer-path", "model"]
+    given = ["--task-type", "math", "--group-size", "2", "--input-file", "rows.jsonl", "--template-path", "model"]
     outcome = forebay("start", *given, "--url", server.url)
     assert outcome.code == 1
     assert f"the folder {tmp_path / 'model'} has no tokenizer" in outcome.err

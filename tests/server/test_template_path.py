@@ -1,4 +1,4 @@
-"""``tokenizer_path`` of a start: checked before the reply, and used by the run process behind a router."""
+"""``template_path`` of a start: checked before the reply, and used by the run process behind a router."""
 
 import asyncio
 import json
@@ -60,10 +60,18 @@ def test_a_folder_that_will_not_do_is_a_422_of_the_start(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    body = {"task_type": "talk", "group_size": 2, "input_file": str(rows), "tokenizer_path": make(folder)}
+    body = {"task_type": "talk", "group_size": 2, "input_file": str(rows), "template_path": make(folder)}
     for path in ("/v1/runs", "/s/wrong/start_rollout"):
         answer = talk_server.client.post(path, json={**body, "num_repeat_per_sample": "2"})
-        assert told in assert_error(answer, 422, "invalid_input", "tokenizer_path")["message"]
+        assert told in assert_error(answer, 422, "invalid_input", "template_path")["message"]
+
+
+def test_slimes_tokenizer_path_is_a_path_of_the_trainers_machine_and_refuses_nothing(
+    talk_server: ServerProcess, rows: Path
+) -> None:
+    run = talk_server.start_slime("trainer", task_type="talk", input_file=str(rows), tokenizer_path="/root/model")
+    assert run.view()["state"] in ("validating", "running")
+    run.stop()
 
 
 def test_it_must_lie_under_the_allowed_folders(make_server: MakeServer, tmp_path: Path, rows: Path) -> None:
@@ -72,8 +80,8 @@ def test_it_must_lie_under_the_allowed_folders(make_server: MakeServer, tmp_path
     write_generator(tasks, TASK, "talk_generator.py")
     folder = write_tokenizer(tmp_path / "model")
     server = make_server(generators=tasks, input_roots=allowed, start_wait_s=60)
-    body = {"task_type": "talk", "group_size": 2, "input_file": str(rows), "tokenizer_path": str(folder)}
-    assert_error(server.client.post("/v1/runs", json=body), 400, "input_refused", "tokenizer_path")
+    body = {"task_type": "talk", "group_size": 2, "input_file": str(rows), "template_path": str(folder)}
+    assert_error(server.client.post("/v1/runs", json=body), 400, "input_refused", "template_path")
 
 
 async def test_samples_of_a_run_behind_a_router_that_hides_its_workers_are_exact(
@@ -86,7 +94,7 @@ async def test_samples_of_a_run_behind_a_router_that_hides_its_workers_are_exact
         AsyncBufferClient(talk_server.url) as client,
         asyncio.timeout(60),
     ):
-        await client.start("talk", 2, rows, remote_engine_url=url, tokenizer_path=str(folder))
+        await client.start("talk", 2, rows, remote_engine_url=url, template_path=str(folder))
         batch = await client.read(num_groups=1, wait_s=50)
         assert batch is not None
         checks = [await replay(engine.url, dict(row)) for row in batch.rows]

@@ -1,0 +1,167 @@
+"""slime's rollout function on a real server: what slime trains on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.client import slime_samples
+from forebay.engines.tiny.model import build_tokenizer
+from forebay.engines.tiny.recipe import Recipe
+from tests.client.slime.kit import generate, group
+from tests.client.slime_stand_in import Sample
+from tests.kit import Json, NativeRun, ServerProcess, make_sample
+
+
+def test_a_sample_has_what_slime_trains_on(run: NativeRun, args: Any) -> None:
+    changes = {"weight_versions": [3, 4], "label": "4", "extra_info": {"finish_reason": "stop", "round_number": 2}}
+    run.write(*group("a", **changes), *group("b", **changes))
+    (first, second), other = generate(args, 7)
+    assert first == Sample(
+        group_index=14,
+        index=28,
+        rollout_id=28,
+        prompt=[{"role": "user", "content": "2+2?"}],
+        response="4",
+        tokens=[5, 6, 7, 8],
+        response_length=2,
+        loss_mask=[1, 1],
+        rollout_log_probs=[-0.5, -0.25],
+        label="4",
+        reward=0.0,
+        weight_versions=["3", "4"],
+        status=Sample.Status.COMPLETED,
+        metadata={
+            "finish_reason": "stop",
+            "round_number": 2,
+            "uid": "a/0",
+            "instance_id": "a",
+            "raw_reward": 0.0,
+            "retokenized": False,
+        },
+    )
+    assert [sample.index for sample in (first, second, *other)] == [28, 29, 30, 31]
+    assert [sample.group_index for sample in (first, second, *other)] == [14, 14, 15, 15]
+
+
+@pytest.mark.parametrize(
+    ("told", "response_length", "loss_mask"),
+    [
+        ({"loss_mask": [0, 1, 0, 1]}, 3, [1, 0, 1]),
+        ({"loss_mask": [0, 0, 0, 1], "response_length": 3}, 3, [0, 0, 1]),
+        ({"loss_mask": [1, 1], "logprobs": [-0.5, -0.25], "response_length": 2}, 2, [1, 1]),
+        ({"loss_mask": ..., "response_length": 1}, 1, [1]),
+        ({"loss_mask": ...}, 3, [1, 1, 1]),
+        ({"loss_mask": [0, 0, 0, 0]}, 1, [0]),
+    ],
+)
+def test_the_response_begins_where_the_sample_says_or_where_training_does(
+    run: NativeRun, args: Any, told: Json, response_length: int, loss_mask: list[int]
+) -> None:
+    run.write(*group("a", **told), *group("b", **told))
+    sample = generate(args, 0)[0][0]
+    assert (sample.tokens, sample.response_length, sample.loss_mask) == ([5, 6, 7, 8], response_length, loss_mask)
+    assert sample.rollout_log_probs == [
+        logprob if mask else 0.0
+        for logprob, mask in zip([0.0, 0.0, -0.5, -0.25][-response_length:], loss_mask, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra_info", "status"),
+    [
+        ({"finish_reason": "length"}, "TRUNCATED"),
+        ({"finish_reason": "abort"}, "ABORTED"),
+        ({"finish_reason": {"type": "abort", "message": "closed"}}, "ABORTED"),
+        ({"finish_reason": "error"}, "FAILED"),
+        ({"finish_reason": "tool_calls"}, "COMPLETED"),
+        ({}, "COMPLETED"),
+    ],
+)
+def test_the_end_of_a_rollout_is_its_status(extra_info: Json, status: str) -> None:
+    assert slime_samples.status_of(make_sample(extra_info=extra_info)) == status
+
+
+def test_a_failed_sample_is_failed_whatever_its_reason() -> None:
+    assert slime_samples.status_of(make_sample(status="failed", extra_info={"finish_reason": "length"})) == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        ("ok", "COMPLETED"),
+        ("truncated", "TRUNCATED"),
+        ("cancelled", "ABORTED"),
+        *((f"{whose}_failure", "FAILED") for whose in ("engine", "agent", "environment", "judge")),
+        ("anything else", "COMPLETED"),
+    ],
+)
+def test_the_outcome_of_a_rollout_is_its_status(outcome: str, status: str) -> None:
+    assert slime_samples.status_of(make_sample(outcome=outcome)) == status
+    if outcome == "ok":
+        aborted = make_sample(outcome=outcome, extra_info={"finish_reason": "abort"})
+        assert slime_samples.status_of(aborted) == "ABORTED"
+
+
+def test_rewards_are_raw_for_slime_to_normalise_unless_it_is_told_not_to(run: NativeRun, args: Any) -> None:
+    for number in range(3):
+        run.write(*group(f"{number}a"), *group(f"{number}b"))
+    raw = generate(args, 0)[0]
+    assert [sample.reward for sample in raw] == [0.0, 1.0]
+    args.rewards_normalization = False
+    normalised = generate(args, 1)[0]
+    assert [sample.reward for sample in normalised] == pytest.approx([-1.0, 1.0], abs=1e-5)
+    assert [sample.metadata["raw_reward"] for sample in normalised] == [0.0, 1.0]
+    args.reward_key = "score"
+    keyed = generate(args, 2)[0]
+    assert [sample.reward for sample in keyed] == [{"score": pytest.approx(-1.0)}, {"score": pytest.approx(1.0)}]
+
+
+def test_forks_share_a_rollout_and_copies_do_not(slime_server: ServerProcess, name: str, args: Any) -> None:
+    run = slime_server.start_run(name=name, group_size=4, min_valid_item_size_ratio=0.5, group_timeout_seconds=0.3)
+    args.n_samples_per_prompt, args.rollout_batch_size = 4, 1
+    forks = [{**sample, "rollout_id": told} for sample, told in zip(group("a", count=4), "xyyz", strict=True)]
+    run.write(*forks)
+    assert [sample.rollout_id for sample in generate(args, 0)[0]] == [0, 1, 1, 3]
+    run.write(*[{**sample, "rollout_id": told} for sample, told in zip(group("b", count=3), "xyz", strict=True)])
+    padded = generate(args, 1)[0]
+    assert [sample.metadata["uid"] for sample in padded] == ["b/0", "b/1", "b/2", "b/0"]
+    assert [sample.rollout_id for sample in padded] == [4, 5, 6, 7]
+
+
+def test_forks_that_fill_no_slot_are_left_out_of_slimes_groups(run: NativeRun, args: Any) -> None:
+    for name in "ab":
+        first, second = group(name)
+        place = {"epoch": 0, "rollout_id": "r0", "slot": 0}
+        run.write(
+            {**first, **place, "uid": f"{name}/f1", "fork": 1}, {**first, **place}, {**second, "epoch": 0, "slot": 1}
+        )
+    samples = generate(args, 0)
+    assert [[sample.metadata["uid"] for sample in group] for group in samples] == [["a/0", "a/1"], ["b/0", "b/1"]]
+
+
+def test_logprobs_are_all_there_or_none(run: NativeRun, args: Any) -> None:
+    run.write(*group("a"), *group("b", logprobs=...))
+    assert [sample.rollout_log_probs for group in generate(args, 0) for sample in group] == [None] * 4
+
+
+def test_what_slime_wants_of_all_or_none_is_left_out_if_one_lacks_it(run: NativeRun, args: Any) -> None:
+    run.write(*group("a", extra_info={"round_number": 1}), *group("b"))
+    assert all("round_number" not in sample.metadata for group in generate(args, 0) for sample in group)
+
+
+def test_samples_without_tokens_are_tokenised_with_slimes_tokenizer(run: NativeRun, args: Any, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(Recipe())
+    tokenizer.save_pretrained(tmp_path)
+    args.hf_checkpoint = str(tmp_path)
+    run.write(*group("a", tokens=..., loss_mask=..., logprobs=...), *group("b"))
+    (made, _), (kept, _) = generate(args, 0)
+    assert tokenizer.decode(made.tokens) == tokenizer.apply_chat_template(
+        [*made.prompt, {"role": "assistant", "content": "4"}], tokenize=False
+    )
+    trained = [
+        token for token, mask in zip(made.tokens[-made.response_length :], made.loss_mask or [], strict=True) if mask
+    ]
+    assert tokenizer.decode(trained) == "4<|im_end|>"
+    assert (made.metadata["retokenized"], kept.metadata["retokenized"]) == (True, False)
+    assert kept.tokens == [5, 6, 7, 8]
