@@ -10,6 +10,32 @@ from tests.kit import ServerProcess
 
 MakeServer = Callable[..., ServerProcess]
 SERVERS = pytest.StashKey[list[ServerProcess]]()
+LONGEST = (
+    "slime",
+    "soak",
+    "examples",
+    "e2e",
+    "cli/test_demo.py",
+    "engines/tiny",
+    "generators/test_agent.py",
+    "generators/test_runtime.py",
+    "server/test_run_life.py",
+    "server/test_pause_deadlines.py",
+    "client/test_slime_crashes.py",
+    "test_package.py",
+    "test_readme.py",
+    "test_slime_example.py",
+)
+"""Files and folders, below this one, that take longest: what is begun last decides when a parallel run ends."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; ``make test`` keeps this order."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
+
+
+def _rank(path: str) -> int:
+    return next((rank for rank, beginning in enumerate(LONGEST) if path.startswith(beginning)), len(LONGEST))
 
 
 class _Farm:

@@ -215,7 +215,8 @@ async def test_requests_from_many_readers_are_answered_each_its_own(
 
 
 def host_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "forebay.hooks.host" in child.cmdline()]
+    """Those of this process; servers of other tests have theirs."""
+    return [child for child in psutil.Process().children() if "forebay.hooks.host" in child.cmdline()]
 
 
 async def test_what_a_hook_started_is_killed_with_the_host(
