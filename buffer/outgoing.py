@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 
 import msgspec
 
@@ -19,6 +20,7 @@ CHUNK_BYTES = 1 << 20
 """Of rows that are made at a time, before other work of the server gets its turn."""
 
 Finish = Callable[[Parts], Parts]
+_about: "attrgetter[int]" = attrgetter("num_bytes")
 
 
 class Planned(msgspec.Struct, frozen=True, gc=False):
@@ -148,9 +150,9 @@ class Outgoing:
 
     def _parts(self, start: int, up_to: int | None) -> Iterator[Sequence[Planned]]:
         total = 0
-        for part in stretches(self.planned[start:], _about, CHUNK_BYTES):
+        for part, num_bytes in stretches(self.planned[start:], _about, CHUNK_BYTES):
             yield part
-            total += sum(map(_about, part))
+            total += num_bytes
             if up_to is not None and total >= up_to:
                 return
 
@@ -170,10 +172,6 @@ class Outgoing:
         if any(sample.head is None for sample in samples):
             await self._buffer.find_heads(samples)
         return any(sample.head for sample in samples)
-
-
-def _about(planned: Planned) -> int:
-    return planned.num_bytes
 
 
 def _is_read_whole(planned: Planned) -> bool:

@@ -6,14 +6,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def stretches(items: Sequence[T], num_bytes: Callable[[T], int], limit: int) -> Iterator[Sequence[T]]:
-    """``items`` in parts of up to ``limit`` bytes each; one that is longer stands alone."""
+def stretches(items: Sequence[T], num_bytes: Callable[[T], int], limit: int) -> Iterator[tuple[Sequence[T], int]]:
+    """``items`` in parts of up to ``limit`` bytes, each with its bytes; an item that is longer stands alone."""
     first = size = 0
     for place, item in enumerate(items):
         own = num_bytes(item)
         if place > first and size + own > limit:
-            yield items[first:place]
+            yield items[first:place], size
             first, size = place, 0
         size += own
     if first < len(items):
-        yield items[first:]
+        yield items[first:], size

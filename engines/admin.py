@@ -4,6 +4,7 @@ Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -59,6 +60,11 @@ class WorkerAdmin:
     async def abort(self, rid: str) -> bool:
         """Ask once to stop ``rid``; false where the server knows no aborts. Says nothing about whether it stopped."""
         return await self._told("/abort_request", {"rid": rid})
+
+    async def abandon(self, rid: str) -> None:
+        """Tell it once that nobody waits for ``rid``, whatever it says to that."""
+        with suppress(EngineError, TimeoutError):
+            await self.abort(rid)
 
     async def abort_all(self) -> bool:
         """Ask once to stop everything; false where the server knows no aborts."""

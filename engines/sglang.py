@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,7 +58,7 @@ class SGLangWorker(OpenAIEngine):
         task.add_done_callback(self._abandoned.discard)
 
     async def _abort_once(self, rid: str) -> None:
-        await _abort_once(self.admin, rid)
+        await self.admin.abandon(rid)
 
 
 class SGLangEngine(Engine):
@@ -130,10 +130,10 @@ class SGLangEngine(Engine):
     async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:
         return await stop_all_everywhere(await self._admins_or_none(timeout_s), timeout_s)
 
-    async def abort_once(self, rid: str) -> None:
+    async def abandon(self, rid: str) -> None:
         """Tell every server that can be told, once, that nobody waits for ``rid``; they may not have heard of it."""
         admins = await self._admins_or_none(ABORT_TIMEOUT_S)
-        await asyncio.gather(*(_abort_once(admin, rid) for admin in admins))
+        await asyncio.gather(*(admin.abandon(rid) for admin in admins))
 
     @property
     def is_through_router(self) -> bool:
@@ -213,11 +213,6 @@ class SGLangEngine(Engine):
         if self._http is None:
             raise RuntimeError("SGLangEngine is not open: use `async with SGLangEngine(...) as engine`")
         return self._http
-
-
-async def _abort_once(admin: WorkerAdmin, rid: str) -> None:
-    with suppress(EngineError, TimeoutError):
-        await admin.abort(rid)
 
 
 async def _model_info(worker: SGLangWorker) -> ModelInfo:

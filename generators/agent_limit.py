@@ -1,7 +1,7 @@
 """An agent's time, which stands still while its run is held, or its engines are paused."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from forebay.generators.hold import Hold
@@ -13,36 +13,29 @@ LOOK_S = 1.0
 @asynccontextmanager
 async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
     """``asyncio.timeout`` after ``limit_s`` seconds in which engine calls may go out."""
-    async with asyncio.timeout(None) as limit:
-        counting = asyncio.create_task(_end(limit, hold, limit_s))
-        try:
-            yield limit
-        finally:
-            counting.cancel()
+    now_s = asyncio.get_running_loop().time
+    async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
+        yield limit
 
 
 @asynccontextmanager
 async def set_at_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Event]:
     """An event that is set at the same time."""
     over = asyncio.Event()
-    counting = asyncio.create_task(_set(over, hold, limit_s))
-    try:
+    async with _counting(hold, limit_s, over.set):
         yield over
+
+
+@asynccontextmanager
+async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) -> AsyncIterator[None]:
+    counting = asyncio.create_task(_count(hold, limit_s, at_limit))
+    try:
+        yield
     finally:
         counting.cancel()
 
 
-async def _end(limit: asyncio.Timeout, hold: Hold, limit_s: float) -> None:
-    await _worked(hold, limit_s)
-    limit.reschedule(asyncio.get_running_loop().time())
-
-
-async def _set(over: asyncio.Event, hold: Hold, limit_s: float) -> None:
-    await _worked(hold, limit_s)
-    over.set()
-
-
-async def _worked(hold: Hold, left_s: float) -> None:
+async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
     now_s = asyncio.get_running_loop().time
     while left_s > 0:
         await hold.wait_call()
@@ -50,3 +43,4 @@ async def _worked(hold: Hold, left_s: float) -> None:
         await asyncio.sleep(min(left_s, LOOK_S))
         if hold.may_call:
             left_s -= now_s() - began_s
+    at_limit()

@@ -142,11 +142,7 @@ class EngineRing:
         if not self._can_be_told(url):
             return
         router = self._members[url].server.router
-        if router is not None:
-            await router.abort_once(rid)
-            return
-        with suppress(EngineError, TimeoutError):
-            await WorkerAdmin(self._http, url).abort(rid)
+        await (router or WorkerAdmin(self._http, url)).abandon(rid)
 
     def template_at(self, url: str) -> ChatTemplate | None:
         """For chats to the server at ``url`` that should go over ``/generate``."""

@@ -104,8 +104,7 @@ class RolloutRunner:
             if is_cancelled():
                 raise
             return error
-        except BaseExceptionGroup as errors:
-            # Calls side by side in a task group: each of them was told that the group is closed.
+        except BaseExceptionGroup as errors:  # calls side by side: each was told that the group is closed
             if errors.subgroup(GroupClosed) is not None:
                 raise GroupClosed(rollout.calls.group.group_id) from None
             return errors

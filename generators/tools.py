@@ -76,8 +76,8 @@ class ToolBox:
         try:
             async with asyncio.TaskGroup() as tasks:
                 asked = [tasks.create_task(self._answer(call.get("function") or {})) for call in calls]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the others were cancelled: nobody waits for them
+        except BaseExceptionGroup as failures:  # the first one ended the others: nobody waits for them
+            raise failures.exceptions[0] from None
         named = zip(calls, asked, strict=True)
         return [{"role": "tool", "tool_call_id": call.get("id"), "content": task.result()} for call, task in named]
 

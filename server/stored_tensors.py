@@ -89,7 +89,7 @@ def _response_length(text: bytes) -> Any:
 
 async def read_pieces(store: Store, stored: Stored) -> AsyncIterator[Pieces]:
     """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
-    for stretch in stretches(stored, len, STRETCH_BYTES):
+    for stretch, _ in stretches(stored, len, STRETCH_BYTES):
         yield await _read(store, stretch)
 
 

@@ -21,8 +21,6 @@ STRETCH_BYTES = 1 << 20
 """Of short pieces that are sent with one call."""
 SHORT_BYTES = 48 << 10
 """Up to this size on average, pieces are sent together: a call for each would cost more than copying them."""
-MANY = STRETCH_BYTES // SHORT_BYTES + 1
-"""So many pieces that make up a stretch are short."""
 PATIENCE_MS = 50
 """How long a thread waits for a socket that takes no more, before the event loop waits for it."""
 
@@ -100,8 +98,8 @@ class Sending:
     # --- what to send
 
     def _make_steps(self, pieces: Sequence[Outbound]) -> Iterator[_Step]:
-        for stretch in stretches(pieces, len, STRETCH_BYTES):
-            if len(stretch) >= MANY or sum(map(len, stretch)) <= SHORT_BYTES * len(stretch):
+        for stretch, num_bytes in stretches(pieces, len, STRETCH_BYTES):
+            if num_bytes <= SHORT_BYTES * len(stretch):
                 yield self._views_of(stretch)
             else:
                 for piece in stretch:

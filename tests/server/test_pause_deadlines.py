@@ -36,6 +36,15 @@ class Paused:
     async def write_half(self) -> None:
         await self.post("samples", **make_group("short", [1.0])[0])
 
+    async def half_updated(self) -> "asyncio.Task[httpx.Response]":
+        """An update that its worker holds up, and half a group that was written meanwhile."""
+        self.worker.loads.clear()
+        updating = self.update()
+        await self.worker.wait_told(UPDATE)
+        await self.write_half()
+        assert await self.is_paused()
+        return updating
+
     async def closed(self, wait_s: float) -> list[str]:
         """The reasons of the groups that are closed within this time."""
         answer = await self.http.get(f"{self.run.path}/closed_groups", params={"wait_s": wait_s})
@@ -69,11 +78,7 @@ async def test_deadlines_stand_still_while_a_trainer_holds_the_engines(server: S
 
 async def test_deadlines_stand_still_while_weights_are_updated(server: ServerProcess) -> None:
     async with pausable(server) as run:
-        run.worker.loads.clear()
-        updating = run.update()
-        await run.worker.wait_told(UPDATE)
-        await run.write_half()
-        assert await run.is_paused()
+        updating = await run.half_updated()
         assert await run.closed(3 * TIMEOUT_S) == []
         run.worker.loads.set()
         assert (await updating).status_code == 200
@@ -110,11 +115,7 @@ async def test_a_pause_that_outlives_the_server_holds_the_deadlines_as_well(make
 async def test_an_update_that_the_server_did_not_outlive_leaves_no_run_paused(make_server: MakeServer) -> None:
     server = await asyncio.to_thread(make_server)
     async with pausable(server) as run:
-        run.worker.loads.clear()
-        updating = run.update()
-        await run.worker.wait_told(UPDATE)
-        await run.write_half()
-        assert await run.is_paused()
+        updating = await run.half_updated()
         server.kill9()
         await asyncio.gather(updating, return_exceptions=True)
         await asyncio.to_thread(server.restart)

@@ -69,7 +69,7 @@ def test_a_folder_that_will_not_do_is_a_422_of_the_start(
 def test_slimes_tokenizer_path_is_a_path_of_the_trainers_machine_and_refuses_nothing(
     talk_server: ServerProcess, rows: Path
 ) -> None:
-    run = talk_server.start_slime("trainer", task_type="talk", input_file=str(rows), tokenizer_path="/root/model")
+    run = talk_server.start_slime("trainer", task_type="talk", input_file=str(rows), tokenizer_path="/only/there")
     assert run.view()["state"] in ("validating", "running")
     run.stop()
 
