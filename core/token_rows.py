@@ -4,7 +4,8 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ P = TypeVar("P")
 
 UNKNOWN = -1
 _NAN = array("f", [math.nan]).tobytes()
+_CODES = {"I64": "q", "F64": "d"}
+"""As the module ``array`` names the types."""
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -160,8 +163,10 @@ def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:
 
 
 def _number(value: Any) -> float:
+    if type(value) is float:
+        return value
     try:
-        return float(value) if type(value) in (int, float) else math.nan
+        return float(value) if type(value) is int else math.nan
     except OverflowError:
         return math.nan
 
@@ -207,18 +212,23 @@ def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Seque
     ``group_index``, ``weight_version``, ``response_length``, ``rewards``, ``raw_rewards`` and ``has_logprobs`` are
     [num_rows]; ``rest`` is JSON.
     """
-    num_rows, offsets = len(rows), [*accumulate((row.num_tokens for row in rows), initial=0)]
+    num_rows, offsets = len(rows), [*accumulate(map(attrgetter("num_tokens"), rows), initial=0)]
     group_index = chain.from_iterable([number] * size for number, size in enumerate(group_sizes))
     return [
         Column("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
         Column("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
-        Column("weight_version", "I64", num_rows, [array("q", (row.weight_version for row in rows)).tobytes()]),
-        Column("response_length", "I64", num_rows, [array("q", (row.response_length for row in rows)).tobytes()]),
-        Column("rewards", "F64", num_rows, [array("d", (row.reward for row in rows)).tobytes()]),
-        Column("raw_rewards", "F64", num_rows, [array("d", (row.raw_reward for row in rows)).tobytes()]),
+        _numbers("weight_version", "I64", "weight_version", rows),
+        _numbers("response_length", "I64", "response_length", rows),
+        _numbers("rewards", "F64", "reward", rows),
+        _numbers("raw_rewards", "F64", "raw_reward", rows),
         Column("tokens", "I32", offsets[-1], [row.tokens for row in rows]),
         Column("logprobs", "F32", offsets[-1], [piece for row in rows for piece in row.logprobs]),
         Column("loss_mask", "U8", offsets[-1], [piece for row in rows for piece in row.loss_mask]),
         Column("has_logprobs", "U8", num_rows, [bytes(row.has_logprobs for row in rows)]),
         Column("rest", "U8", sum(map(len, rest)), rest),
     ]
+
+
+def _numbers(name: str, dtype: Literal["I64", "F64"], field: str, rows: Sequence[TokenRow[P]]) -> Column[P]:
+    values: array[Any] = array(_CODES[dtype], map(attrgetter(field), rows))
+    return Column(name, dtype, len(rows), [values.tobytes()])

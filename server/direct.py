@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from forebay.buffer.store.abc import Outbound, Store, num_sent
+from forebay.buffer.store.abc import Outbound, Store
 from forebay.server.asgi import BodyPieces, ClientGone, Header, Reply
 
 EXTENSION = "forebay.direct"
@@ -54,20 +54,22 @@ def has_direct_body(scope: Scope) -> bool:
     return EXTENSION in scope.get("extensions", {})
 
 
-def direct_reply(scope: Scope, kind: Header, store: Store, pieces: Sequence[Outbound], usual: BodyPieces) -> Reply:
-    """The reply of ``pieces``; ``usual`` gives the same bytes, should there be no way past the framework.
+def direct_reply(
+    scope: Scope, kind: Header, store: Store, pieces: Sequence[Outbound], num_bytes: int, usual: BodyPieces
+) -> Reply:
+    """The reply of ``pieces``, ``num_bytes`` in all.
 
-    The last piece is held back until the reply may end, and lies in memory.
+    The last piece is held back until the reply may end, and lies in memory. ``usual`` gives the same bytes, should
+    there be no way past the framework.
     """
     *most, last = pieces
     assert isinstance(last, bytes)
-    num_bytes = sum(map(num_sent, most))
 
     async def send_most() -> bytes | None:
         way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
-        return last if way is not None and await way.send(store, most, num_bytes) else None
+        return last if way is not None and await way.send(store, most, num_bytes - len(last)) else None
 
-    return Reply(kind, num_bytes + len(last), usual, send_most)
+    return Reply(kind, num_bytes, usual, send_most)
 
 
 def _duplicate(transport: asyncio.Transport) -> socket.socket:

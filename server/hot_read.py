@@ -10,6 +10,7 @@ from starlette.types import Receive
 from forebay.buffer.choosing import ReadRequest
 from forebay.buffer.delivery import Batch, Delivery
 from forebay.buffer.outgoing import Outgoing
+from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.sample import Parts
 from forebay.server.asgi import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
@@ -61,7 +62,10 @@ class Reading(HotRoute):
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
             whole = [frame[0], *pieces, frame[1]]
-            return direct_reply(call.scope, JSON_HEADER, call.entry.buffer.store, whole, _framed(frame, rows))
+            num_bytes = sum(map(num_sent, whole))
+            return direct_reply(
+                call.scope, JSON_HEADER, call.entry.buffer.store, whole, num_bytes, _framed(frame, rows)
+            )
         await rows.load()
         await rows.measure()
         if rows.is_whole and rows.may_be_binary:

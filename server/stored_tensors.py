@@ -1,6 +1,7 @@
 """A batch of binary samples as tensors, read while it is sent: no more than a stretch of its arrays is in memory."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from starlette.types import Scope
@@ -9,19 +10,19 @@ from forebay.buffer.outgoing import Outgoing, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store
 from forebay.buffer.store.rows import Location
-from forebay.core.sample import set_reward
+from forebay.core.sample import rewards_text
 from forebay.core.stretches import stretches
 from forebay.core.token_arrays import HEAD_BYTES, Places, read_places
 from forebay.core.token_rows import Numbers, Stretch, TokenRow, make_row, read_numbers
 from forebay.server.asgi import Reply
 from forebay.server.direct import direct_reply
-from forebay.server.tensor_reply import TENSORS_HEADER, Pieces, blob_pieces, tensor_pieces
+from forebay.server.tensor_reply import TENSORS_HEADER, Blob, Pieces, make_blob, tensor_blob
 
 STRETCH_BYTES = 1 << 20
 """What is read at a time."""
 
-Stored = Sequence[Slice | bytes | memoryview]
-"""A blob of which pieces may still be in the store."""
+Stored = Slice | bytes | memoryview
+"""A piece of a blob that may still be in the store."""
 Frame = tuple[bytes, bytes]
 
 
@@ -33,17 +34,18 @@ async def tensor_reply(
     ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
     """
     await buffer.find_heads([each.sample for each in rows.planned if each.sample is not None])
-    pieces: Stored | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
-    if pieces is None:
+    blob: Blob[Stored] | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
+    if blob is None:
         await rows.load_all()
-        pieces = await tensor_pieces(list(rows), group_sizes, *frame)
-    return direct_reply(scope, TENSORS_HEADER, buffer.store, pieces, read_pieces(buffer.store, pieces))
+        blob = await tensor_blob(list(rows), group_sizes, *frame)
+    usual = read_pieces(buffer.store, blob.pieces)
+    return direct_reply(scope, TENSORS_HEADER, buffer.store, blob.pieces, blob.num_bytes, usual)
 
 
 async def stored_blob(
     store: Store, planned: Sequence[Planned], group_sizes: Sequence[int], head: bytes, tail: bytes
-) -> list[Slice | bytes] | None:
-    """The blob that ``tensor_pieces`` would make; None unless every row is of a binary sample in the store.
+) -> Blob[Slice] | None:
+    """The blob that ``tensor_blob`` would make; None unless every row is of a binary sample in the store.
 
     Of the samples, only the JSON is read. Raises ``StorageFailed``.
     """
@@ -52,8 +54,9 @@ async def stored_blob(
         return None
     places = [read_places(each.sample.head or b"") for each in planned if each.sample is not None]
     texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
-    rows = [_row(*each) for each in zip(planned, locations, places, texts, strict=True)]
-    return blob_pieces(rows, group_sizes, head, tail)
+    lengths = _response_lengths(texts)
+    rows = [_row(*each) for each in zip(planned, locations, places, texts, lengths, strict=True)]
+    return make_blob(rows, group_sizes, head, tail)
 
 
 def _location(planned: Planned) -> Location | None:
@@ -63,18 +66,18 @@ def _location(planned: Planned) -> Location | None:
     return sample.location if sample is not None and is_plain else None
 
 
-def _row(planned: Planned, at: Location, places: Places, text: bytes) -> TokenRow[Slice]:
+def _row(planned: Planned, at: Location, places: Places, text: bytes, response_length: Any) -> TokenRow[Slice]:
     sample, row = planned.sample, planned.row
     assert sample is not None
     assert sample.reward_span is not None
     start, end = sample.reward_span
-    rest = set_reward(text, (start - places.json, end - places.json), row.reward, row.raw_reward)
+    rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
     return make_row(
         Stretch(places.num_tokens, Slice(at, HEAD_BYTES, places.logprobs)),
         _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
         _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
-        b"".join(rest),
-        Numbers(row.reward, row.raw_reward, _response_length(text), sample.oldest_version),
+        rest,
+        Numbers(row.reward, row.raw_reward, response_length, sample.oldest_version),
     )
 
 
@@ -82,17 +85,24 @@ def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Sli
     return Stretch((stop - start) // item_size, Slice(at, start, stop))
 
 
-def _response_length(text: bytes) -> Any:
-    """Told by few rows; a key may be spelt with escapes."""
-    return read_numbers(text).response_length if b'"response_length"' in text or b"\\u" in text else None
+def _response_lengths(texts: Sequence[bytes]) -> Iterable[Any]:
+    """What each row says of it: few do, so that all are looked through at once."""
+    if not _may_tell_length(b"".join(texts)):
+        return repeat(None, len(texts))
+    return [read_numbers(text).response_length if _may_tell_length(text) else None for text in texts]
 
 
-async def read_pieces(store: Store, stored: Stored) -> AsyncIterator[Pieces]:
+def _may_tell_length(text: bytes) -> bool:
+    """A key may be spelt with escapes."""
+    return b'"response_length"' in text or b"\\u" in text
+
+
+async def read_pieces(store: Store, stored: Sequence[Stored]) -> AsyncIterator[Pieces]:
     """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
     for stretch, _ in stretches(stored, len, STRETCH_BYTES):
         yield await _read(store, stretch)
 
 
-async def _read(store: Store, stored: Stored) -> Pieces:
+async def _read(store: Store, stored: Sequence[Stored]) -> Pieces:
     found = iter(await store.read_slices([piece for piece in stored if isinstance(piece, Slice)]))
     return [next(found) if isinstance(piece, Slice) else piece for piece in stored]

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
 from forebay.core.sample import Parts
-from forebay.core.tensor_blob import TENSORS_TYPE, blob_head
+from forebay.core.tensor_blob import ITEM_BYTES, TENSORS_TYPE, blob_head
 from forebay.core.token_arrays import as_json, is_binary
 from forebay.core.token_rows import P, TokenRow, columns, token_row
 
 Pieces = list[bytes | memoryview]
+P_co = TypeVar("P_co", covariant=True)
 
 TENSORS_HEADER = (b"content-type", TENSORS_TYPE.encode())
 BYTES_PER_TURN = 1 << 20
@@ -18,6 +21,13 @@ BYTES_PER_TURN = 1 << 20
 def wants_tensors(accept: bytes) -> bool:
     """Whether an Accept header asks for tensors."""
     return any(kind.partition(b";")[0].strip().lower() == TENSORS_TYPE.encode() for kind in accept.split(b","))
+
+
+class Blob(NamedTuple, Generic[P_co]):
+    """A safetensors blob in pieces."""
+
+    pieces: Sequence[P_co | bytes]
+    num_bytes: int
 
 
 async def json_rows(rows: Sequence[Parts]) -> Sequence[Parts]:
@@ -36,7 +46,9 @@ async def json_rows(rows: Sequence[Parts]) -> Sequence[Parts]:
     return made
 
 
-async def tensor_pieces(rows: Sequence[Parts], group_sizes: Sequence[int], head: bytes, tail: bytes) -> Pieces:
+async def tensor_blob(
+    rows: Sequence[Parts], group_sizes: Sequence[int], head: bytes, tail: bytes
+) -> Blob[bytes | memoryview]:
     """A safetensors blob. ``head`` and ``tail`` are what the rows stand between in a JSON reply, which ``rest`` holds.
 
     ``group_sizes`` are the rows of each group.
@@ -46,15 +58,16 @@ async def tensor_pieces(rows: Sequence[Parts], group_sizes: Sequence[int], head:
     for row in rows:
         made.append(token_row(row))
         await turn.did(0 if is_binary(row[0]) else sum(map(len, row)))
-    return blob_pieces(made, group_sizes, head, tail)
+    return make_blob(made, group_sizes, head, tail)
 
 
-def blob_pieces(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: bytes, tail: bytes) -> list[P | bytes]:
-    """The blob of these rows, in pieces."""
+def make_blob(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: bytes, tail: bytes) -> Blob[P]:
+    """The blob of these rows."""
     rest = [head, b",".join(row.rest for row in rows), tail]
     tensors = columns(rows, group_sizes, rest)
-    blob = blob_head([(tensor.name, tensor.dtype, tensor.num_items) for tensor in tensors], {"format": "forebay"})
-    return [blob, *(piece for tensor in tensors for piece in tensor.pieces)]
+    first = blob_head([(tensor.name, tensor.dtype, tensor.num_items) for tensor in tensors], {"format": "forebay"})
+    num_bytes = len(first) + sum(tensor.num_items * ITEM_BYTES[tensor.dtype] for tensor in tensors)
+    return Blob([first, *chain.from_iterable(tensor.pieces for tensor in tensors)], num_bytes)
 
 
 class _Turn:

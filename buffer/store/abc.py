@@ -29,6 +29,12 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def span(self) -> Location:
+        """Where these bytes lie."""
+        at = self.location
+        return Location(at.segment, at.offset + self.start, self.stop - self.start)
+
 
 class Edited(msgspec.Struct, frozen=True, gc=False):
     """A stored body with ``text`` in the place of its bytes from ``start`` to ``stop``."""

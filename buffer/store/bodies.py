@@ -58,10 +58,10 @@ class BodyReader:
             for at in locations:
                 if at.segment not in files:
                     files[at.segment] = opened.enter_context(self._opened(at.segment))
-                body = bytearray(at.length)
-                if not files[at.segment].fill([memoryview(body)], at.offset, may_wait=False):
+                body = files[at.segment].read_cached(at.offset, at.length)
+                if body is None:
                     return None
-                bodies.append(bytes(body))
+                bodies.append(body)
         return bodies
 
     def read(self, locations: Sequence[Location]) -> list[bytes]:

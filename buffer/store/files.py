@@ -47,6 +47,10 @@ class ReadFile(Protocol):
         """``length`` bytes at ``offset``, fewer only where the file ends."""
         ...
 
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """As ``read``; None where the file ends before, or the disk would have to be waited for."""
+        ...
+
     def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
         """Fill ``buffers``, one after the other, with what begins at ``offset``.
 
@@ -144,9 +148,13 @@ class DiskReadFile:
             found += more
         return found
 
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        found = bytearray(length)
+        return bytes(found) if self._read_cached((found,), offset) == length else None
+
     def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
         if not may_wait:
-            return self._fill_from_cache(buffers, offset)
+            return self._read_cached(buffers, offset) == sum(map(len, buffers))
         left: list[BytesLike] = [buffer for buffer in buffers if buffer]
         while left:
             num_bytes = os.preadv(self._fd, left[:MAX_BUFFERS], offset)
@@ -161,12 +169,13 @@ class DiskReadFile:
     def view(self) -> memoryview:
         return memoryview(mmap.mmap(self._fd, 0, prot=mmap.PROT_READ))
 
-    def _fill_from_cache(self, buffers: Sequence[memoryview], offset: int) -> bool:
+    def _read_cached(self, buffers: Sequence[memoryview | bytearray], offset: int) -> int:
+        """How many bytes were read."""
         try:
-            return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT) == sum(map(len, buffers))
+            return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT)
         except OSError:
             # Not in the page cache, or a file system that cannot tell: the caller reads in a thread.
-            return False
+            return -1
 
     def close(self) -> None:
         os.close(self._fd)

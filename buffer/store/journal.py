@@ -90,8 +90,7 @@ class JournalStore(Store):
         return await self._in_thread(self._bodies.read, locations) if bodies is None else bodies
 
     async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
-        places = ((each.location.segment, each.location.offset + each.start, len(each)) for each in slices)
-        return await self.read([Location(*place) for place in places])
+        return await self.read([each.span for each in slices])
 
     async def gather(self, pieces: Sequence[Piece]) -> bytes | bytearray:
         self._opened()

@@ -108,26 +108,28 @@ class Sending:
     def _views_of(self, pieces: Sequence[Outbound]) -> list[BytesLike]:
         """The pieces as parts of mapped files, of which the kernel copies what is sent."""
         made: list[BytesLike] = []
+        segment, view, size = -1, memoryview(b""), 0
         for piece in pieces:
-            if isinstance(piece, Slice):
-                at = piece.location.offset
-                end = at + piece.stop
-                made.append(self._view(piece.location.segment, end)[at + piece.start : end])
-            elif isinstance(piece, Edited):
-                at = piece.location.offset
-                view = self._view(piece.location.segment, at + piece.location.length)
-                made += edited_parts(piece, view, at)
-            else:
+            if isinstance(piece, bytes | memoryview):
                 made.append(piece)
+                continue
+            at = piece.location
+            if at.segment != segment:
+                segment, view = at.segment, self._view(at.segment)
+                size = len(view)
+            end = at.offset + (piece.stop if isinstance(piece, Slice) else at.length)
+            if end > size:
+                raise unreadable(segment, f"it ends before byte {end}")
+            if isinstance(piece, Slice):
+                made.append(view[at.offset + piece.start : end])
+            else:
+                made += edited_parts(piece, view, at.offset)
         return made
 
-    def _view(self, segment: int, end: int) -> memoryview:
-        view = self._views.get(segment)
-        if view is None:
-            view = self._views[segment] = self._file(segment).view()
-        if end > len(view):
-            raise unreadable(segment, f"it ends before byte {end}")
-        return view
+    def _view(self, segment: int) -> memoryview:
+        if segment not in self._views:
+            self._views[segment] = self._file(segment).view()
+        return self._views[segment]
 
     def _steps_of(self, piece: Outbound) -> Iterator[_Step]:
         if isinstance(piece, Slice):

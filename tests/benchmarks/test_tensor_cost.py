@@ -21,6 +21,8 @@ from tests.kit import Json, NativeRun
 pytestmark = pytest.mark.bench
 
 ROUNDS = 3
+BARE_READS = 5
+"""In each round: a read takes some 30 ms, and one of them may meet whatever else the machine does."""
 NUM_SAMPLES, NUM_TOKENS, GROUP_SIZE = 1_024, 8_000, 8
 NUM_GROUPS = NUM_SAMPLES // GROUP_SIZE
 NUM_BYTES = NUM_SAMPLES * NUM_TOKENS * 9
@@ -116,9 +118,10 @@ def test_arrays_cost_a_fraction_of_json_and_a_small_multiple_of_sending_them(mak
     for _ in range(ROUNDS):
         run = server.start_run(group_size=GROUP_SIZE)
         tensors.append(ours(run))
-        read_s, floor_s = bare_read(run)
-        bare.append(read_s)
-        floor.append(floor_s)
+        for _ in range(BARE_READS):
+            read_s, floor_s = bare_read(run)
+            bare.append(read_s)
+            floor.append(floor_s)
         json.append(by_json(server.start_run(group_size=GROUP_SIZE)))
     times_faster = median(took.total_s for took in json) / median(took.total_s for took in tensors)
     read_ratio = median(bare) / median(floor)

@@ -21,7 +21,7 @@ from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.core.tensor_blob import blob_json, is_blob
 from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
-from forebay.server.tensor_reply import tensor_pieces
+from forebay.server.tensor_reply import tensor_blob
 from tests.kit import Json, make_sample
 
 PAD = 999
@@ -37,7 +37,8 @@ MESSAGES = [
 def blob_of(samples: Sequence[Json], group_sizes: Sequence[int], *, as_lists: bool = False) -> bytes:
     """The reply of a server that has these samples, written as binary ones or as JSON."""
     rows = [(json.dumps(sample).encode() if as_lists else encode_sample(sample),) for sample in samples]
-    return b"".join(asyncio.run(tensor_pieces(rows, group_sizes, b'{"batch_id":"b","data":[', b'],"meta_info":{}}')))
+    blob = asyncio.run(tensor_blob(rows, group_sizes, b'{"batch_id":"b","data":[', b'],"meta_info":{}}'))
+    return b"".join(blob.pieces)
 
 
 def batch_of(samples: Sequence[Json], group_sizes: Sequence[int], **options: Any) -> Batch:
