@@ -3,10 +3,8 @@
 Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
-import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +14,7 @@ import msgspec
 from forebay.core.errors import EngineError
 from forebay.core.weights import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
+from forebay.engines.connections import Connections, names_proxies, tls
 from forebay.engines.wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
 
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
@@ -25,13 +24,8 @@ ADMIN_TIMEOUT_S = 10.0
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
     """The connections that administrative calls go over; an answer may take ``timeout_s`` seconds."""
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, ADMIN_TIMEOUT_S))
-    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout, verify=_tls())
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Shared: reading the certificates takes longer than the calls of most clients."""
-    return httpx.create_ssl_context()
+    transport = None if names_proxies() else Connections()
+    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout, verify=tls(), transport=transport)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """The ``openai`` clients that rollout functions are given, each bound to one rollout."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Self
 
+import httpx
 import openai
 
+from forebay.engines.connections import Connections, ThreadConnections, names_proxies
 from forebay.generators.chat_parts import Json, Part
 from forebay.generators.continuing import finish, finish_in_thread
 from forebay.generators.engine_calls import CutShort, EngineCalls, is_unavailable
@@ -143,6 +144,18 @@ async def _replaced(calls: EngineCalls, pause: Backoff) -> None:
         await calls.replace_engine()
 
 
-def make_client(kind: Callable[..., Any], api_key: str | None) -> Any:
+def make_client(api_key: str | None) -> RolloutClient:
     """The client that those of the rollouts are copies of. The environment's key never travels to an engine."""
-    return kind(base_url=UNBOUND_URL, api_key=api_key or "none", max_retries=0, timeout=None)
+    # The package stands on httpx or on httpx2, depending on its version, and takes clients of httpx in both cases.
+    http: Any = None if names_proxies() else httpx.Client(transport=ThreadConnections(), follow_redirects=True)
+    return RolloutClient(**_common(api_key), http_client=http)
+
+
+def make_async_client(api_key: str | None) -> AsyncRolloutClient:
+    """The same for ``async`` rollout functions."""
+    http: Any = None if names_proxies() else httpx.AsyncClient(transport=Connections(), follow_redirects=True)
+    return AsyncRolloutClient(**_common(api_key), http_client=http)
+
+
+def _common(api_key: str | None) -> dict[str, Any]:
+    return {"base_url": UNBOUND_URL, "api_key": api_key or "none", "max_retries": 0, "timeout": None}

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 
 from forebay.core.outcome import RolloutOutcome
-from forebay.generators.clients import AsyncRolloutClient, RolloutClient, make_client
+from forebay.generators.clients import make_async_client, make_client
 from forebay.generators.engine_calls import EngineCalls, request_ids
 from forebay.generators.engine_ring import EngineRing
 from forebay.generators.failures import outcome_of
@@ -61,8 +61,7 @@ class RolloutRunner:
         self._settings = settings
         self._run_id = run_id
         self._is_async = is_async(function)
-        kind = AsyncRolloutClient if self._is_async else RolloutClient
-        self._client = make_client(kind, ring.api_key)
+        self._client: Any = make_async_client(ring.api_key) if self._is_async else make_client(ring.api_key)
 
     async def close(self) -> None:
         """Let go of the connections; calls still in flight end with an error."""

@@ -9,8 +9,8 @@ from typing import Self
 import httpx
 
 from forebay.core.errors import EngineUnavailable
+from forebay.engines.connections import Connections
 from forebay.engines.wire import auth_headers, unreachable
-from forebay.server.gateway.connections import Connections
 from forebay.server.gateway.sse import EventReader
 
 TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
