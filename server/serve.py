@@ -15,6 +15,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
 from forebay.server.express import ExpressProtocol
+from forebay.server.file_limit import allow_many_files
 from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
 from forebay.server.sockets import bind, url_of
@@ -39,6 +40,7 @@ def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], 
     Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
     keep_freed_memory()
+    allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, bound, when_ready))
 
