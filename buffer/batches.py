@@ -99,12 +99,17 @@ class Batches:
                     hint=f"rewind to a checkpoint below {step} first, or use a higher step",
                 )
 
-    def fix(self, rows: Iterable[BatchRow], step: int, at_s: float) -> CheckpointRow:
-        """Let the checkpoint of ``step`` hold these batches."""
+    def fix(self, rows: Iterable[BatchRow], step: int, at_s: float, weight_version: int | None) -> CheckpointRow:
+        """Let the checkpoint of ``step`` hold these batches; time and version are those of its first report."""
         for row in rows:
             row.checkpoint_step = step
         self.uses_checkpoints = True
-        return self._checkpoints.setdefault(step, CheckpointRow(run_id=self.run_id, step=step, at_s=at_s))
+        made = CheckpointRow(run_id=self.run_id, step=step, at_s=at_s, weight_version=weight_version)
+        return self._checkpoints.setdefault(step, made)
+
+    def weight_version(self, step: int | None) -> int | None:
+        """What the trainer had announced at the checkpoint of ``step``; None if that is not known."""
+        return None if step is None else self._checkpoints[step].weight_version
 
     # --- taking back
 
@@ -130,15 +135,34 @@ class Batches:
         """Follow what a resume decided: groups ``taken`` are ready again, all others acknowledged; what changed."""
         changed = []
         for row in self.in_state(*OUTSTANDING):
-            kept = [key for key in row.group_ids if key not in taken] if row.state is not BatchState.EXPIRED else []
+            is_late = row.state is BatchState.EXPIRED  # its groups are ready, or another batch has them
+            kept = [] if is_late else [key for key in row.group_ids if key not in taken]
             if row.state is BatchState.ACKED and len(kept) == len(row.group_ids):
                 continue
             if kept:
                 row.state, row.group_ids = BatchState.ACKED, kept
             else:
-                row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, reason, None
+                told = "its lease expired, and its trainer came back" if is_late else reason
+                row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, told, None
             changed.append(row)
         return changed
+
+    def add_acked(self, group_ids: list[str], reported_ids: list[str], num_rows: int, at_s: float) -> BatchRow:
+        """A batch of what a trainer got by replies that were taken back, as its list of finished ids says."""
+        number, batch_id = self.new_id()
+        row = BatchRow(
+            run_id=self.run_id,
+            batch_id=batch_id,
+            number=number,
+            state=BatchState.ACKED,
+            group_ids=group_ids,
+            reported_ids=reported_ids,
+            num_rows=num_rows,
+            leased_at_s=at_s,
+            is_self_acking=True,
+        )
+        self.add(row)
+        return row
 
 
 def _is_within(step: int | None, bound: int | None) -> bool:

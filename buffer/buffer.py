@@ -13,13 +13,12 @@ from forebay.buffer.delivery import Delivery
 from forebay.buffer.loading import load_run, read_back
 from forebay.buffer.meta import MetaWindow
 from forebay.buffer.pipeline import Pipeline
-from forebay.buffer.resume import apply, covers, held_instances, reconcile
+from forebay.buffer.resume import apply, book, covers, held_instances, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import RunRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import RunNotFound, StorageFailed
-from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
 from forebay.hooks.runner import HookRunner
@@ -179,14 +178,15 @@ class Buffer:
             self._retire(hooks)
 
     async def replace_hooks(self, run_id: str) -> None:
-        """Use the hooks of the run's present generator, whose code must be in place. Nothing staged before counts."""
+        """Use the hooks of the run's present generator, whose code must be in place.
+
+        What the old ones made of a group counts only as long as its batch is with a trainer.
+        """
         async with self._locked(run_id) as buffer:
             old, buffer.hooks = buffer.hooks, self._make_hooks(buffer.run)
             self._hooks[run_id] = buffer.hooks
             await buffer.hooks.__aenter__()
             buffer.window.keep_samples = buffer.new_window().keep_samples
-            for group in buffer.groups.in_state(GroupState.READY, GroupState.OPEN):
-                group.staged = None
         self._retire(old)
 
     def _retire(self, hooks: HookRunner) -> None:
@@ -217,7 +217,10 @@ class Buffer:
         await read_back(entry.buffer, lambda: reconcile(groups, start_skip, listed).redeliver)
 
     async def reconcile(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
-        """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``."""
+        """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
+
+        If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
+        """
         buffer, leases = entry.buffer, entry.delivery.leases
         async with buffer.lock:
             buffer.check_storage()
@@ -226,6 +229,9 @@ class Buffer:
             result = reconcile(buffer.groups, entry.run.start_skip, listed)
             apply(result, buffer.groups, lost, buffer.active.now_s())
             batches = buffer.batches.settle({g.group_id for g in result.redeliver}, "its trainer came back without it")
+            batches += book(result, buffer.batches, buffer.wall())
+            if result.redeliver:
+                entry.run.weight_version = None
             entry.run.base_skip = result.base_skip
             buffer.groups.adopt(entry.run.settings, result.base_skip)
             entry.run.has_delivered = False

@@ -16,7 +16,7 @@ from forebay.buffer.pipeline import Pipeline, Staged
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.selection import Selection
 from forebay.buffer.store.rows import BatchRow
-from forebay.core.errors import BatchAcked, RunEnded, StorageFailed
+from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
 from forebay.core.group import BatchState, GroupState
 from forebay.core.signal import Patience, Signal
 
@@ -96,7 +96,7 @@ class Delivery:
         """As ``read``, but for the rows, which are not loaded yet, and for the disk.
 
         The last byte must not go out before ``confirm``, which may wait for it. Whoever finds that a row cannot be read
-        says that the batch is ``broken``, and ``abandoned``.
+        says that the batch is ``broken``, and then that it is ``abandoned``.
         """
         batch = await self._obtain(request, wait_s)
         if batch is not None:
@@ -223,16 +223,19 @@ class Delivery:
 
     async def _fill(self, batch: Batch, *, has_rows: bool) -> None:
         """Make what is sent while the lease is written down; on failure or cancellation the batch is given back."""
+        is_filled = False
         try:
             batch.rows = self._rows(batch)
             if has_rows:
                 await batch.rows.load()
             batch.meta_info = await self._meta_of(batch)
-        except BaseException as error:  # also a reader that goes away: its groups must not stay leased
-            self.leases.abandoned(batch.batch_id)
-            if isinstance(error, StorageFailed):
-                await self.broken(batch, error)
+            is_filled = True
+        except StorageFailed as error:
+            await self.broken(batch, error)
             raise
+        finally:  # also when the reader goes away: its groups must not stay leased
+            if not is_filled:
+                self.leases.abandoned(batch.batch_id)
 
     async def _meta_of(self, batch: Batch) -> dict[str, Any]:
         """What the batch's row says, so that a repeated request is told the same; made and kept if it says nothing."""
@@ -261,20 +264,35 @@ class Delivery:
         return batch.batch_id in self.leases.held
 
     async def broken(self, batch: Batch, error: StorageFailed) -> None:
-        """The batch's rows could not all be read, or its lease not be stored; nobody gets it."""
-        logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
-        if not self._buffer.has_failed:
-            await self._discard_unreadable(batch)
+        """A reply could not read all rows of its batch, or the lease could not be stored.
 
-    async def _discard_unreadable(self, batch: Batch) -> None:
-        """Find the groups whose bodies are damaged and end them, so that the next read gets past them."""
-        self.leases.release_soon(batch.batch_id)
-        for group, staged in _pairs(batch):
+        Groups whose bodies are damaged end, so that the next read gets past them. A reply that comes so late that the
+        batch is not leased any more changes nothing: its groups are others' now, and their bodies may have moved.
+        """
+        buffer, lease = self._buffer, self.leases.held.get(batch.batch_id)
+        if lease is None:
+            logger.info("an old reply with batch %s ends: %s", batch.batch_id, error)
+            return
+        logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
+        damaged = [] if buffer.has_failed else await self._damaged(batch)
+        if damaged and self.leases.held.get(batch.batch_id) is lease and not buffer.has_failed:
+            self.leases.release_soon(batch.batch_id)
+            for group, damage in damaged:
+                self._pipeline.discard_unreadable(group, damage)
+
+    async def _damaged(self, batch: Batch) -> list[tuple[Group, BodyUnreadable]]:
+        """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
+        damaged: list[tuple[Group, BodyUnreadable]] = []
+        for group in self.leases.groups_of(batch.row):
+            planned = group.staged.planned() if isinstance(group.staged, Staged) else []
             try:
-                async for _ in Outgoing(self._buffer, staged.planned()).chunks():
+                async for _ in Outgoing(self._buffer, planned).chunks():
                     pass
-            except StorageFailed as error:
-                self._pipeline.discard_unreadable(group, error)
+            except BodyUnreadable as error:
+                damaged.append((group, error))
+            except StorageFailed:  # the machine is short of something: that says nothing about the body
+                continue
+        return damaged
 
     def _rows(self, batch: Batch) -> Outgoing:
         """The batch's rows, to be read; with a mark in those of stale groups."""

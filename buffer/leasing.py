@@ -15,6 +15,11 @@ from forebay.core.group import BatchState, GroupState
 
 Stored = Future[Location | None]
 
+SELF_ACKING_STILL_S = 600.0
+"""How long a reply that needs no acknowledgement may stand still: it has no lease, so it has what a lease has."""
+LEAST_STILL_S = 1.0
+"""How long any reply may: a lease may be shorter than the way to the client."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -24,9 +29,9 @@ class Lease:
     window: MetaWindow
     """What its meta info told of; told again if it is given back."""
     until_s: float = math.inf
-    """Monotonic seconds at which it expires, unless it is still being sent."""
+    """Monotonic seconds at which it expires, unless its first reply is still going out."""
     num_readers: int = 0
-    """Replies in progress that carry it."""
+    """Replies in progress that carry it, and for which its time waits."""
     has_arrived: bool = False
     """Whether one went out to its last byte."""
 
@@ -85,7 +90,7 @@ class Leases:
         lease = self.held.get(batch_id)
         if lease is None:
             return  # it was revoked, or acknowledged over another connection
-        lease.num_readers -= 1
+        lease.num_readers = 0  # whoever else carries it, perhaps a dead connection, must not keep it from expiring
         lease.has_arrived = True
         if lease.row.is_self_acking:
             self.ack_soon(batch_id)
@@ -97,9 +102,24 @@ class Leases:
         lease = self.held.get(batch_id)
         if lease is None:
             return
-        lease.num_readers -= 1
-        if lease.num_readers <= 0 and not lease.has_arrived:
+        lease.num_readers = max(0, lease.num_readers - 1)
+        if not lease.num_readers and not lease.has_arrived:
             self.release_soon(batch_id)
+
+    def patience_s(self, batch_id: str, still_s: float) -> float:
+        """For how many more seconds a reply that carries the batch may stand still, after ``still_s``.
+
+        A client that takes nothing of its reply looks like one that has died. So it has as long as it has for training
+        on a batch: its lease begins anew with whatever it takes, and may be extended. A slow reader is never broken
+        off, a trainer that reads a reply in the pauses of its steps no earlier than it asked for, and the groups of one
+        that was stopped do not wait for ever. A batch that is no longer leased cannot be sent to its end.
+        """
+        lease = self.held.get(batch_id)
+        if lease is None:
+            return 0.0
+        if lease.row.is_self_acking:
+            return SELF_ACKING_STILL_S - still_s
+        return max(lease.row.lease_s - still_s, lease.until_s - self.buffer.monotonic(), LEAST_STILL_S - still_s)
 
     # --- ending, with nobody who waits for the disk
 
@@ -129,8 +149,8 @@ class Leases:
         """Make the groups of leases ready again whose time is up."""
         now_s = self.buffer.monotonic()
         for lease in list(self.held.values()):
-            if lease.until_s <= now_s and lease.num_readers <= 0 and not self.buffer.has_failed:
-                self.buffer.record(*self._give_back(lease, BatchState.EXPIRED))
+            if lease.until_s <= now_s and not lease.num_readers and not self.buffer.has_failed:
+                self.buffer.record(*self._give_back(lease, BatchState.EXPIRED, may_be_known=True))
 
     # --- what a trainer asks for
 

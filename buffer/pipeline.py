@@ -10,7 +10,7 @@ from forebay.buffer.groups import Group, Sample
 from forebay.buffer.meta import MetaWindow
 from forebay.buffer.outgoing import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.core.errors import HookFailed, StorageFailed
+from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
 from forebay.core.group import LIVE, DiscardReason, GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
@@ -29,6 +29,7 @@ class Staged:
 
     rows: list[Row]
     samples: list[Sample]
+    made_by: HookRunner
 
     def planned(self, finish: Finish | None = None) -> list[Planned]:
         """Each row, and what it is made of; ``finish`` is done to the encoded ones."""
@@ -41,7 +42,7 @@ class Staged:
     def first(self, num_rows: int) -> "Staged":
         """At most so many rows: forks are left out before any main row."""
         rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
-        return Staged(rows[:num_rows], self.samples)
+        return Staged(rows[:num_rows], self.samples, self.made_by)
 
     def _is_fork(self, row: Row) -> bool:
         return row.source is not None and self.samples[row.source].fork > 0
@@ -107,7 +108,7 @@ class Pipeline:
         except HookFailed as error:
             self._discard_failed(group, error)
             return
-        except StorageFailed as error:
+        except BodyUnreadable as error:
             self.discard_unreadable(group, error)
             return
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
@@ -121,16 +122,16 @@ class Pipeline:
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
 
     def _discard_failed(self, group: Group, error: HookFailed) -> None:
-        logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
         if group.state in (GroupState.OPEN, GroupState.READY):
+            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
             detail = f"{error}\n{error.traceback}".strip()
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
 
-    def discard_unreadable(self, group: Group, error: StorageFailed) -> None:
+    def discard_unreadable(self, group: Group, error: BodyUnreadable) -> None:
         """A stored body is damaged: that costs its group. Raises ``error`` if the journal as a whole has failed."""
         self._buffer.check_storage()
-        logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
         if group.state in (GroupState.OPEN, GroupState.READY):
+            logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, str(error))
 
     def _reachable(self, group: Group) -> Sizes:
@@ -162,7 +163,7 @@ class Pipeline:
 
         A short group of which too little is left stays open, since more samples may come.
         """
-        if isinstance(group.staged, Staged):
+        if isinstance(group.staged, Staged) and self._still_counts(group, group.staged):
             return group.staged
         completed, num_samples = group.completed, len(group.samples)
         try:
@@ -170,7 +171,7 @@ class Pipeline:
         except HookFailed as error:
             self._discard_failed(group, error)
             return None
-        except StorageFailed as error:
+        except BodyUnreadable as error:
             self.discard_unreadable(group, error)
             return None
         if len(group.samples) != num_samples or group.state not in LIVE:
@@ -180,8 +181,12 @@ class Pipeline:
                 detail = f"{processed.num_kept} of {group.num_completed} items were kept"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
             return None
-        group.staged = Staged(processed.rows, completed)
+        group.staged = Staged(processed.rows, completed, self._hooks)
         return group.staged
+
+    def _still_counts(self, group: Group, staged: Staged) -> bool:
+        """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""
+        return staged.made_by is self._hooks or group.state is GroupState.LEASED
 
     async def meta_info(self, window: MetaWindow) -> dict[str, Any]:
         """The meta info of a successful read; the built-in one where the user's own fails."""

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from forebay.buffer.batches import Batches
 from forebay.buffer.groups import Group, Groups, Sample
+from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 
@@ -14,7 +16,9 @@ class Reconciliation:
     """What a resumed run has to do to be exact with respect to the list that its trainer sent."""
 
     ack: list[Group] = field(default_factory=list)
-    """Listed groups that were not yet counted as delivered."""
+    """Listed groups whose batch is leased."""
+    known: list[Group] = field(default_factory=list)
+    """Listed groups that are ready again: a reply with them had arrived, and was taken back, or its lease expired."""
     redeliver: list[Group] = field(default_factory=list)
     """Delivered groups that the list does not have: the trainer lost them."""
     report: list[Group] = field(default_factory=list)
@@ -27,7 +31,7 @@ class Reconciliation:
     @property
     def changed(self) -> list[Group]:
         """Every group that it is about, but for those that only keep their state."""
-        return [*self.ack, *self.redeliver, *self.report, *self.told]
+        return [*self.ack, *self.known, *self.redeliver, *self.report, *self.told]
 
 
 def covers(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
@@ -42,8 +46,8 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
     """Decide about every closed group of a run that ``covers`` the list.
 
     Of an id that the run's own start listed m times, the first m listings stand for epochs before this run; the others
-    stand for the id's reported groups, in the order in which they were reported; then for those whose reply was taken
-    back, although the trainer may have got it.
+    stand for the id's reported groups, in the order in which they were reported; then for those that the trainer may
+    have got although their batch is not with it any more.
     """
     result = Reconciliation()
     remaining = Counter(listed)
@@ -66,7 +70,7 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
     for group in sorted((g for g in groups.by_id.values() if _is_in_doubt(g)), key=lambda g: g.row.closed_seq):
         if remaining[group.instance_id] > 0:
             remaining[group.instance_id] -= 1
-            (result.told if group.state is GroupState.DISCARDED else result.ack).append(group)
+            (result.told if group.state is GroupState.DISCARDED else result.known).append(group)
     return result
 
 
@@ -76,7 +80,7 @@ def _is_in_doubt(group: Group) -> bool:
 
 def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
     """Bring the groups where they belong; ``lost`` are the samples of those that come back."""
-    for group in result.ack:
+    for group in (*result.ack, *result.known):
         group.row.is_reported = True
         groups.move(group, GroupState.ACKED, now_s)
     for group in result.redeliver:
@@ -92,6 +96,18 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
         groups.unreported.pop(group.group_id, None)
     for group in result.changed:
         group.row.may_be_known = False
+
+
+def book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow]:
+    """Make a batch of what the list says the trainer got, for checkpoints and rewinds to treat it as any other."""
+    if not (result.known or result.told):
+        return []
+    known = sorted(result.known, key=lambda group: group.row.order)
+    num_rows = sum(group.num_completed for group in known)
+    row = batches.add_acked([g.group_id for g in known], [g.group_id for g in result.told], num_rows, at_s)
+    for group in (*known, *result.told):
+        group.row.batch_id = row.batch_id
+    return [row]
 
 
 def _order(group: Group) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Choosing the groups of a batch: who is asked about, in which order, and what of each goes out."""
 
 import logging
-import math
 from collections.abc import Sequence
 
 from forebay.buffer import staleness
@@ -40,7 +39,7 @@ class Selection:
         groups, run = self._buffer.groups, self._buffer.run
         num_needed = request.num_groups or 1
         if request.is_slime and request.batch_size is not None:
-            num_needed = math.ceil(request.batch_size / run.settings.group_size)
+            num_needed = -(-request.batch_size // run.settings.group_size)  # rounded up, however large it is
         return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
 
     async def _choose(self, request: ReadRequest, oldest: int | None) -> list[Choice]:

@@ -25,6 +25,7 @@ ForebayError
 ├── BodyTooLarge (ValueError)            413
 ├── BufferFull                           429  wait and try again
 ├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
+│   └── BodyUnreadable                        what is stored of a sample is gone or damaged
 ├── EngineError                          502  an engine answered with an error
 │   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
 ├── HookFailed                           500  a user's hook raised, hung, died or answered nonsense
@@ -306,9 +307,19 @@ class StorageFailed(ForebayError, OSError):
         reason: str,
         *,
         what: str = "the journal cannot be written",
-        hint: str = "free space in the data directory; writing resumes by itself",
+        hint: str = "the data directory must be writable and have free space; writing then resumes by itself",
     ) -> None:
         super().__init__(f"{what}: {reason}", hint=hint)
+
+
+class BodyUnreadable(StorageFailed):
+    """What is stored of a sample is gone or damaged, and will not come back by itself."""
+
+    code = "body_unreadable"
+
+    def __init__(self, reason: str) -> None:
+        hint = "check the disk, or restore the data directory from a backup"
+        super().__init__(reason, what="a stored body cannot be read", hint=hint)
 
 
 class EngineError(ForebayError):

@@ -149,9 +149,9 @@ class Run:
     num_groups_total: int | None = None
     """What the base generator says it will open; None when unknown."""
     weight_version: int | None = None
-    """What the trainer last announced; None when it never did."""
+    """What the trainer last announced, or had at the checkpoint that it went back to; None when that is not known."""
     step: StepStart = field(default_factory=StepStart)
-    """The step that began with it."""
+    """The step that began with what was last announced."""
     tally: Tally = field(default_factory=Tally)
     """What its processes count."""
     process_ended_s: float | None = None
@@ -200,7 +200,9 @@ class Run:
         """A run out of what ``document`` gave."""
         rest = dict(document)
         settings = RunSettings.parse(rest.pop("settings"))
-        step, tally = StepStart(**rest.pop("step", {})), Tally(**rest.pop("tally", {}))
+        # Journals of before a step had its own version have the run's: no rewind had changed that.
+        step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})
+        tally = Tally(**rest.pop("tally", {}))
         return cls(
             run_id=run_id,
             name=name,

@@ -13,3 +13,5 @@ class StepStart:
     """Groups that had left the open state."""
     full: list[str] = field(default_factory=list)
     """Ids of the open groups whose slots were all filled: they belong to the step before."""
+    weight_version: int | None = None
+    """That version; None before the first. A rewind leaves it: the engines have it until another is announced."""

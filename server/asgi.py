@@ -167,13 +167,16 @@ async def send_reply(
     last: bytes | memoryview | None = None if reply.send_most is None else await reply.send_most()
     if last is not None:
         return await _finish(send, last, is_gone, before_last)
-    last = b""
+    last, has_more = b"", False
     async for chunk in _chunks(reply.pieces):
         if is_gone():
             return False
         if last:
             await send({"type": "http.response.body", "body": last, "more_body": True})
+            has_more = True
         last = chunk
+    if has_more:  # what was given to the server last may wait for a slow client: `before_last` is asked after that
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
     return await _finish(send, last, is_gone, before_last)
 
 

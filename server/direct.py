@@ -1,14 +1,15 @@
 """The body of a large reply, sent past the framework: from the store straight to the client's socket."""
 
 import asyncio
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from forebay.buffer.store.abc import Outbound, Store
 from forebay.server.asgi import BodyPieces, ClientGone, Header, Reply
+from forebay.server.standstill import Watch, duplicate
 
 EXTENSION = "forebay.direct"
 """Where an ASGI scope has its ``DirectBody``, if its connection has one."""
@@ -29,7 +30,7 @@ class DirectBody:
         """
         if not await self._is_flushed():
             return False
-        with _duplicate(self._cycle.transport) as connection:
+        with duplicate(self._cycle.transport) as connection:
             try:
                 if not await store.send(pieces, connection):
                     return False
@@ -38,10 +39,20 @@ class DirectBody:
         self._cycle.expected_content_length -= num_bytes
         return True
 
+    def watched(
+        self, client: "asyncio.Task[None]", patience_s: Callable[[float], float]
+    ) -> AbstractContextManager[object]:
+        """See ``watched``."""
+        return nullcontext() if self._is_over else Watch(self._cycle, client, patience_s)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._cycle.disconnected or self._cycle.transport.is_closing()
+
     async def _is_flushed(self) -> bool:
         """Whether everything that was written before is with the kernel."""
         for _ in range(MAX_TURNS):
-            if self._cycle.disconnected or self._cycle.transport.is_closing():
+            if self._is_over:
                 return False
             if not self._cycle.transport.get_write_buffer_size():
                 return True
@@ -52,6 +63,18 @@ class DirectBody:
 def has_direct_body(scope: Scope) -> bool:
     """Whether the server that called the app has a way past the framework."""
     return EXTENSION in scope.get("extensions", {})
+
+
+def watched(
+    scope: Scope, client: "asyncio.Task[None]", patience_s: Callable[[float], float]
+) -> AbstractContextManager[object]:
+    """Within it, a reply that stands still is broken off, and so is one that is left before its end.
+
+    ``client`` is done when the client is gone; for ``patience_s`` see ``Watch``. It does nothing for a server without
+    a ``DirectBody``.
+    """
+    way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+    return nullcontext() if way is None else way.watched(client, patience_s)
 
 
 def direct_reply(
@@ -70,10 +93,3 @@ def direct_reply(
         return last if way is not None and await way.send(store, most, num_bytes - len(last)) else None
 
     return Reply(kind, num_bytes, usual, send_most)
-
-
-def _duplicate(transport: asyncio.Transport) -> socket.socket:
-    """The connection once more: the transport may close its own descriptor at any time."""
-    connection: socket.socket = transport.get_extra_info("socket").dup()
-    connection.setblocking(False)
-    return connection

@@ -4,6 +4,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from functools import partial
 
 from starlette.types import Receive
 
@@ -14,7 +15,7 @@ from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.sample import Parts
 from forebay.server.asgi import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
-from forebay.server.direct import direct_reply, has_direct_body
+from forebay.server.direct import direct_reply, has_direct_body, watched
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
 from forebay.server.requests import parse_batch_request, parse_slime_read
 from forebay.server.stored_tensors import tensor_reply
@@ -44,7 +45,8 @@ class Reading(HotRoute):
         try:
             reply = await self.reply(call, batch)
             has_begun = True
-            has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
+            with watched(call.scope, client, partial(delivery.leases.patience_s, batch.batch_id)):
+                has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
         except StorageFailed as error:
             await delivery.broken(batch, error)
             if has_begun:  # nothing can be told any more: the connection is closed
@@ -124,13 +126,18 @@ class NativeRead(Reading):
     async def reply(self, call: Call, batch: Batch) -> Reply:
         if not wants_tensors(call.header(b"accept")):
             return await super().reply(call, batch)
-        group_sizes = [len(staged.rows) for staged in batch.staged]
-        return await tensor_reply(call.scope, call.entry.buffer, batch.rows, group_sizes, self.frame(batch))
+        return await tensor_reply(call.scope, call.entry.buffer, batch.rows, _group_sizes(batch), self.frame(batch))
 
     def frame(self, batch: Batch) -> tuple[bytes, bytes]:
         row = batch.row
-        told = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(row.group_ids)}
+        sizes = _group_sizes(batch)
+        told = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
         return encode(told)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
+
+
+def _group_sizes(batch: Batch) -> list[int]:
+    """The rows of each group."""
+    return [len(staged.rows) for staged in batch.staged]
 
 
 def _joined(rows: Iterable[Parts]) -> Pieces:

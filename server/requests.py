@@ -3,22 +3,34 @@
 import json
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from forebay.core.errors import InvalidInput
 
 Model = TypeVar("Model", bound=BaseModel)
-Count = Annotated[int, Field(ge=1)]
-Step = Annotated[int, Field(ge=0, le=1 << 53)]
-LeaseSeconds = Annotated[float, Field(gt=0, le=10_000_000)]
+
+
+def _no_flag(value: object) -> object:
+    """Refuse ``true`` and ``false``, which would count as 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number, not true or false")
+    return value
+
+
+NotFlag = BeforeValidator(_no_flag)
+Count = Annotated[int, NotFlag, Field(ge=1, le=1 << 53)]
+Step = Annotated[int, NotFlag, Field(ge=0, le=1 << 53)]
+WaitSeconds = Annotated[float, NotFlag, Field(ge=0)]
+LeaseSeconds = Annotated[float, NotFlag, Field(gt=0, le=10_000_000)]
 
 
 class SlimeRead(BaseModel):
-    """``/get_rollout_data`` and ``/buffer/read``."""
+    """``/get_rollout_data`` and ``/buffer/read``. More than there is, however much, is no mistake of slime's client."""
 
     model_config = ConfigDict(extra="ignore")
 
-    batch_size: Count | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
     timeout: float = Field(default=0.0, ge=0)
     wait: bool = False
 
@@ -35,7 +47,7 @@ class BatchRequest(BaseModel):
 
     num_groups: Count | None = None
     batch_size: Count | None = None
-    wait_s: float = Field(default=0.0, ge=0)
+    wait_s: WaitSeconds = 0.0
     lease_s: LeaseSeconds = 600.0
     step: Step | None = None
     max_staleness: Step | None = None

@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 async def find_run(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:
     """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
 
-    The new run then generates it once more. Raises ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that
-    the payload names.
+    The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
+    ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload names.
     """
     entry = find_resumable(buffer, request, name, origin)
-    if entry is None:
-        return None
+    if entry is None or keeps_deliveries(request, origin):
+        return entry
     try:
         await buffer.check_bodies(entry, request.listed)
     except BodiesGone as gone:
@@ -28,6 +28,11 @@ async def find_run(buffer: Buffer, request: StartRequest, name: str, origin: Ori
         logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
         return None
     return entry
+
+
+def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
+    """Whether batches stay with whoever has them: a native trainer without a list says itself what to undo."""
+    return origin == "native" and not request.lists_ids
 
 
 def find_resumable(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:

@@ -11,7 +11,7 @@ from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.generators.info import GeneratorInfo, InspectionPending
 from forebay.server.launches import Launches, RunParts, set_generator
-from forebay.server.resuming import find_run
+from forebay.server.resuming import find_run, keeps_deliveries
 from forebay.server.starts import StartRequest
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,10 @@ class RunService:
         """Begin inspecting the generators there are, so that the first start finds the verdicts."""
 
         async def scan() -> None:
-            await self._parts.catalog.scan()
+            for info in await self._parts.catalog.scan():
+                if info.status == "failed":
+                    told = "generator %s cannot be used: %s (`forebay generators check` tells more)"
+                    logger.warning(told, info.path, info.error)
 
         self._in_background(scan())
 
@@ -176,7 +179,7 @@ class RunService:
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, number, generator)
         entry.run.name = name
-        if origin == "native" and not request.lists_ids:  # its trainer has checkpoints, and says itself what to undo
+        if keeps_deliveries(request, origin):
             await self._buffer.go_on(entry)
         else:
             await self._buffer.reconcile(entry, request.listed)

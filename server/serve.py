@@ -19,6 +19,7 @@ from forebay.server.file_limit import allow_many_files
 from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
 from forebay.server.sockets import bind, url_of
+from forebay.server.standstill import end_replies
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._services.buffer.end_waits()
+        ending = asyncio.create_task(end_replies(self.server_state.connections))
         await super().shutdown(sockets)
+        ending.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A server that was asked to end by SIGTERM ended well: uvicorn would raise the signal once more."""

@@ -13,11 +13,14 @@ from forebay.server.routes.groups import closed_since
 
 
 def announce(buffer: RunBuffer, weight_version: int) -> None:
-    """The trainer has other weights: a step begins. The same version told again begins none; saving is the caller's."""
+    """The trainer has other weights: a step begins. Saving is the caller's.
+
+    The same version told again begins none, also after a rewind: what the step made for it is still there.
+    """
     run, groups = buffer.run, buffer.groups
-    if weight_version != run.weight_version:
+    if weight_version != run.step.weight_version:
         full = _full(groups) if counts_groups(run) else []
-        run.step = StepStart(run.step.number + 1, len(groups.closed), full)
+        run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
     run.weight_version = weight_version
 
 
@@ -35,7 +38,7 @@ def _full(groups: Groups) -> list[str]:
 def step_view(buffer: RunBuffer) -> dict[str, Any]:
     """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
     run, groups = buffer.run, buffer.groups
-    told: dict[str, Any] = {"number": run.step.number, "weight_version": run.weight_version}
+    told: dict[str, Any] = {"number": run.step.number, "weight_version": run.step.weight_version}
     told |= {"counted": [], "discarded": []}
     if not counts_groups(run):
         return told

@@ -1,5 +1,6 @@
 """Reading bodies out of the segments: straight to where they are wanted, neighbours with one call."""
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ from forebay.buffer.store.abc import Edited, Piece
 from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, Files, ReadFile
 from forebay.buffer.store.rows import Location
 from forebay.buffer.store.segments import segment_path
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import BodyUnreadable, StorageFailed
 
 INLINE_BYTES = 1 << 20
 """Up to so much is copied from the page cache where the caller stands; a thread would cost more."""
@@ -20,6 +21,9 @@ SMALL_BYTES = 16 << 10
 """Bodies up to this size are read with their neighbours and copied once more: that costs less than a call for each."""
 GAP_BYTES = 4 << 10
 """Neighbours so near are read together: copying what lies between costs less than a system call."""
+
+DAMAGE = frozenset({errno.ENOENT, errno.EIO})
+"""What a read of a file says that is gone, or that the disk has lost."""
 
 _Wanted = tuple[int, int, int, Edited]
 """Segment and offset of a body; where its edited form goes in the result, or which piece it is; the edit itself."""
@@ -131,7 +135,7 @@ class BodyReader:
         try:
             return self._files.open_read(self._path(segment))
         except OSError as error:
-            raise unreadable(segment, str(error)) from error
+            raise unreadable(segment, error) from error
 
     @contextmanager
     def _opened(self, segment: int) -> Iterator[ReadFile]:
@@ -141,7 +145,7 @@ class BodyReader:
         except StorageFailed:  # an OSError as well, which has said already what is wrong
             raise
         except OSError as error:
-            raise unreadable(segment, str(error)) from error
+            raise unreadable(segment, error) from error
         finally:
             file.close()
 
@@ -268,16 +272,18 @@ def read_span(file: ReadFile, span: Location) -> bytes:
     try:
         found = file.read(span.offset, span.length)
     except OSError as error:
-        raise unreadable(span.segment, str(error)) from error
+        raise unreadable(span.segment, error) from error
     if len(found) < span.length:
         raise unreadable(span.segment, f"it ends before byte {span.offset + span.length}")
     return found
 
 
-def unreadable(segment: int, reason: str) -> StorageFailed:
-    """The error to raise for a segment of which something cannot be read."""
-    return StorageFailed(
-        f"segment {segment}: {reason}",
-        what="a stored body cannot be read",
-        hint="check the disk, or restore the data directory from a backup",
-    )
+def unreadable(segment: int, reason: str | OSError) -> StorageFailed:
+    """The error to raise for a segment of which something cannot be read.
+
+    ``BodyUnreadable`` if it is gone or damaged; anything else, as too many open files, says nothing about the body.
+    """
+    told = f"segment {segment}: {reason}"
+    if isinstance(reason, str) or reason.errno in DAMAGE:
+        return BodyUnreadable(told)
+    return StorageFailed(told, what="a stored body cannot be read now", hint="it is kept: read again once that is over")

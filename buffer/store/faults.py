@@ -1,11 +1,12 @@
 """Disks that fail on purpose, for tests: one that forgets at a power cut, one that refuses."""
 
 import errno
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from forebay.buffer.store.files import AppendFile, BytesLike, DiskAppendFile, DiskFiles
+from forebay.buffer.store.files import AppendFile, BytesLike, DiskAppendFile, DiskFiles, ReadFile
 
 
 class PowerLostError(OSError):
@@ -106,9 +107,17 @@ class LossyAppendFile(DiskAppendFile):
 class RefusingFiles(DiskFiles):
     """A disk with ``free_bytes`` left (None: enough), whose syncs fail while ``refuses_sync``."""
 
+    read_error = 0
+    """With this ``errno``, unless it is 0, opening a file for reading fails."""
+
     def __init__(self) -> None:
         self.free_bytes: int | None = None
         self.refuses_sync = False
+
+    def open_read(self, path: Path) -> ReadFile:
+        if self.read_error:
+            raise OSError(self.read_error, os.strerror(self.read_error))
+        return super().open_read(path)
 
     def open_append(self, path: Path) -> AppendFile:
         if self.free_bytes == 0 and not path.exists():

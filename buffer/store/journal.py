@@ -116,6 +116,8 @@ class JournalStore(Store):
             sending.stop()
             await asyncio.wait({turn})
             raise
+        finally:
+            del turn  # its error refers to this frame: what the two hold would wait for the cyclic collector
 
     async def recover(self) -> None:
         with _told_as_storage_failed():
@@ -229,7 +231,10 @@ class JournalStore(Store):
         reading = asyncio.get_running_loop().run_in_executor(None, call, argument)
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
-        return await reading
+        try:
+            return await reading
+        finally:
+            del reading  # as in `_send_on`
 
     def _do(self, call: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
         """Have ``call`` made in the writer's thread, once everything appended so far is committed."""

@@ -109,6 +109,8 @@ class CheckpointRow(msgspec.Struct, tag="checkpoint", kw_only=True):
     """Wall-clock seconds at which it was first reported."""
     is_forgotten: bool = False
     """Whether a rewind went behind it."""
+    weight_version: int | None = None
+    """What the trainer had announced by then; None if nothing, and in journals of before that was told."""
 
 
 class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from forebay.buffer.store.abc import Edited, Outbound, Slice
 from forebay.buffer.store.bodies import BodyReader, edited_parts, read_span, unreadable
 from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, ReadFile, behind
 from forebay.buffer.store.rows import Location
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import BodyUnreadable
 from forebay.core.stretches import stretches
 
 STRETCH_BYTES = 1 << 20
@@ -55,11 +55,13 @@ class Sending:
         self._is_stopped = True
 
     def close(self) -> None:
-        """Give the files back."""
+        """Give the files back, and what was mapped of them: whoever handles an error may keep this object alive."""
+        self._left = self._next = None
+        self._steps = iter(())
+        self._views.clear()
         for file in self._files.values():
             file.close()
         self._files.clear()
-        self._views.clear()
 
     def go(self, connection: socket.socket) -> bool:
         """Send on; whether that was all. Otherwise the socket takes no more for the moment.
@@ -90,10 +92,12 @@ class Sending:
             return behind(step, num_bytes) or None
         except BlockingIOError:
             return step
+        except TimeoutError as error:  # the kernel gave the connection up
+            raise ConnectionAbortedError(str(error)) from error
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
-            raise StorageFailed("a page cannot be read", what="a stored body cannot be read") from error
+            raise BodyUnreadable("a page of it is lost") from error
 
     # --- what to send
 
@@ -128,7 +132,13 @@ class Sending:
 
     def _view(self, segment: int) -> memoryview:
         if segment not in self._views:
-            self._views[segment] = self._file(segment).view()
+            file = self._file(segment)
+            try:
+                self._views[segment] = file.view()
+            except ValueError as error:  # an empty file cannot be mapped
+                raise unreadable(segment, str(error)) from error
+            except OSError as error:
+                raise unreadable(segment, error) from error
         return self._views[segment]
 
     def _steps_of(self, piece: Outbound) -> Iterator[_Step]:
@@ -163,10 +173,10 @@ class Sending:
 def _send_span(connection: socket.socket, span: _FileSpan) -> _FileSpan | None:
     try:
         num_bytes = span.file.send_to(connection.fileno(), span.offset, span.length)
-    except (BlockingIOError, ConnectionError):
+    except (BlockingIOError, ConnectionError, TimeoutError):
         raise
     except OSError as error:
-        raise unreadable(span.segment, str(error)) from error
+        raise unreadable(span.segment, error) from error
     if num_bytes == span.length:
         return None
     if num_bytes == 0:

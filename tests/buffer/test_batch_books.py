@@ -61,8 +61,9 @@ def test_a_request_means_its_newest_batch() -> None:
 def test_a_checkpoint_holds_batches_once() -> None:
     batches, rows = make_batches(ACKED, ACKED, LEASED)
     batches.check_fixable(rows[:1], 4)
-    fixed = batches.fix(rows[:1], 4, 10.0)
-    assert batches.fix(rows[:1], 4, 99.0) is fixed, "it was reported at 10"
+    fixed = batches.fix(rows[:1], 4, 10.0, 7)
+    assert batches.fix(rows[:1], 4, 99.0, 8) is fixed, "it was reported at 10"
+    assert (batches.weight_version(4), batches.weight_version(None)) == (7, None)
     assert (ids(batches.held_by(4)), ids(batches.held_by(None))) == ([1], [2])
     batches.check_fixable(rows[:1], 4)
     with pytest.raises(CheckpointConflict, match="fixed to the checkpoint of step 4, not 5"):
@@ -79,8 +80,8 @@ def test_a_rewind_undoes_what_no_checkpoint_up_to_it_holds(
     step: int | None, undone: list[int], left: list[int]
 ) -> None:
     batches, rows = make_batches(ACKED, ACKED, ACKED, LEASED, EXPIRED, RELEASED, REVOKED)
-    batches.fix(rows[:1], 1, 0.0)
-    batches.fix(rows[1:2], 2, 0.0)
+    batches.fix(rows[:1], 1, 0.0, None)
+    batches.fix(rows[1:2], 2, 0.0, None)
     taken = batches.after(step)
     assert ids(taken.batches) == undone
     batches.undo(taken, "a rewind")

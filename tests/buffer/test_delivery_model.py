@@ -36,6 +36,7 @@ from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, re
 from tests.buffer.delivery_promise import Model, Promise
 
 LEASE_S = 100.0
+MAX_STALENESS = 1
 STEPS = st.integers(0, 4)
 ResultT = TypeVar("ResultT")
 
@@ -48,7 +49,7 @@ class DeliveryModel(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
         self.stack = AsyncExitStack()
-        self.model = Model()
+        self.model = Model(MAX_STALENESS)
         self.num_groups = 0
         self.num_forks: Counter[Any] = Counter()
         """By instance."""
@@ -79,7 +80,7 @@ class DeliveryModel(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.open(self.store)
-        self.do(self.buffer.add(make_run()))
+        self.do(self.buffer.add(make_run(max_staleness=MAX_STALENESS)))
         self.write(5)
 
     def open(self, store: Store) -> None:
@@ -101,9 +102,11 @@ class DeliveryModel(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 4))
     def write(self, number: int) -> None:
+        version = self.model.version or 0
         for _ in range(number):
             self.num_groups += 1
-            self.do(fill(self.entry, self.num_groups, [0.0, 1.0]))
+            self.do(fill(self.entry, self.num_groups, [0.0, 1.0], weight_version=version))
+            self.model.made_by[list(self.groups)[-1]] = version
 
     @rule(forks=st.integers(1, 2))
     def write_with_forks(self, forks: int) -> None:
@@ -142,10 +145,11 @@ class DeliveryModel(RuleBasedStateMachine):
         if known is not None and known[1].state == "leased":
             assert batch is not None
             self.check_same(batch, *known)
-        elif batch is None:
-            assert sum(self.model.owner(key) == "ready" for key in self.groups) < num_groups
-            return
         else:
+            self.model.discard_stale()
+            if batch is None:
+                assert sum(self.model.owner(key) == "ready" for key in self.groups) < num_groups
+                return
             self.check_new(batch, num_groups, request_id, is_slime)
         assert self.do(self.entry.delivery.confirm(batch))
         if ending != "goes on":
@@ -226,6 +230,11 @@ class DeliveryModel(RuleBasedStateMachine):
         self.do(self.leases.extend(batch_id, None))
         batch.state, batch.until_s = "leased", self.clock.monotonic() + LEASE_S
 
+    @rule(further=st.integers(1, 2))
+    def announce(self, further: int) -> None:
+        version = self.model.version = (self.model.version or 0) + further
+        self.do(self.buffer.update("run-1", lambda run: setattr(run, "weight_version", version)))
+
     @rule(step=STEPS, data=st.data())
     def checkpoint(self, step: int, data: st.DataObject) -> None:
         names_some = self.model.batches and data.draw(st.booleans())
@@ -242,7 +251,7 @@ class DeliveryModel(RuleBasedStateMachine):
             held = self.do(checkpoint(self.leases, step, ids))
             for batch in meant:
                 batch.state, batch.checkpoint = "acked", step
-            self.model.steps.add(step)
+            self.model.steps.setdefault(step, self.model.version)
             expected = {key for key, batch in self.model.batches.items() if batch.checkpoint == step}
             assert {row.batch_id for row in held} == expected
 
@@ -252,19 +261,7 @@ class DeliveryModel(RuleBasedStateMachine):
             self.fails(rewind(self.leases, step), CheckpointNotFound)
             return
         undone = self.do(rewind(self.leases, step))
-        lost = self.behind(step)
-        assert {row.batch_id for row in undone.batches} == set(lost)
-        for batch_id in lost:
-            self.model.batches[batch_id].state, self.model.batches[batch_id].checkpoint = "revoked", None
-        self.model.steps = {known for known in self.model.steps if step is not None and known <= step}
-
-    def behind(self, step: int | None) -> list[str]:
-        return [
-            key
-            for key, batch in self.model.batches.items()
-            if batch.state in ("leased", "acked", "expired")
-            and not (batch.checkpoint is not None and step is not None and batch.checkpoint <= step)
-        ]
+        assert {row.batch_id for row in undone.batches} == self.model.undo(step)
 
     @rule()
     def ask_for_what_is_not_there(self) -> None:
@@ -306,6 +303,7 @@ class DeliveryModel(RuleBasedStateMachine):
         }
         assert len(self.groups) == self.num_groups
         assert self.entry.buffer.batches.steps == sorted(self.model.steps)
+        assert self.entry.run.weight_version == self.model.version
         for row in self.entry.buffer.batches.by_id.values():
             batch = self.model.batches[row.batch_id]
             assert (row.state.value, row.checkpoint_step) == (batch.state, batch.checkpoint)
@@ -360,6 +358,8 @@ class JournalDeliveryModel(DeliveryModel):
         self.files.refuses_sync = True
         with suppress(StorageFailed, LeaseLost, BatchAcked):
             assert self.do(calls[what]()) is None, "it was told that it is done"
+        with suppress(StorageFailed):  # what nobody has waited for is refused as well
+            self.do(self.entry.buffer.save_run())
         self.files.refuses_sync = False
         self.do(self.buffer.update("run-1", lambda _: None))
         self.note_begun_anew()

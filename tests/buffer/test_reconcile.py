@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.checkpoints import rewind
+from forebay.buffer.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.store.rows import Location
@@ -188,6 +188,48 @@ async def test_batch_whose_reply_a_crash_cut_off_is_known_to_the_trainer_that_li
         assert states(entry) == {(1, 0): "acked", (2, 0): "ready", (3, 0): "ready", ("bad", 0): "discarded: failed"}
         assert (await take(entry)).meta_info["finished_groups"] == [2, 3]
         check_books(entry)
+
+
+async def test_what_a_list_acknowledges_is_a_batch_like_any_other(store: Store) -> None:
+    """Also what it says of groups that had ended undelivered: a rewind tells of them again."""
+    async with open_buffer(store) as buffer:
+        entry = await add_with_groups(buffer, 1, 2, 3)
+        await fill(entry, "bad", [None, None])
+        await take(entry, num_groups=1)
+        await rewind(entry.delivery.leases, None)
+        await resume(buffer, 1, "bad")
+        before = states(entry)
+        assert before == {(1, 0): "acked", (2, 0): "ready", (3, 0): "ready", ("bad", 0): "discarded: failed"}
+        [row] = await checkpoint(entry.delivery.leases, 4, None)
+        assert (len(row.group_ids), len(row.reported_ids), row.num_rows) == (1, 1, 2)
+    async with open_buffer(store) as buffer:
+        entry = buffer.get("run-1")
+        assert states(entry) == before
+        assert (await take(entry, num_groups=1)).meta_info["finished_groups"] == [2]
+        await rewind(entry.delivery.leases, 4)
+        assert states(entry) == before
+        await rewind(entry.delivery.leases, None)
+        assert (await take(entry, num_groups=2)).meta_info["finished_groups"] == [1, 2, "bad"]
+        check_books(entry)
+
+
+async def test_a_list_decides_about_a_lease_that_expired(store: Store, clock: ManualClock) -> None:
+    """Its trainer may have got it, and may have trained on it."""
+    async with open_buffer(store, clock) as buffer:
+        entry = await add_with_groups(buffer, 1, 2, 3)
+        batch = await read(entry, num_groups=2, lease_s=5.0)
+        assert batch is not None
+        entry.delivery.arrived(batch.batch_id)
+        clock.advance(6)
+        await buffer.tick()
+        assert set(states(entry).values()) == {"ready"}
+        assert not buffer.covers(entry, [3])
+    async with open_buffer(store, clock) as buffer:
+        entry = await resume(buffer, 2)
+        assert states(entry) == {(1, 0): "ready", (2, 0): "acked", (3, 0): "ready"}
+        with pytest.raises(LeaseLost, match="its lease expired, and its trainer came back"):
+            await entry.delivery.leases.ack(batch.batch_id)
+        assert (await take(entry)).meta_info["finished_groups"] == [1, 3]
 
 
 async def test_a_resume_and_the_batches_agree(store: Store) -> None:

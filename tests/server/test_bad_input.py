@@ -222,9 +222,10 @@ def test_a_batch_size_too_large_takes_nothing(server: ServerProcess) -> None:
     run = server.start_slime("large", group_size=4)
     for sample in make_group("g", GOOD):
         run.send(sample)
-    answer = run.fetch(batch_size=100)
-    assert answer["success"] is False
-    assert answer["data"]["data"] == []
+    for batch_size in (100, 10**400):
+        answer = run.fetch(batch_size=batch_size)
+        assert answer["success"] is False
+        assert answer["data"]["data"] == []
     assert run.read(num_groups=2) | {"meta_info": 0} == {"batch_id": None, "data": [], "meta_info": 0}
     assert run.read(batch_size=5)["batch_id"] is None
     assert len(run.fetch(batch_size=4)["data"]["data"]) == 4
@@ -240,6 +241,9 @@ def test_a_batch_size_too_large_takes_nothing(server: ServerProcess) -> None:
         ("batches", {"num_groups": 1, "batch_size": 1}, "body"),
         ("batches", {}, "body"),
         ("batches", {"num_groups": 1.5}, "num_groups"),
+        ("batches", {"num_groups": 10**400}, "num_groups"),
+        ("batches", {"num_groups": True}, "num_groups"),
+        ("batches", {"num_groups": 1, "wait_s": True}, "wait_s"),
         ("batches", {"num_groups": 1, "wait": 3}, "wait"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error, write_generator
+from tests.kit import ServerProcess, assert_error, poll_until, write_generator
 
 
 def start_body(**changes: Any) -> dict[str, Any]:
@@ -121,3 +121,10 @@ def test_a_malformed_line_far_into_the_file_fails_the_run_with_its_number(
     path = write_rows(tmp_path / "in.jsonl", [*map(row, range(1_500)), "{"])
     run = rows_server.start_run("rows", input_file=path)
     assert "line 1501" in run.wait_for_state("failed")["reason"]
+
+
+def test_a_server_tells_at_its_start_which_generators_cannot_be_used(make_server: MakeServer, tmp_path: Path) -> None:
+    write_generator(tmp_path / "tasks", "def run_rollout(", "unfinished_generator.py")
+    server = make_server(generators=tmp_path / "tasks")
+    told = poll_until(lambda: [line for line in server.log().splitlines() if "unfinished_generator.py" in line])
+    assert "cannot be used: SyntaxError" in told[0]

@@ -243,15 +243,18 @@ def _read_all(run: NativeRun) -> list[str | int]:
         ("batches", {"num_groups": 1, "lease_s": 0}, "lease_s"),
         ("batches", {"num_groups": 1, "step": -1}, "step"),
         ("batches", {"num_groups": 1, "step": 1 << 60}, "step"),
+        ("batches", {"num_groups": 1, "lease_s": True}, "lease_s"),
         ("batches", {"num_groups": 1, "max_staleness": -1}, "max_staleness"),
         ("batches", {"num_groups": 1, "request_id": "x" * 201}, "request_id"),
         ("batches", {"num_groups": 1, "request_id": 5}, "request_id"),
         ("batches/b/extend", {"lease_s": -1}, "lease_s"),
         ("checkpoints", {}, "step"),
         ("checkpoints", {"step": -1}, "step"),
+        ("checkpoints", {"step": True}, "step"),
         ("checkpoints", {"step": 1, "batch_ids": "b"}, "batch_ids"),
         ("rewind", {}, "step"),
         ("rewind", {"step": "x"}, "step"),
+        ("rewind", {"step": False}, "step"),
         ("rewind", {"step": 1, "steps": 2}, "steps"),
     ],
 )
@@ -266,7 +269,7 @@ def test_a_batch_that_never_was_is_a_404(run: NativeRun, call: str) -> None:
 
 
 def test_a_weight_version_is_a_number_from_zero(run: NativeRun) -> None:
-    for body in ({"weight_version": -1}, {}, {"weight_version": "new"}):
+    for body in ({"weight_version": -1}, {}, {"weight_version": "new"}, {"weight_version": True}):
         answer = run.client.put(f"{run.path}/weight_version", json=body)
         assert_error(answer, 422, "invalid_input", "weight_version")
     for version in (3, 1):

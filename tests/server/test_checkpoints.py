@@ -144,6 +144,25 @@ def test_attaching_to_a_run_leaves_batches_and_checkpoints_as_they_are(run: Nati
     assert run.client.get(f"{run.path}/skip_instance_ids").json() == {"skip_instance_ids": [1, 2, 3]}
 
 
+def test_a_batch_keeps_its_advantages_until_its_groups_are_back(server: ServerProcess) -> None:
+    """Those of two normalisers are not to be mixed."""
+    run = server.start_run(group_size=2, normaliser="grpo")
+    fill(run, 1, 2)
+    asked = {"num_groups": 1, "request_id": "a", "lease_s": 50}
+    first = run.read(**asked)
+    assert rewards(first) == pytest.approx([-1, 1])
+    body = {"task_type": "idle", "group_size": 2, "normaliser": "dr_grpo", "run_id": run.run_id}
+    assert run.client.post("/v1/runs", json=body).status_code == 201
+    assert run.read(**asked) == first
+    run.release(first)
+    assert rewards(run.read(num_groups=2)) == [-0.5, 0.5] * 2
+    run.stop()
+
+
+def rewards(batch: Json) -> list[float]:
+    return [row["reward"] for row in batch["data"]]
+
+
 def test_what_slimes_route_delivered_comes_back_as_well(server: ServerProcess) -> None:
     run = server.start_slime("rewound", group_size=2)
     fill(run, 1, 2)

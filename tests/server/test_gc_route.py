@@ -204,6 +204,30 @@ def test_a_budget_takes_delivered_bodies_of_runs_without_checkpoints_oldest_firs
     run.stop()
 
 
+def test_the_first_checkpoint_holds_what_the_budget_took_before_and_can_be_gone_back_to(
+    make_server: MakeServer,
+) -> None:
+    server = make_server(segment_bytes=SEGMENT_BYTES, max_journal_bytes=4 * SEGMENT_BYTES)
+    run = server.start_run(group_size=2)
+    taken = []
+    for instance in range(40):
+        fill(run, instance)
+        taken.append(run.take(num_groups=1)["batch_id"])
+    assert collect(run)["num_bytes_over"] == 0
+    num_gone = 40 - sum(num_bodies(run, instance) > 0 for instance in range(40))
+    assert 0 < num_gone < 40
+    fill(run, 100, 101)
+    first = run.read(num_groups=1)
+    run.read(num_groups=1)
+    assert run.checkpoint(1, first)["batch_ids"] == [*taken[:num_gone], first["batch_id"]]
+    collect(run)
+    assert "that of step 1" in assert_error(rewind(run, None), 409, "bodies_gone")["hint"]
+    assert rewind(run, 1).json()["num_groups"] == 40 - num_gone + 1
+    rest = run.read(num_groups=40 - num_gone + 1)
+    assert [row["instance_id"] for row in rest["data"]][::2] == [*range(num_gone, 40), 101]
+    run.stop()
+
+
 def test_a_budget_never_takes_what_a_rewind_may_bring_back(make_server: MakeServer) -> None:
     server = make_server(segment_bytes=SEGMENT_BYTES, max_journal_bytes=1)
     run = server.start_run(group_size=2, keep_checkpoints=1)
@@ -236,6 +260,19 @@ def test_a_slime_trainer_that_lists_less_than_is_left_gets_a_new_run(make_server
     payload = {"task_type": "idle", "num_repeat_per_sample": "2", "skip_instance_ids": listed[20:]}
     assert_error(server.client.post("/start_rollout", json={**payload, "run_id": run.run_id}), 409, "bodies_gone")
     SlimeRun(server, other.run_id).stop()
+
+
+def test_a_run_can_be_attached_to_whatever_is_gone_of_what_it_delivered(run: NativeRun) -> None:
+    train(run, 1, 2, 3, 4, 5)
+    collect(run)
+    assert num_bodies(run, 8) == 0
+    before = known(run)
+    body = {"task_type": "idle", "group_size": 2, "keep_checkpoints": 2, "run_id": run.run_id}
+    assert run.client.post("/v1/runs", json=body).status_code == 201
+    assert known(run) == before, "nothing is delivered once more"
+    lost = run.client.post("/v1/runs", json={**body, "skip_instance_ids": []})
+    assert_error(lost, 409, "bodies_gone")
+    run.wait_for_state("running")
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ from array import array
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from forebay.core.token_arrays import SAMPLES_TYPE, join_samples, pack
@@ -113,3 +114,26 @@ def test_a_body_that_turns_out_damaged_ends_the_reply_and_costs_its_group(make_s
     rows = run.read(num_groups=NUM_GROUPS - len(lost), wait_s=10)["data"]
     assert all(row == expected(written[row["uid"]]) for row in rows)
     assert {row["instance_id"] for row in rows} == set(range(NUM_GROUPS)) - damaged
+
+
+def held_segments(server: ServerProcess) -> int:
+    """How often the server has a segment open, or mapped."""
+    folder = str(server.data_dir / "segments")
+    links = Path(f"/proc/{server.pid}/fd").iterdir()
+    num_open = sum(os.readlink(link).startswith(folder) for link in links if link.is_symlink())
+    return num_open + sum(each.path.startswith(folder) for each in psutil.Process(server.pid).memory_maps())
+
+
+@pytest.mark.parametrize("text", ["x" * 25_000, TEXT], ids=["short rows", "long rows"])
+def test_readers_that_leave_in_the_middle_leave_no_segment_open(make_server: MakeServer, text: str) -> None:
+    server = make_server()
+    run = server.start_run(group_size=4)
+    num_groups = 12_000_000 // (4 * len(text))
+    for number in range(num_groups):
+        run.write(*(make_sample(instance_id=number, reward=float(n % 2), text=text) for n in range(4)))
+    before = held_segments(server)
+    for _ in range(10):
+        with run.client.stream("POST", f"{run.path}/batches", json={"num_groups": num_groups, "wait_s": 10}) as reply:
+            assert len(next(reply.iter_raw())) < int(reply.headers["content-length"])
+    poll_until(lambda: run.view()["groups"]["ready"] == num_groups)
+    poll_until(lambda: held_segments(server) == before)

@@ -117,6 +117,26 @@ def test_a_step_begins_with_another_version_and_counts_its_own_groups(process: P
     assert process.ask("plan")["step"]["counted"] == [group_id("c", 0)]
 
 
+def test_a_rewind_begins_no_step_since_what_was_made_for_it_is_still_there(process: Process) -> None:
+    """Nor does the announcement of what its trainer had then: the run would get ahead of it by a step."""
+    for version in (1, 2):
+        process.announce(version)
+        process.run.write(*make_group(f"of {version}", GOOD))
+        process.run.checkpoint(version, process.run.read(num_groups=1))
+    before = process.ask("plan")["step"]
+    assert (before["number"], before["counted"]) == (2, [group_id("of 2", 0)])
+    process.run.rewind(1)
+    assert process.run.view()["weight_version"] == 1
+    assert process.ask("plan")["step"] == before
+    server = process.run.server
+    server.kill9()
+    server.restart()
+    process.announce(2)
+    assert process.ask("plan")["step"] == before
+    process.announce(1)
+    assert process.ask("plan")["step"] == {"number": 3, "weight_version": 1, "counted": [], "discarded": []}
+
+
 def test_the_feed_of_a_stopped_run_answers_at_once(process: Process) -> None:
     seen = process.ask("closed_groups", seen=-1)["seen"]
     process.run.stop()

@@ -1,12 +1,13 @@
 """Groups whose weights are too old, and runs of which nothing comes, over HTTP."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_group, poll_until
+from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error, make_group, poll_until
 from tests.server.test_batches import instances, states
 
 GOOD = [0.0, 1.0]
@@ -54,8 +55,9 @@ def test_the_oldest_version_of_the_oldest_sample_counts(run: NativeRun) -> None:
     first, second = make_group("mixed", GOOD, weight_versions=[7, 5])
     run.write(first, second | {"weight_versions": [6, 9]})
     announce(run, 9)
-    assert run.read(num_groups=1, max_staleness=4)["meta_info"]["staleness"] == {"3": 1, "4": 1}
-    run.rewind(None)
+    batch = run.read(num_groups=1, max_staleness=4)
+    assert batch["meta_info"]["staleness"] == {"3": 1, "4": 1}
+    run.release(batch)
     assert run.read(num_groups=1, max_staleness=3)["batch_id"] is None
     assert states(run) == {"mixed": "discarded"}
 
@@ -101,6 +103,67 @@ def test_stale_groups_do_not_fill_the_buffer_while_a_reader_wants_more(server: S
     assert run.read(num_groups=3)["batch_id"] is None
     assert run.write(*make_group(3, GOOD))[0]["status"] == 200
     run.stop()
+
+
+def train(run: NativeRun, *steps: int) -> None:
+    """For each step, a group of its weights that its checkpoint holds."""
+    for step in steps:
+        announce(run, step)
+        write(run, f"of {step}", weight_version=step)
+        run.checkpoint(step, run.read(num_groups=1, step=step))
+
+
+def test_what_a_rewind_brings_back_is_no_older_than_it_was(server: ServerProcess) -> None:
+    run = server.start_run(group_size=2, max_staleness=1)
+    train(run, 1, 2, 3, 4)
+    announce(run, 5)
+    for _ in range(2):
+        run.rewind(1)
+        assert run.view()["weight_version"] == 1
+    assert instances(run.read(num_groups=3)) == ["of 2", "of 3", "of 4"]
+    run.stop()
+
+
+def test_another_ranks_reader_that_waits_for_a_rewind_gets_what_comes_back(server: ServerProcess) -> None:
+    run = server.start_run(group_size=2, max_staleness=1)
+    train(run, 1, 2)
+    announce(run, 5)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run.read, num_groups=1, wait_s=TIME_LIMIT_S)
+        run.rewind(1)
+        assert instances(waiting.result(TIME_LIMIT_S)) == ["of 2"]
+    run.stop()
+
+
+def test_before_the_first_checkpoint_and_for_a_list_the_version_is_not_known(server: ServerProcess) -> None:
+    run = server.start_run(group_size=2, max_staleness=0)
+    train(run, 1, 2)
+    run.rewind(None)
+    assert run.view()["weight_version"] is None
+    assert run.take(num_groups=2)["meta_info"]["staleness"] == {"unknown": 4}
+    announce(run, 9)
+    body = {"task_type": "idle", "group_size": 2, "run_id": run.run_id, "max_staleness": 0}
+    assert run.client.post("/v1/runs", json=body | {"skip_instance_ids": ["of 1", "of 2"]}).status_code == 201
+    assert run.view()["weight_version"] == 9, "its trainer has all that it was given"
+    assert run.client.post("/v1/runs", json=body | {"skip_instance_ids": ["of 1"]}).status_code == 201
+    assert run.view()["weight_version"] is None
+    assert instances(run.read(num_groups=1)) == ["of 2"]
+    run.stop()
+
+
+@pytest.mark.soak
+def test_a_rewind_and_its_weight_version_survive_a_kill_together(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_run(group_size=2, max_staleness=1)
+    train(run, 1, 2, 3)
+    announce(run, 5)
+    server.kill9()
+    server.restart()
+    run.rewind(1)
+    server.kill9()
+    server.restart()
+    assert run.view()["weight_version"] == 1
+    assert instances(run.read(num_groups=2)) == ["of 2", "of 3"]
 
 
 @pytest.mark.soak

@@ -5,7 +5,10 @@ from typing import Any
 import msgspec
 
 from forebay.buffer.store.records import MSGPACK, decode_rows
-from forebay.buffer.store.rows import ColumnsRow, GroupRow, SampleRow, from_columns
+from forebay.buffer.store.rows import CheckpointRow, ColumnsRow, GroupRow, SampleRow, from_columns
+from forebay.core.run import Run
+from forebay.core.step import StepStart
+from tests.buffer.buffer_kit import make_run
 
 SAMPLE: dict[str, Any] = {
     "type": "sample",
@@ -39,6 +42,7 @@ GROUP: dict[str, Any] = {
     "opened_s": 0.0,
     "num_samples": 4,
 }
+CHECKPOINT: dict[str, Any] = {"type": "checkpoint", "run_id": "run-1", "step": 3, "at_s": 1.0, "is_forgotten": False}
 
 
 def test_samples_of_before_there_were_forks_and_outcomes_are_main_samples() -> None:
@@ -51,3 +55,13 @@ def test_samples_of_before_there_were_forks_and_outcomes_are_main_samples() -> N
     assert (stored.location.offset, stored.location.length) == (100, 20)
     assert isinstance(group, GroupRow)
     assert (group.num_samples, group.num_forks) == (4, 0)
+
+
+def test_checkpoints_and_steps_of_before_they_had_weight_versions() -> None:
+    """Which version a checkpoint had is not known; the step began with that of the run, which no rewind had changed."""
+    [checkpoint] = decode_rows(msgspec.msgpack.encode([CHECKPOINT]), MSGPACK)
+    assert isinstance(checkpoint, CheckpointRow)
+    assert (checkpoint.step, checkpoint.weight_version) == (3, None)
+    document = make_run().document() | {"weight_version": 7, "step": {"number": 2, "num_closed": 5, "full": ["g"]}}
+    run = Run.restore("run-1", "", "task", "running", 1.0, document)
+    assert run.step == StepStart(2, 5, ["g"], 7)

@@ -1,0 +1,156 @@
+"""Replies whose client takes nothing any more, because it was stopped, or cannot be reached.
+
+The kernel counts what the client's side has taken. So nothing is counted or timed here while a reply is sent.
+"""
+
+import asyncio
+import fcntl
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Protocol, Self
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+LAST_STILL_S = 1.0
+"""How long a reply may stand still once the server is ending."""
+NUM_LAST_LOOKS = 8
+"""So many times it is looked then; whatever has not gone out is ended, before uvicorn does it with a traceback."""
+_TAKEN = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` of Linux' ``tcp_info``."""
+
+
+class Connection(Protocol):
+    """What uvicorn has of one."""
+
+    transport: asyncio.Transport
+
+
+class Progress:
+    """What a client takes of what is written to its socket; ``close`` it when it is of no interest any more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._socket = duplicate(transport)
+        self._num_taken = self._count_taken()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Look no more; the connection stays as it is."""
+        self._socket.close()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something that the client could take."""
+        num_bytes = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(num_bytes, sys.byteorder) > 0
+
+    def has_moved(self) -> bool:
+        """Whether the client has taken something since this was last asked, or there is nothing for it to take.
+
+        True as well where the kernel does not count: a healthy reply must never be taken for one that stands still.
+        """
+        before, self._num_taken = self._num_taken, self._count_taken()
+        return not self._num_taken or self._num_taken != before or not self.has_more
+
+    def _count_taken(self) -> int:
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TAKEN.size)
+        num_bytes: int = _TAKEN.unpack(info)[0] if len(info) == _TAKEN.size else 0
+        return num_bytes
+
+    def break_off(self) -> None:
+        """End the connection at once. Whoever is sending over it, past the framework or not, is told by an error."""
+        with suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._transport.abort()
+
+
+class Watch:
+    """Sees that a reply goes on, and that its connection ends if it does not: with one timer, however long it is.
+
+    ``patience_s`` is told for how many seconds the reply has stood still, and tells for how many more it may. A reply
+    that is left before its end is broken off too, since nothing else could follow on its connection.
+    """
+
+    def __init__(
+        self, cycle: RequestResponseCycle, client: "asyncio.Task[None]", patience_s: Callable[[float], float]
+    ) -> None:
+        self._cycle = cycle
+        self._client = client
+        self._patience_s = patience_s
+        self._loop = asyncio.get_running_loop()
+        self._progress = Progress(cycle.transport)
+        self._moved_at_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._client.add_done_callback(self._break_off)
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.remove_done_callback(self._break_off)
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._cycle.response_complete:
+            self._break_off()
+        self._progress.close()
+
+    def _look(self) -> None:
+        if self._progress.has_moved():
+            self._moved_at_s = self._loop.time()
+        self._wait()
+
+    def _wait(self) -> None:
+        left_s = self._patience_s(self._loop.time() - self._moved_at_s)
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        else:
+            self._break_off()
+
+    def _break_off(self, _client: object = None) -> None:
+        self._progress.break_off()
+        self._cycle.disconnected = True  # else uvicorn would log the missing rest as an error of the app's
+        self._cycle.message_event.set()
+
+
+async def end_replies(connections: Collection[Connection]) -> None:
+    """While a server ends: break off replies that stand still, and in the end those that are still being sent."""
+    for _ in range(NUM_LAST_LOOKS):
+        with _unfinished(connections) as replies:
+            await asyncio.sleep(LAST_STILL_S)
+            for progress in replies:
+                if not progress.has_moved():
+                    progress.break_off()
+    with _unfinished(connections) as replies:
+        for progress in replies:
+            progress.break_off()
+
+
+@contextmanager
+def _unfinished(connections: Collection[Connection]) -> Iterator[list[Progress]]:
+    """The connections whose client could take something now; the others are not held open."""
+    with ExitStack() as stack:
+        found = []
+        for each in connections:
+            progress = Progress(each.transport)
+            if progress.has_more:
+                found.append(stack.enter_context(progress))
+            else:
+                progress.close()
+        yield found
+
+
+def duplicate(transport: asyncio.Transport) -> socket.socket:
+    """The connection once more, without blocking: the transport may close its own descriptor at any time."""
+    connection: socket.socket = transport.get_extra_info("socket").dup()
+    connection.setblocking(False)
+    return connection
