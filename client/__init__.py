@@ -2,7 +2,7 @@
 
 from forebay.client.async_buffer_client import AsyncBufferClient
 from forebay.client.buffer_client import BufferClient
-from forebay.client.errors import SamplesRefused, ServerUnreachable, WriterClosed
+from forebay.client.errors import ClientClosed, SamplesRefused, ServerUnreachable, WriterClosed
 from forebay.client.model import Batch, CheckpointInfo, CheckpointResult, Group, RewindResult, RunStats
 from forebay.client.outbox import Limits
 from forebay.client.updates import EnginePause, WeightUpdate
@@ -15,6 +15,7 @@ __all__ = [
     "BufferClient",
     "CheckpointInfo",
     "CheckpointResult",
+    "ClientClosed",
     "EnginePause",
     "Group",
     "Limits",

@@ -26,7 +26,8 @@ from forebay.core.weights import PauseMode
 class AsyncBufferClient:
     """``BufferClient`` to be awaited: the same methods, entered with ``async with``, iterated with ``async for``.
 
-    Leases are extended by a task. A read that is cancelled loses nothing: what it had leased is the next read's.
+    Leases are extended by a task. A read that is cancelled loses nothing: what it had leased is the next read's, or is
+    given back when the client is left. Leaving breaks off what other tasks are doing with it: ``ClientClosed``.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class AsyncBufferClient:
 
     async def close(self) -> None:
         """As ``BufferClient.close``."""
+        if not self._reading.reads.end():  # from here on no keeper is started either
+            return
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.stop()
         try:
-            await self._run(self._reading.leave())
+            await self._transport.cut()
+            await self._transport.run_last(self._reading.leave())
         finally:
             await self._transport.close()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.core.token_arrays import SAMPLES_TYPE, TYPE_CODES, float_bytes, int_bytes, join_samples, pack
+from forebay.core.token_arrays import SAMPLES_TYPE, TYPE_CODES, join_samples, number_bytes, pack
 
 __all__ = ["SAMPLES_TYPE", "encode_sample", "join_samples"]
 
@@ -15,18 +15,25 @@ _NUMPY_TYPES = {"i": "<i4", "f": "<f4", "B": "u1"}
 def encode_sample(sample: Mapping[str, Any]) -> bytes:
     """``sample`` as the body of a write: binary if it has ``tokens``, else JSON.
 
-    ``tokens`` (int32), ``logprobs`` (float32; None becomes NaN) and ``loss_mask`` (0 to 255) may be lists, NumPy arrays
-    or torch tensors of one dimension. A sample with other values in one of them is sent as JSON, as it is. Raises
-    ``TypeError`` if it cannot be JSON.
+    ``tokens`` (int32), ``logprobs`` (float32; None becomes NaN) and ``loss_mask`` (0 to 255, also as floats) may be
+    lists, NumPy arrays or torch tensors of one dimension. A sample with other values in one of them is sent as JSON, as
+    it is. Raises ``TypeError`` if it cannot be JSON.
     """
     arrays = {
         name: array_bytes(sample[name], code) for name, code in TYPE_CODES.items() if sample.get(name) is not None
     }
     tokens = arrays.get("tokens")
     if tokens is None or None in arrays.values():
-        return msgspec.json.encode(dict(sample), enc_hook=_as_list)
+        return _json(dict(sample))
     rest = {name: value for name, value in sample.items() if name not in arrays}
-    return pack(msgspec.json.encode(rest, enc_hook=_as_list), tokens, arrays.get("logprobs"), arrays.get("loss_mask"))
+    return pack(_json(rest), tokens, arrays.get("logprobs"), arrays.get("loss_mask"))
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(fields, enc_hook=_as_list)
+    except (ValueError, RecursionError) as error:  # half a surrogate pair, an endless number, nesting without end
+        raise TypeError(f"sample {fields.get('uid')!r} cannot be JSON: {error}") from error
 
 
 def array_bytes(values: Any, code: str) -> bytes | None:
@@ -39,7 +46,7 @@ def array_bytes(values: Any, code: str) -> bytes | None:
         return data
     if hasattr(values, "astype"):
         return _numpy_bytes(values, code)
-    return float_bytes(values) if code == "f" else int_bytes(values, code)
+    return number_bytes(values, code)
 
 
 def _same_type(values: Any, code: str) -> bytes | None:
@@ -63,9 +70,10 @@ def _plain_tensor(tensor: Any) -> Any:
 
 
 def _numpy_bytes(values: Any, code: str) -> bytes | None:
-    kinds = "biuf" if code == "f" else "biu"
-    if values.ndim != 1 or values.dtype.kind not in kinds:
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
+    if code != "f" and values.dtype.kind == "f":
+        return number_bytes(values.tolist(), code)
     converted = values.astype(_NUMPY_TYPES[code])
     if code != "f" and not (converted == values).all():
         return None

@@ -42,7 +42,9 @@ class BufferClient:
     next call that has to do with batches, once for each lost batch. ``rewind`` to the last checkpoint is the remedy.
 
     Leaving the ``with`` block, by its end or by an error, gives back what is still leased: batches that were
-    checkpointed or acked stay so, all others are ready for the next reader at once.
+    checkpointed or acked stay so, all others are ready for the next reader at once. What other threads are doing with
+    the client is broken off: a read or an iterator that waits there raises ``ClientClosed``, as does every later call,
+    and what it was about to get is given back as well.
 
     Every call is made again while nobody answers or the server says that it is busy, for up to ``retry_for_s`` seconds:
     a restart of the server is not noticed. No repetition does anything twice. Errors are those of
@@ -76,13 +78,17 @@ class BufferClient:
         self.close()
 
     def close(self) -> None:
-        """Give back what is still leased, and let go of the connections. What leaving the ``with`` block does."""
+        """Break off what other threads are doing with this client, give back what is still leased, and let go of the
+        connections. What leaving the ``with`` block does."""
+        if not self._reading.reads.end():  # from here on no keeper is started either
+            return
         with self._keeper_lock:
             keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.stop()
+        self._transport.cut()
         try:
-            self._run(self._reading.leave())
+            self._transport.run_last(self._reading.leave())
         finally:
             if keeper is not None:
                 keeper.join(JOIN_S)
@@ -113,7 +119,11 @@ class BufferClient:
         return self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
 
     def attach(self, run_id: str) -> RunStats:
-        """Go on with a run that exists. Raises ``RunNotFound``."""
+        """Go on with a run that exists.
+
+        Raises ``RunNotFound``, and, as ``start`` does, ``InvalidInput`` while batches of another run are leased to this
+        client: they must be checkpointed, acked or released before.
+        """
         return self._run(self._reading.attach(run_id))
 
     def runs(self) -> list[RunStats]:

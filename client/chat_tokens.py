@@ -56,7 +56,8 @@ def _stretches(
                 hint="give a chat_template that leaves earlier turns as they are, or send token ids with the samples",
                 field="chat_template",
             )
-        end = len(after.rstrip("\n"))  # the line break behind the end mark is the template's, not the model's
+        # The line break behind the end mark is the template's, not the model's; one that ends the prompt is neither's.
+        end = max(len(before), len(after.rstrip("\n")))
         yield whole[at : len(before)], False
         yield whole[len(before) : end], True
         at = end

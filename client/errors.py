@@ -43,6 +43,17 @@ class WriterClosed(ForebayError, RuntimeError):
         super().__init__(message, hint="open another one; a sample that is written twice is stored once")
 
 
+class ClientClosed(ForebayError, RuntimeError):
+    """The client was left, perhaps by another thread, while this call was under way or before it."""
+
+    code = "client_closed"
+    status = 409
+
+    def __init__(self) -> None:
+        hint = "what was leased is ready for the next reader; open another client to go on"
+        super().__init__("this client is closed", hint=hint)
+
+
 def _kinds(base: type[ForebayError] = ForebayError) -> Iterator[type[ForebayError]]:
     yield base
     for kind in base.__subclasses__():

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from forebay.client.errors import ServerUnreachable, error_of
+from forebay.client.json_text import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,8 @@ def decoded(reply: Reply, call: Call) -> Json:
     if reply.status >= 300:
         raise failure(reply, call)
     try:
-        value = msgspec.json.decode(reply.body)
-    except msgspec.DecodeError:
+        value = read_json(reply.body)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise error_of(reply.status, b"", f"{call.method} {call.path}")

@@ -56,6 +56,13 @@ class Leases:
             self._held.clear()
             self._lost.clear()
 
+    def exchange_acked(self, batch_ids: Iterable[str]) -> list[str]:
+        """Another run is chosen, of which these batches are acked; those of the run before, all of them acked."""
+        with self._lock:
+            before = list(self._held)
+            self._held = {batch_id: _Held(NEVER_S, NEVER_S, is_acked=True) for batch_id in batch_ids}
+            return before
+
     def acked(self, batch_id: str) -> None:
         """A batch was acked; a checkpoint is still to hold it."""
         with self._lock:

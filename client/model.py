@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -32,32 +32,22 @@ class Batch:
     meta_info: dict[str, Any]
     """What the run's hook tells of all that arrived since the last batch."""
     lease_s: float
-    num_groups: int
+    group_sizes: Sequence[int]
+    """Rows of each group: they need not be equally many, and two epochs of an instance may stand side by side."""
     step: int | None = None
     """The step that the batch was asked for."""
     content: bytes = field(default=b"", repr=False)
     """The tensors of a batch that came as such: its rows are without ``tokens``, ``logprobs`` and ``loss_mask``."""
 
+    @property
+    def num_groups(self) -> int:
+        return len(self.group_sizes)
+
     @cached_property
     def groups(self) -> list[Group]:
-        """The rows by group, oldest ready group first."""
-        return [Group(rows[0]["instance_id"], rows) for rows in _by_group(self.rows, self.num_groups)]
-
-
-def _by_group(rows: Sequence[Row], num_groups: int) -> list[Sequence[Row]]:
-    """Cut where instance or epoch change; two epochs of an instance, side by side and untold, are cut by size."""
-    stretches = [list(stretch) for _, stretch in groupby(rows, _key)]
-    if len(stretches) == num_groups or not num_groups or len(rows) % num_groups:
-        return list(stretches)
-    size = len(rows) // num_groups
-    chunks = [rows[at : at + size] for at in range(0, len(rows), size)]
-    is_whole = all(_key(chunk[0]) == _key(row) for chunk in chunks for row in chunk)
-    return list(chunks) if is_whole else list(stretches)
-
-
-def _key(row: Row) -> tuple[str, object, object]:
-    instance_id = row["instance_id"]
-    return type(instance_id).__name__, instance_id, row.get("epoch")
+        """The rows by group, oldest ready group first. One that a hook left without rows is not among them."""
+        places = pairwise(accumulate(self.group_sizes, initial=0))
+        return [Group(self.rows[start]["instance_id"], self.rows[start:end]) for start, end in places if start < end]
 
 
 BatchLike: TypeAlias = Batch | str
@@ -68,6 +58,14 @@ def batch_ids(batches: BatchLike | Iterable[BatchLike]) -> list[str]:
     """The ids of one batch or of several."""
     given = [batches] if isinstance(batches, Batch | str) else batches
     return [batch.batch_id if isinstance(batch, Batch) else batch for batch in given]
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """So many groups in a row ended undelivered that something must be wrong."""
+
+    message: str
+    reasons: dict[str, int]
+    """Groups by why they ended."""
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +86,7 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     """Its engines stand still, until its trainer or the server lets them go on."""
     is_stalled: bool = False
+    alarm: Alarm | None = None
     weight_version: int | None = None
     created_at_s: float = 0.0
     """Seconds since the Unix epoch."""

@@ -18,12 +18,16 @@ class _Span(msgspec.Struct):
     weight_version: Any = None
 
 
-def without_older(loss_mask: "torch.Tensor", row: Mapping[str, Any], min_version: int) -> "torch.Tensor":
+def without_older(
+    loss_mask: "torch.Tensor", row: Mapping[str, Any], min_version: int, *, has_spans: bool = True
+) -> "torch.Tensor":
     """``loss_mask`` [T] of a sample with 0 for tokens of weights older than ``min_version``; itself if there are none.
 
-    Raises ``InvalidInput`` for spans that do not lie within the tokens.
+    ``has_spans`` is False for tokens that were made anew: the sample's ``token_spans`` are not of them. Raises
+    ``InvalidInput`` for spans that do not lie within the tokens.
     """
-    older = list(_older(row, len(loss_mask), min_version))
+    spans = row.get("token_spans") if has_spans and not row.get("retokenized") else None
+    older = list(_older(row, spans, len(loss_mask), min_version))
     if not older:
         return loss_mask
     masked = loss_mask.clone()  # what was received is read-only
@@ -32,9 +36,8 @@ def without_older(loss_mask: "torch.Tensor", row: Mapping[str, Any], min_version
     return masked
 
 
-def _older(row: Mapping[str, Any], num_tokens: int, min_version: int) -> Iterator[tuple[int, int]]:
-    spans = row.get("token_spans")
-    if not spans or row.get("retokenized"):  # the spans of tokens that were made anew are not known
+def _older(row: Mapping[str, Any], spans: object, num_tokens: int, min_version: int) -> Iterator[tuple[int, int]]:
+    if not spans:
         oldest = oldest_version(row.get("weight_version"), row.get("weight_versions"))
         if oldest is not None and oldest < min_version:
             yield 0, num_tokens

@@ -4,11 +4,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from forebay.client.errors import SamplesRefused, WriterClosed
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, InvalidInput
 
 Sample: TypeAlias = dict[str, Any]
 NEVER_S = 3_600.0
@@ -23,6 +23,12 @@ class Limits:
     max_age_s: float = 0.2
     max_waiting: int = 1_024
     max_waiting_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0.0 if name == "max_age_s" else 1
+            if not value >= least:  # with nothing allowed, a writer would wait for ever
+                raise InvalidInput(f"{name} is at least {least}, not {value}", field=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from forebay.client.model import (
     RunStats,
     batch_ids,
 )
+from forebay.client.reads import Reads
 from forebay.client.updates import EnginePause, WeightUpdate
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.tensor_blob import TENSORS_TYPE, blob_json, is_blob
@@ -84,26 +85,41 @@ class Reading:
         self._as_tensors = as_tensors
         self.leases = Leases()
         self.run_id = ""
-        self._unanswered: dict[Wanted, str] = {}
-        """Request ids of reads that were broken off: their batches may be leased, and are asked for again."""
+        self.reads = Reads()
+        self._acked_of: dict[str, list[str]] = {}
+        """By run that was left for another: acked batches that no checkpoint holds yet."""
 
     # --- runs
 
     def start(self, payload: Json) -> Flow[RunStats]:
         """Start a run and attach to it. Made again after a lost reply, under its ``start_id``, it is the same start."""
+        yield from self._leave_run_for(payload.get("run_id"))
         payload = {"start_id": f"start-{token_hex(12)}", **payload}
         call = json_call("POST", "v1/runs", payload, REPLY_TIMEOUT_S)
         return self._attached(decoded((yield from answered(call, self._retry_for_s)), call))
 
     def attach(self, run_id: str) -> Flow[RunStats]:
-        """Go on with a run. Raises ``RunNotFound``."""
+        """Go on with a run. Raises ``RunNotFound``, and ``InvalidInput`` while batches of another run are leased."""
+        yield from self._leave_run_for(run_id)
         return self._attached((yield from self._ask("GET", f"v1/runs/{run_id}")))
+
+    def _leave_run_for(self, run_id: object) -> Flow[None]:
+        """What this client holds of its run would run out unseen, go to another reader, and be trained on twice."""
+        if run_id == self.run_id or not self.run_id:
+            return
+        self.leases.check()
+        if leased := self.leases.leased_ids:
+            told = f"{leased[0]} is leased" if len(leased) == 1 else f"{len(leased)} batches are leased"
+            hint = "checkpoint, ack or release them first, or take a client for each run"
+            raise InvalidInput(f"{told}, of {self.run_id}", field="run_id", hint=hint)
+        yield from self._give_back_all([])
 
     def _attached(self, view: Json) -> RunStats:
         stats = msgspec.convert(view, RunStats)
         if stats.run_id != self.run_id:
-            self.leases.drop(self.leases.all_ids)
-            self._unanswered.clear()
+            acked = self._acked_of.pop(stats.run_id, ())
+            self._acked_of[self.run_id] = self.leases.exchange_acked(acked)
+            self.reads.forget()
         self.run_id = stats.run_id
         return stats
 
@@ -185,23 +201,29 @@ class Reading:
     def _lease(self, wanted: Wanted, wait_s: float) -> Flow[Batch | None]:
         """One request, repeated under its id until it is answered, also by the next call if this one is broken off."""
         self.leases.check()
-        request_id, is_answered = self._unanswered.pop(wanted, "") or f"read-{token_hex(12)}", False
-        body = {**wanted.body(), "wait_s": round(wait_s, 3), "request_id": request_id}
-        call = json_call("POST", self._path("batches"), body, wait_s + REPLY_TIMEOUT_S)
-        if self._as_tensors:
-            call = replace(call, headers={**call.headers, "Accept": TENSORS_TYPE})
+        path = self._path("batches")
+        request_id = self.reads.begin(wanted)
+        call = self._read_call(path, {**wanted.body(), "wait_s": round(wait_s, 3), "request_id": request_id})
         try:
             reply = yield from answered(call, self._retry_for_s)
-            is_answered = True
-        finally:
-            if not is_answered:
-                self._unanswered[wanted] = request_id
+        except BaseException:  # also a call that was cancelled: its batch may be leased
+            self.reads.break_off(wanted, request_id)
+            raise
+        with self.reads.taking(request_id):
+            return self._taken(reply, call, wanted)
+
+    def _read_call(self, path: str, body: Json) -> Call:
+        call = json_call("POST", path, body, body["wait_s"] + REPLY_TIMEOUT_S)
+        return replace(call, headers={**call.headers, "Accept": TENSORS_TYPE}) if self._as_tensors else call
+
+    def _taken(self, reply: Reply, call: Call, wanted: Wanted) -> Batch | None:
+        """What a reply has, which is this client's from here on."""
         content = reply.body if is_blob(reply.body) else b""
         told = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
         if told["batch_id"] is None:
             return None
         self.leases.add(told["batch_id"], told["lease_s"])
-        names = ("batch_id", "meta_info", "lease_s", "num_groups")
+        names = ("batch_id", "meta_info", "lease_s", "group_sizes")
         return Batch(**{name: told[name] for name in names}, rows=told["data"], step=wanted.step, content=content)
 
     def ack(self, batch: BatchLike) -> Flow[None]:
@@ -239,7 +261,7 @@ class Reading:
         with self.leases.busy(ids):
             told = yield from self._ask("POST", self._path("rewind"), {"step": step})
             self.leases.forget()
-        self._unanswered.clear()
+        self.reads.forget()
         return msgspec.convert(told, RewindResult)
 
     # --- leases
@@ -265,16 +287,42 @@ class Reading:
         self.leases.extended(batch_id, is_done=False)
 
     def leave(self) -> Flow[None]:
-        """Give back what is still leased. What cannot be told is left to the leases' end."""
+        """Give back what is still leased, known or not. What cannot be told is left to the leases' end.
+
+        To be run when reads have ended and those under way were broken off.
+        """
         self._retry_for_s = min(self._retry_for_s, LEAVING_RETRY_S)
-        for batch_id in self.leases.leased_ids:
-            try:
-                yield from self.release(batch_id)
-            except (ServerUnreachable, NotFound) as error:
-                logger.warning("%s was not released, its lease will run out: %s", batch_id, error)
-                return
-            except ForebayError as error:
-                logger.warning("%s was not released: %s", batch_id, error)
+        yield from self._give_back_all(self.leases.leased_ids)
+
+    def _give_back_all(self, batch_ids: list[str]) -> Flow[None]:
+        """Give these back, and those of reads that were broken off."""
+        given_back: set[str] = set()
+        try:
+            while True:
+                for batch_id in batch_ids:
+                    yield from self._give_back(batch_id)
+                given_back.update(batch_ids)
+                batch_ids = [batch_id for batch_id in (yield from self._untaken()) if batch_id not in given_back]
+                if not batch_ids:
+                    return
+        except ForebayError as error:
+            logger.warning("not all batches were released, their leases will run out: %s", error)
+
+    def _give_back(self, batch_id: str) -> Flow[None]:
+        try:
+            yield from self.release(batch_id)
+        except (ServerUnreachable, NotFound):  # so it would be with the others
+            raise
+        except ForebayError as error:
+            logger.warning("%s was not released: %s", batch_id, error)
+
+    def _untaken(self) -> Flow[list[str]]:
+        """Batches of reads that were broken off: they went out, and nobody here took them."""
+        request_ids = self.reads.open_ids
+        if not request_ids:
+            return []
+        told = yield from self._ask("GET", self._path("batches?state=leased"))
+        return [batch["batch_id"] for batch in told["batches"] if batch["request_id"] in request_ids]
 
     # --- asking
 

@@ -1,10 +1,11 @@
 """Evaluation for slime: a run of its own for each data set, every sample of which counts."""
 
+import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from forebay.client.model import Row, RunStats
 from forebay.client.slime_args import SlimeArgs, buffer_url, run_name, start_fields
 from forebay.client.slime_samples import Usable, to_slime, usable_row
 from forebay.client.transport import Transport
-from forebay.core.errors import InvalidInput, RunEnded
+from forebay.core.errors import BodiesGone, ForebayError, InvalidInput, RunEnded
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ RETRY_FOR_S = 120.0
 NO_LIMIT = 1 << 40
 """Nobody reads these runs: that is no sign of trouble, and makes no room."""
 WORKING = ("validating", "running")
+LONGEST_NAME = 64
+GROUPS_AT_ONCE = 64
+"""So many groups of an evaluation are ended by one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,16 @@ def evaluate(args: SlimeArgs, rollout_id: int) -> tuple[dict[str, dict[str, Any]
     """Rewards, truncations and samples of each data set, as slime logs them, and how many samples failed.
 
     Failed samples are left out, since failure is no reward of 0; with ``--log-passrate``, which counts whole groups, so
-    are the others of their group. Raises ``RunEnded`` for a run that did not finish.
+    are the others of their group. The groups of all sets are ended when all are there, and stay as they are where one
+    fails. Raises ``RunEnded`` for a run that did not finish.
     """
-    data, metrics = {}, {}
+    data, metrics, run_ids = {}, {}, []
     for eval_set in eval_sets(args):
         logger.info("rollout %d: evaluates %s", rollout_id, eval_set.name)
-        data[eval_set.name], failed = _evaluate(args, eval_set)
+        run_ids.append(_run(args, eval_set))
+        data[eval_set.name], failed = _results(args, eval_set, run_ids[-1])
         metrics[f"eval/{eval_set.name}/failed_samples"] = failed
+    _let_go(args, run_ids)
     return data, metrics
 
 
@@ -75,19 +82,31 @@ def _sampling(source: Any, prefix: str) -> list[Any]:
     return [getattr(source, f"{prefix}{name}", None) for name in ("temperature", "top_p", "max_response_len")]
 
 
-def _evaluate(args: SlimeArgs, eval_set: EvalSet) -> tuple[dict[str, Any], int]:
+def _run(args: SlimeArgs, eval_set: EvalSet) -> str:
+    """The id of a run of this set that has finished."""
     with BufferClient(buffer_url(args)) as client:
-        name = f"{run_name(args)[:58]}-eval"
+        name = eval_name(args)
         for run in client.runs():
             if run.name == name and run.state in WORKING:  # left by a training that was ended meanwhile
                 client.attach(run.run_id)
                 client.stop()
         client.start(**_fields(args, eval_set) | {"name": name})
         try:
-            stats = _finished(client)
+            return _finished(client).run_id
         finally:
             client.stop()
-    with closing(_Groups(args, stats.run_id)) as source:
+
+
+def eval_name(args: SlimeArgs) -> str:
+    """The name of a training's evaluations, which no other training's have."""
+    name = run_name(args)
+    if len(name) > LONGEST_NAME - len("-eval"):
+        name = f"{name[:46]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return f"{name}-eval"
+
+
+def _results(args: SlimeArgs, eval_set: EvalSet, run_id: str) -> tuple[dict[str, Any], int]:
+    with closing(WrittenGroups(args, run_id)) as source:
         groups, failed = _usable(args, eval_set, source)
     samples = [sample for group in to_slime(groups, args, 0, 0) for sample in group]
     rewards = [item.reward for group in groups for item in group]
@@ -112,6 +131,7 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "max_buffer_size": NO_LIMIT,
         "max_buffer_bytes": NO_LIMIT,
         "alarm_after_groups": NO_LIMIT,
+        "min_timeout_group_size_ratio": 1.0,  # what is still open when all was read is discarded, thus let go of
     }
 
 
@@ -124,7 +144,7 @@ def _finished(client: BufferClient) -> RunStats:
     return stats
 
 
-def _usable(args: SlimeArgs, eval_set: EvalSet, source: "_Groups") -> tuple[list[list[Usable]], int]:
+def _usable(args: SlimeArgs, eval_set: EvalSet, source: "WrittenGroups") -> tuple[list[list[Usable]], int]:
     """What slime can use of each group, and how many samples it cannot."""
     groups, failed = [], 0
     for rows in source:
@@ -140,7 +160,30 @@ def _usable(args: SlimeArgs, eval_set: EvalSet, source: "_Groups") -> tuple[list
     return groups, failed
 
 
-class _Groups:
+def _let_go(args: SlimeArgs, run_ids: Sequence[str]) -> None:
+    """End the groups of runs that were read: nobody else does, and ready ones are kept for ever."""
+    try:
+        for run_id in run_ids:
+            with BufferClient(buffer_url(args)) as client:
+                client.attach(run_id)
+                _end_groups(client)
+    except ForebayError as error:  # the evaluation is there, and is worth more than the room
+        logger.warning("the samples of an evaluation stay on the server's disk: %s", error)
+
+
+def _end_groups(client: BufferClient) -> None:
+    num_groups = GROUPS_AT_ONCE
+    with suppress(RunEnded):  # nothing is left
+        while num_groups:
+            batch = client.read(num_groups, wait_s=0.0)
+            if batch is not None:
+                client.ack(batch)
+                continue
+            num_ready = client.stats().groups.get("ready", 0)
+            num_groups = min(num_ready, num_groups - 1)  # the read may have discarded some of those that were there
+
+
+class WrittenGroups:
     """Every group of a run with what was written, whatever the read hooks think of it."""
 
     def __init__(self, args: SlimeArgs, run_id: str) -> None:
@@ -151,9 +194,15 @@ class _Groups:
         after = ""
         while page := self._ask(f"{self._path}?after={after}")["groups"]:
             for group in page:
-                told = self._ask(f"{self._path}/{group['group_id']}?bodies=true")["samples"]
-                yield [sample["body"] for sample in told if sample["outcome"] == "member" and not sample["fork"]]
+                yield self._rows(group["group_id"])
             after = page[-1]["group_id"]
+
+    def _rows(self, group_id: str) -> list[Row]:
+        told = self._ask(f"{self._path}/{group_id}?bodies=true")["samples"]
+        members = [sample for sample in told if sample["outcome"] == "member" and not sample["fork"]]
+        if not all(sample["has_body"] for sample in members):
+            raise BodiesGone([group_id], hint="a larger max_journal_bytes of the server leaves time to read them")
+        return [sample["body"] for sample in members]
 
     def _ask(self, path: str) -> Json:
         call = json_call("GET", path)

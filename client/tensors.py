@@ -1,15 +1,14 @@
 """Batches as padded torch tensors."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from forebay.client.binary import encode_sample
 from forebay.client.chat_tokens import Tokenizer, chat_tokens
+from forebay.client.json_text import read_json
 from forebay.client.model import Batch, Row
 from forebay.client.old_tokens import without_older
 from forebay.core.errors import InvalidInput, MissingExtra
@@ -65,13 +64,14 @@ def collate(
     torch = _torch()
     ragged = _Ragged.of(samples)
     tokens, loss_mask, logprobs = (ragged.split(name) for name in ("tokens", "loss_mask", "logprobs"))
-    retokenized = [number for number, part in enumerate(tokens) if not len(part)]
+    retokenized = {number for number, part in enumerate(tokens) if not len(part)}
     for number in retokenized:
         made = _made(ragged.rows[number], tokenizer, chat_template)
         tokens[number], loss_mask[number], logprobs[number] = made
     if min_weight_version is not None:
         for number, row in enumerate(ragged.rows):
-            loss_mask[number] = without_older(loss_mask[number], row, min_weight_version)
+            has_spans = number not in retokenized
+            loss_mask[number] = without_older(loss_mask[number], row, min_weight_version, has_spans=has_spans)
     padder = _Padder([len(part) for part in tokens], max_length, padding_side, truncate)
     trained_on = padder.pad(loss_mask, 0, torch.bool)
     return {
@@ -112,7 +112,7 @@ class _Ragged:
         if isinstance(samples, Batch):
             if samples.content:
                 return cls(read_blob(samples.content))
-            return cls._of_rows(samples.rows, [len(group.samples) for group in samples.groups])
+            return cls._of_rows(samples.rows, samples.group_sizes)
         return cls._of_rows(samples, [len(list(rows)) for _, rows in groupby(samples, _group_key)])
 
     @classmethod
@@ -125,7 +125,7 @@ class _Ragged:
     @cached_property
     def rows(self) -> list[Row]:
         """The samples without their arrays."""
-        rows: list[Row] = msgspec.json.decode(self._views["rest"].data)["data"]
+        rows: list[Row] = read_json(self._views["rest"].data)["data"]
         return rows
 
     def tensor(self, name: str) -> "torch.Tensor":
@@ -219,7 +219,7 @@ def _without_idle_nan(logprobs: "torch.Tensor", loss_mask: "torch.Tensor") -> "t
     return logprobs
 
 
-def _flags(numbers: Sequence[int], count: int) -> "torch.Tensor":
+def _flags(numbers: Collection[int], count: int) -> "torch.Tensor":
     flags = _torch().zeros(count, dtype=_torch().bool)
     flags[list(numbers)] = True
     return flags

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from forebay.client.flow import Call, Flow, Lost, Pause, Reply, Wish, Work
+from forebay.client.connections import Breakable, Connections
+from forebay.client.flow import Call, Flow, Lost, Pause, Reply, Work
 from forebay.core.errors import InvalidInput
 from forebay.core.loopback import is_loopback
 
@@ -24,30 +25,39 @@ class Transport:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._http = httpx.Client(**_options(url, token))
+        self._connections = Connections()
 
     def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
-        """Run ``flow`` to its end; its result."""
-        told: Any = None
-        try:
-            while True:
-                wish = flow.send(told)
-                told = pause(wish) if pause is not None and isinstance(wish, Pause) else self._fulfil(wish)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
+        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        return _driven(flow, self._answer, pause or self._pause)
 
-    def _fulfil(self, wish: Wish) -> Any:
-        if isinstance(wish, Call):
-            return self._answer(wish)
-        return wish.function() if isinstance(wish, Work) else time.sleep(wish.seconds)
+    def cut(self) -> None:
+        """Break off every flow, those of other threads too. Only ``run_last`` asks anything from now on."""
+        self._connections.cut()
+
+    def run_last(self, flow: Flow[T]) -> T:
+        """Run ``flow`` although all others are cut; its result."""
+        return _driven(flow, self._ask, lambda pause: time.sleep(pause.seconds))
 
     def _answer(self, call: Call) -> Reply | Lost:
+        self._connections.check()
         try:
-            return _reply(self._http.request(call.method, call.path, **_request(call)))
+            told = self._ask(call, trace=self._connections.trace)
+        except RuntimeError:  # the connections are let go of while a thread is about to ask
+            self._connections.check()
+            raise
+        if isinstance(told, Lost):
+            self._connections.check()
+        return told
+
+    def _ask(self, call: Call, **extensions: Any) -> Reply | Lost:
+        try:
+            return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
         except httpx.TransportError as error:
             return _lost(error)
+
+    def _pause(self, pause: Pause) -> None:
+        self._connections.pause(pause.seconds)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -59,26 +69,29 @@ class AsyncTransport:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._http = httpx.AsyncClient(**_options(url, token))
+        self._breakable = Breakable()
 
     async def run(self, flow: Flow[T], pause: Callable[[Pause], Awaitable[object]] | None = None) -> T:
-        """Run ``flow`` to its end; its result."""
-        told: Any = None
-        try:
-            while True:
-                wish = flow.send(told)
-                told = await (pause(wish) if pause is not None and isinstance(wish, Pause) else self._fulfil(wish))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            flow.close()
+        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        return await _awaited(flow, self._answer, pause or self._pause)
 
-    async def _fulfil(self, wish: Wish) -> Any:
-        if isinstance(wish, Call):
-            return await self._answer(wish)
-        return await (asyncio.to_thread(wish.function) if isinstance(wish, Work) else asyncio.sleep(wish.seconds))
+    async def cut(self) -> None:
+        """Break off every flow, those of other tasks too. Only ``run_last`` asks anything from now on."""
+        await self._breakable.cut()
+
+    async def run_last(self, flow: Flow[T]) -> T:
+        """Run ``flow`` although all others are cut; its result."""
+        return await _awaited(flow, self._ask, lambda pause: asyncio.sleep(pause.seconds))
 
     async def _answer(self, call: Call) -> Reply | Lost:
+        async with self._breakable.part():
+            return await self._ask(call)
+
+    async def _pause(self, pause: Pause) -> None:
+        async with self._breakable.part():
+            await asyncio.sleep(pause.seconds)
+
+    async def _ask(self, call: Call) -> Reply | Lost:
         try:
             return _reply(await self._http.request(call.method, call.path, **_request(call)))
         except httpx.TransportError as error:
@@ -87,6 +100,46 @@ class AsyncTransport:
     async def close(self) -> None:
         """Let go of the connections."""
         await self._http.aclose()
+
+
+def _driven(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[Pause], object]) -> T:
+    told: Any = None
+    try:
+        while True:
+            wish = flow.send(told)
+            match wish:
+                case Call():
+                    told = ask(wish)
+                case Pause():
+                    told = pause(wish)
+                case Work():
+                    told = wish.function()
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+async def _awaited(
+    flow: Flow[T], ask: Callable[[Call], Awaitable[Reply | Lost]], pause: Callable[[Pause], Awaitable[object]]
+) -> T:
+    told: Any = None
+    try:
+        while True:
+            wish = flow.send(told)
+            match wish:
+                case Call():
+                    told = await ask(wish)
+                case Pause():
+                    told = await pause(wish)
+                case Work():
+                    told = await asyncio.to_thread(wish.function)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
 
 
 class Background:

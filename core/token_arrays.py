@@ -200,12 +200,30 @@ def split_samples(body: bytes) -> list[bytes]:
     return samples
 
 
+def number_bytes(values: Iterable[Any], code: str) -> bytes | None:
+    """``values`` as an array of type ``code``, one of ``TYPE_CODES``; None if one does not fit into it."""
+    if code == "f":
+        return float_bytes(values)
+    return mask_bytes(values) if code == TYPE_CODES["loss_mask"] else int_bytes(values, code)
+
+
 def int_bytes(values: Iterable[int], code: str) -> bytes | None:
     """``values`` as an array of type ``code``; None if one is no integer of its range."""
     try:
         return array(code, values).tobytes()
     except (TypeError, OverflowError):
         return None
+
+
+def mask_bytes(values: Iterable[Any]) -> bytes | None:
+    """``values`` as uint8, whole floats among them too; None if one is neither that nor an integer of the range."""
+    values = list(values)
+    data = int_bytes(values, "B")
+    return int_bytes(map(_as_int, values), "B") if data is None else data
+
+
+def _as_int(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def float_bytes(values: Iterable[Any]) -> bytes | None:

@@ -15,9 +15,8 @@ from forebay.core.token_arrays import (
     ITEM_SIZES,
     TYPE_CODES,
     Field,
-    float_bytes,
-    int_bytes,
     is_binary,
+    number_bytes,
     response_length,
     unpack,
     value_of,
@@ -202,7 +201,7 @@ def _list_bytes(raw: msgspec.Raw, name: str) -> bytes | None:
     values = value_of(raw)
     if not isinstance(values, list):
         return None
-    return float_bytes(values) if name == "logprobs" else int_bytes(values, TYPE_CODES[name])
+    return number_bytes(values, TYPE_CODES[name])
 
 
 def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[Column[P]]:

@@ -10,8 +10,8 @@ import httpx
 
 from tests.kit import TIME_LIMIT_S
 
-Kind = Literal["lose request", "lose reply", "busy", "full"]
-STATUSES = {"busy": 503, "full": 429}
+Kind = Literal["lose request", "lose reply", "busy", "busy for long", "full"]
+STATUSES = {"busy": 503, "busy for long": 503, "full": 429}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class FaultyProxy:
         self.seen.append(Seen(handler.command, handler.path, dict(handler.headers), body))
         fault = self._next_fault(handler.path)
         if fault in STATUSES:
-            _answer(handler, STATUSES[fault], {"Retry-After": "0"}, b'{"error":{"code":"busy","message":"busy"}}')
+            told = {"Retry-After": "60" if fault == "busy for long" else "0"}
+            _answer(handler, STATUSES[fault], told, b'{"error":{"code":"busy","message":"busy"}}')
             return
         reply = None if fault == "lose request" else self._forward(handler, body)
         if reply is None or fault:

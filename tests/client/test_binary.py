@@ -3,6 +3,7 @@
 import json
 import math
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from forebay.client.binary import encode_sample
 from forebay.core.token_arrays import as_json, is_binary
-from tests.kit import make_sample
+from tests.kit import Json, make_sample
 
 LISTS = {"tokens": [1, 2, 3], "logprobs": [-0.5, -0.25, -1.0], "loss_mask": [0, 1, 1]}
 
@@ -94,3 +95,23 @@ def test_a_logprob_that_an_engine_leaves_out_is_null_again() -> None:
 def test_what_cannot_be_json_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="object is not a JSON value"):
         encode_sample(make_sample(**LISTS, thing=object()))
+
+
+@pytest.mark.parametrize("arrays", [LISTS, {}])
+@pytest.mark.parametrize("thing", ["\ud800", {"\ud800": 1}, 10**5_000], ids=["text", "key", "number"])
+def test_text_and_numbers_that_json_does_not_have_are_told_with_their_sample(arrays: Json, thing: Any) -> None:
+    with pytest.raises(TypeError, match="sample 'odd' cannot be JSON"):
+        encode_sample(make_sample(**arrays, uid="odd", thing=thing))
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_a_mask_of_whole_floats_is_a_mask(make: Callable[[list[float]], Any]) -> None:
+    body = encode_sample(make_sample(**(LISTS | {"loss_mask": make([0.0, 1.0, 1.0])})))
+    assert is_binary(body)
+    assert decoded(body)["loss_mask"] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1.0, 256.0, math.inf, math.nan])
+@pytest.mark.parametrize("make", [list, np.array])
+def test_a_mask_of_other_floats_goes_as_a_list(make: Callable[[list[float]], Any], wrong: float) -> None:
+    assert not is_binary(encode_sample(make_sample(**(LISTS | {"loss_mask": make([0.0, 1.0, wrong])}))))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from forebay import client
-from forebay.client.errors import error_of, make_error
+from forebay.client.errors import ClientClosed, error_of, make_error
 from forebay.client.flow import Backoff, Call, Flow, Lost, Pause, Reply, answered
 from forebay.client.leases import Leases
 from forebay.client.outbox import Limits, Outbox
@@ -17,6 +17,7 @@ from tests.kit import make_sample
 
 WANTED = Wanted(num_groups=1, batch_size=None, lease_s=60, step=None, max_staleness=None)
 LOST = Lost("ReadError")
+BATCH = b'{"batch_id": "b", "data": [], "meta_info": {}, "lease_s": 60, "group_sizes": []}'
 EMPTY = Reply(200, {}, b'{"batch_id": null, "data": [], "meta_info": {}}')
 
 
@@ -59,6 +60,32 @@ def test_the_next_read_asks_for_what_a_broken_off_one_may_have_leased() -> None:
     repeated, another = trainer.read(WANTED, wait_s=None), trainer.read(WANTED, wait_s=None)
     assert asked(repeated.send(None))["request_id"] == first["request_id"]
     assert asked(another.send(None))["request_id"] != first["request_id"]
+
+
+def test_two_reads_that_are_broken_off_are_both_asked_again() -> None:
+    trainer = reading()
+    reads = [trainer.read(WANTED, wait_s=None) for _ in range(4)]
+    ids = [asked(read.send(None))["request_id"] for read in reads[:2]]
+    for read in reads[:2]:
+        read.close()
+    assert [asked(read.send(None))["request_id"] for read in reads[2:]] == ids
+
+
+def test_an_answer_that_comes_after_the_end_is_not_taken_but_given_back() -> None:
+    trainer = reading()
+    late = trainer.read(WANTED, wait_s=None)
+    request_id = asked(late.send(None))["request_id"]
+    trainer.reads.end()
+    with pytest.raises(ClientClosed):
+        late.send(Reply(200, {}, BATCH))
+    assert trainer.leases.all_ids == []
+    leaving = trainer.leave()
+    listing = [{"batch_id": "b", "request_id": request_id}, {"batch_id": "another's", "request_id": None}]
+    paths = [leaving.send(None).path, leaving.send(Reply(200, {}, msgspec.json.encode({"batches": listing}))).path]
+    assert paths == ["v1/runs/run-1/batches?state=leased", "v1/runs/run-1/batches/b/release"]
+    leaving.send(Reply(200, {}, b"{}"))
+    with pytest.raises(StopIteration):
+        leaving.send(Reply(200, {}, b'{"batches": []}'))
 
 
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504, 507])

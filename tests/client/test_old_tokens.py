@@ -7,6 +7,8 @@ import pytest
 from forebay.client import BufferClient
 from forebay.client.tensors import collate
 from forebay.core.errors import InvalidInput
+from forebay.engines.tiny.model import build_tokenizer
+from forebay.engines.tiny.recipe import Recipe
 from tests.kit import Json, ServerProcess, make_group, make_sample
 
 SPANS = [
@@ -51,6 +53,15 @@ def test_without_spans_the_oldest_version_counts_for_all() -> None:
     untold = captured(token_spans=..., weight_versions=...)
     assert masks(old, new, untold) == [[0] * 8, MASK, MASK]
     assert masks(captured(token_spans=..., weight_versions=..., weight_version=3)) == [[0] * 8]
+
+
+def test_spans_are_not_of_tokens_that_collate_made() -> None:
+    tokenizer = build_tokenizer(Recipe())
+    bare = {"tokens": ..., "loss_mask": ...}
+    old, new = captured(**bare), captured(**bare, weight_versions=[4])
+    assert not any(masks(old, tokenizer=tokenizer)[0])
+    assert masks(new, tokenizer=tokenizer) == masks(new, tokenizer=tokenizer, version=None)
+    assert any(masks(new, tokenizer=tokenizer)[0])
 
 
 def test_versions_that_are_words_have_no_age() -> None:

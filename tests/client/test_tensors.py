@@ -44,7 +44,7 @@ def blob_of(samples: Sequence[Json], group_sizes: Sequence[int], *, as_lists: bo
 def batch_of(samples: Sequence[Json], group_sizes: Sequence[int], **options: Any) -> Batch:
     content = blob_of(samples, group_sizes, **options)
     told = json.loads(blob_json(content))
-    return Batch("b", told["data"], told["meta_info"], 600.0, len(group_sizes), content=content)
+    return Batch("b", told["data"], told["meta_info"], 600.0, group_sizes, content=content)
 
 
 def token_sample(num_tokens: int, start: int = 0, **changes: Any) -> Json:
@@ -163,6 +163,19 @@ def test_a_chat_template_may_be_given() -> None:
     assert tokenizer.decode(out["tokens"][0][out["loss_mask"][0]]) == "46 of course"
 
 
+@pytest.mark.parametrize("said", ["", "4", "4\n"])
+def test_a_line_break_that_ends_the_prompt_is_there_once(said: str) -> None:
+    tokenizer = build_tokenizer(Recipe())
+    turns = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}assistant:\n{% endif %}"
+    messages = [MESSAGES[1], {"role": "assistant", "content": said}, *MESSAGES[3:]]
+    out = collate([make_sample(messages=messages)], PAD, tokenizer=tokenizer, chat_template=template)
+    assert tokenizer.decode(out["tokens"][0]) == tokenizer.apply_chat_template(
+        messages, tokenize=False, chat_template=template
+    )
+    assert tokenizer.decode(out["tokens"][0][out["loss_mask"][0]]) == said.strip() + "6 of course"
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     template = "{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}x{% endif %}{% endfor %}"
     with pytest.raises(InvalidInput, match="otherwise when more messages follow") as refused:
@@ -243,7 +256,7 @@ def test_numpy_arrays_are_views_of_the_reply() -> None:
     assert arrays["tokens"].tolist() == [0, 1, 10, 11, 12]
     assert np.shares_memory(arrays["tokens"], np.frombuffer(batch.content, np.uint8))
     with pytest.raises(InvalidInput, match="no batch of tensors"):
-        numpy_arrays(Batch("b", [], {}, 600.0, 0))
+        numpy_arrays(Batch("b", [], {}, 600.0, []))
 
 
 @given(st.data())
@@ -251,7 +264,7 @@ def test_a_reply_that_is_cut_off_is_refused(data: st.DataObject) -> None:
     blob = blob_of([token_sample(2)], [1])
     cut = blob[: data.draw(st.integers(0, len(blob) - 1))]
     with pytest.raises(InvalidInput):
-        numpy_arrays(Batch("b", [], {}, 600.0, 0, content=cut))
+        numpy_arrays(Batch("b", [], {}, 600.0, [], content=cut))
 
 
 def test_the_tensors_are_the_callers_own() -> None:

@@ -1,5 +1,8 @@
 """Token arrays from a writer to a trainer, through a real server."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +91,31 @@ def test_nothing_within_the_time_is_none_in_either_form(run: NativeRun) -> None:
     with BufferClient(run.server.url, as_tensors=True) as client:
         client.attach(run.run_id)
         assert client.read(num_groups=1, wait_s=0) is None
+
+
+@pytest.mark.parametrize("as_tensors", [True, False])
+def test_a_number_beyond_float64_costs_no_batch(run: NativeRun, as_tensors: bool) -> None:
+    for number in range(2):
+        sample = make_sample(uid=f"{number}", reward=number, tokens=[1, 2], huge=0)
+        body = json.dumps(sample).replace('"huge": 0', '"huge": [1e309, -1e309]')
+        run.client.post(f"{run.path}/samples", content=body).raise_for_status()
+    with BufferClient(run.server.url, as_tensors=as_tensors) as client:
+        client.attach(run.run_id)
+        batch = client.read(num_groups=1, wait_s=20)
+        assert batch is not None
+        assert [row["huge"] for row in batch.rows] == [[math.inf, -math.inf]] * 2
+        assert collate(batch, 0, min_weight_version=1)["tokens"].tolist() == [[1, 2]] * 2
+        client.ack(batch)
+
+
+@pytest.mark.parametrize("as_tensors", [True, False])
+def test_a_loss_mask_may_be_floats(run: NativeRun, as_tensors: bool) -> None:
+    written, sent = make_group("a", [0.0, 1.0], tokens=[1, 2, 3], loss_mask=[0.0, 1.0, 1.0])
+    write(run, [written | {"loss_mask": torch.tensor(written["loss_mask"])}])
+    run.write(sent)
+    with BufferClient(run.server.url, as_tensors=as_tensors) as client:
+        client.attach(run.run_id)
+        batch = client.read(num_groups=1, wait_s=20)
+        assert batch is not None
+        assert collate(batch, 0)["loss_mask"].tolist() == [[False, True, True]] * 2
+        client.ack(batch)

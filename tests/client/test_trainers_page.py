@@ -102,6 +102,19 @@ def test_reading_ahead(server: ServerProcess, trainer: Trainer) -> None:
     assert [(checkpoint["step"], checkpoint["num_groups"]) for checkpoint in told] == [(n, 2) for n in range(1, 5)]
 
 
+def test_an_error_is_told_although_reading_ahead_waits(server: ServerProcess, trainer: Trainer) -> None:
+    run = server.start_run(group_size=2)
+    run.write(*make_group("a", [0.0, 1.0]), *make_group("b", [0.0, 1.0]))
+
+    def crash(rows: list[Json]) -> None:
+        raise MemoryError
+
+    trainer.train = crash  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        trainer.run("Reading ahead", run)
+    assert len(run.read(num_groups=2, wait_s=20)["data"]) == 4
+
+
 def test_weight_versions(server: ServerProcess, trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = full_run(server)
     trainer.run("Weight versions", run)
@@ -140,4 +153,5 @@ def test_writing_samples_from_elsewhere(server: ServerProcess, trainer: Trainer)
     run = server.start_run(group_size=8)
     trainer.run("Writing samples from elsewhere", run)
     (group,) = run.groups()
-    assert [sample["uid"] for sample in run.group(group["group_id"])["samples"]] == [f"mine-{n}" for n in range(8)]
+    assert [sample["uid"] for sample in run.group(group["group_id"])["samples"]] == [f"mine-{n}" for n in range(4, 12)]
+    assert sorted(row["raw_reward"] for row in run.read(num_groups=1, wait_s=20)["data"]) == [0.0] * 7 + [1.0]

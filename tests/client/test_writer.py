@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.client import AsyncSampleWriter, Limits, SamplesRefused, SampleWriter, ServerUnreachable, WriterClosed
-from forebay.core.errors import RunNotFound
+from forebay.core.errors import InvalidInput, RunNotFound
 from tests.client.faulty_proxy import FaultyProxy
 from tests.kit import NativeRun, ServerProcess, make_group, make_sample, poll_until, write_generator
 
@@ -50,6 +50,28 @@ def test_samples_go_together_by_number_size_and_age(run: NativeRun, proxy: Fault
         writer.write(make_sample())
         poll_until(lambda: writer.num_acknowledged == 1)
     assert [len(seen.body.splitlines()) for seen in proxy.requests("samples")] == [3, 2, 1, 1]
+
+
+@pytest.mark.parametrize("limits", [{"max_samples": 0}, {"max_waiting": 0}, {"max_waiting_bytes": -1}])
+def test_limits_that_let_nothing_through_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="is at least 1") as refused:
+        Limits(**limits)
+    assert refused.value.field == next(iter(limits))
+
+
+@pytest.mark.parametrize("max_age_s", [-1.0, float("nan")])
+def test_an_age_is_no_less_than_nothing(max_age_s: float) -> None:
+    with pytest.raises(InvalidInput, match="is at least 0"):
+        Limits(max_age_s=max_age_s)
+
+
+def test_what_cannot_be_encoded_is_not_taken_and_the_others_go_on(run: NativeRun) -> None:
+    with SampleWriter(run.server.url, run.run_id) as writer:
+        for odd in (object(), "\ud800"):
+            with pytest.raises(TypeError):
+                writer.write(make_sample(uid="odd", text=odd))
+        writer.write(make_sample(uid="u"))
+    assert uids(run) == ["u"]
 
 
 def test_flush_waits_for_the_acknowledgement(run: NativeRun) -> None:

@@ -21,6 +21,8 @@ from forebay.core.token_arrays import (
     int_bytes,
     is_binary,
     join_samples,
+    mask_bytes,
+    number_bytes,
     pack,
     split_samples,
 )
@@ -200,5 +202,8 @@ def test_values_that_fit_into_no_array_are_told() -> None:
     assert int_bytes([1, 2**31], "i") is None
     assert int_bytes([1.0], "i") is None
     assert int_bytes([256], "B") is None
+    assert mask_bytes([0, 1.0, True, 255.0]) == bytes([0, 1, 1, 255])
+    assert [mask_bytes([value]) for value in (0.5, 256.0, -1.0, math.nan, math.inf, "1", None)] == [None] * 7
+    assert number_bytes([1.0], "i") is None
     assert float_bytes(["x"]) is None
     assert float_bytes([None, 1]) == array("f", [math.nan, 1.0]).tobytes()

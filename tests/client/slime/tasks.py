@@ -26,8 +26,7 @@ def run_rollout(data):
     with open(data["input_file"]) as file:
         rows = [json.loads(line) for line in file]
     for row in rows:
-        for slot in range(data["group_size"]):
-            reward = row["rewards"][slot]
+        for slot, reward in enumerate(row["rewards"]):
             outcome = {"status": "failed", "error": "no answer"} if reward is None else {"reward": reward}
             write(data, {**row, **outcome, "uid": f"{row['instance_id']}/{slot}", "epoch": 0, "slot": slot,
                          "messages": [{"role": "assistant", "content": str(data["sampling_params"])}]})
