@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.engines.tiny import native
 from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.choice import Choice
 from forebay.engines.tiny.reply import ReplyWriter
-from forebay.engines.tiny.running import collect, running
+from forebay.engines.tiny.running import CallStream, collect, running
 from forebay.engines.tiny.service import Service, service_of
 from forebay.engines.tiny.wire import ChatBody, JSONObject, error_body, event, generate_error
 
@@ -44,7 +44,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     reply = service.reply_writer(call, body)
     if call.stream:
         with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return StreamingResponse(_stream(request, call, reply, with_usage), media_type="text/event-stream")
+        return CallStream(_stream(request, call, reply, with_usage), service, call)
     with running(service, request, [call]):
         choices = await collect(call)
     return JSONResponse(reply.whole(choices, service.thread.weights.version))

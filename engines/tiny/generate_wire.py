@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from forebay.engines.tiny.wire import UNSUPPORTED, TokenIds, with_text, without_unsupported
+from forebay.engines.tiny.wire import UNSUPPORTED, Body, TokenIds, with_text, without_unsupported
 
 DEFAULT_NEW_TOKENS = 128
 """SGLang's own."""
@@ -45,7 +45,7 @@ class GenerateParams(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(Body):
     """The body; ``input_ids`` go before ``text``. ``logprob_start_len`` -1 scores nothing of the prompt."""
 
     text: str | list[str] | None = None
@@ -62,6 +62,8 @@ class GenerateBody(BaseModel):
         if self.text is None and self.input_ids is None:
             raise ValueError("Either text, input_ids or input_embeds should be provided.")
         num_prompts = len(self.prompts)
+        if not num_prompts:
+            raise ValueError("text is an empty list: it needs one prompt at least")
         for name in ("sampling_params", "rid"):
             told = getattr(self, name)
             if isinstance(told, list) and len(told) != num_prompts:

@@ -48,7 +48,7 @@ def ensure_model(folder: Path | None = None, recipe: Recipe | None = None, *, th
 
 def load_model(path: Path) -> LoadedModel:
     """Load a Hugging Face folder; ``InvalidInput`` where it holds no causal language model with a chat template."""
-    if not (path / "config.json").is_file():
+    if not _is_model_folder(path):
         raise InvalidInput(
             f"{path} is not a model folder: it has no config.json",
             field="model_path",
@@ -72,12 +72,19 @@ def load_model(path: Path) -> LoadedModel:
     )
 
 
+def _is_model_folder(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
 def take_weights(model: LoadedModel, path: Path) -> None:
     """Put the weights of the folder ``path`` in the place of the model's own.
 
     ``InvalidInput`` where it holds no model of the same shape; nothing has changed then.
     """
-    if not (path / "config.json").is_file():
+    if not _is_model_folder(path):
         raise InvalidInput(f"{path} is not a model folder: it has no config.json", field="model_path")
     kind = require("transformers").AutoModelForCausalLM
     try:

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.generate_wire import GenerateBody
-from forebay.engines.tiny.running import collect, growing, running
+from forebay.engines.tiny.running import CallStream, collect, growing, running
 from forebay.engines.tiny.service import Service, service_of
 from forebay.engines.tiny.wire import (
     AbortBody,
@@ -32,7 +32,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     service = service_of(request)
     calls = await service.prepare_generate(body)
     if body.stream:
-        return StreamingResponse(_stream(service, request, calls[0], body), media_type="text/event-stream")
+        return CallStream(_stream(service, request, calls[0], body), service, calls[0])
     with running(service, request, calls):
         told = [service.told(call, choice, body) for call in calls for choice in await collect(call)]
     return JSONResponse(told if body.is_list or len(told) > 1 else told[0])

@@ -24,7 +24,7 @@ def encode_chat(
         prompt = tokenizer.apply_chat_template(
             messages, tools=tools or None, tokenize=False, add_generation_prompt=True
         )
-    except (require("jinja2").TemplateError, TypeError) as error:
+    except (require("jinja2").TemplateError, TypeError, RecursionError) as error:
         raise InvalidInput(f"the model's chat template refuses these messages: {error}", field="messages") from error
     return tuple(tokenizer.encode(prompt + partial, add_special_tokens=False))
 

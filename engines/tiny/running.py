@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.choice import Choice
@@ -13,7 +15,7 @@ from forebay.engines.tiny.service import Service
 
 @contextmanager
 def running(service: Service, request: Request, calls: Sequence[Call]) -> Iterator[None]:
-    """Submit the calls; a client that goes away ends them, and so does leaving the block."""
+    """Submit the calls; a client that goes away ends them, and so does leaving the block, which frees their ids."""
 
     def cancel() -> None:
         for call in calls:
@@ -24,17 +26,30 @@ def running(service: Service, request: Request, calls: Sequence[Call]) -> Iterat
             pass
         cancel()
 
-    rids = {call.rid for call in calls}
-    service.rids |= rids
     for call in calls:
         service.thread.submit(call)
     watcher = asyncio.create_task(watch())
     try:
         yield
     finally:
-        service.rids -= rids
+        service.release(calls)
         watcher.cancel()
         cancel()
+
+
+class CallStream(StreamingResponse):
+    """The events of a call. Its id is free after them, also where the client went away before the first."""
+
+    def __init__(self, events: AsyncIterator[str], service: Service, call: Call) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._service = service
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.release([self._call])
 
 
 async def collect(call: Call) -> list[Choice]:

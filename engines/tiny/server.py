@@ -6,11 +6,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 
+from forebay.core.errors import InvalidInput
 from forebay.engines.tiny.app import create_app
 from forebay.engines.tiny.extra import require
 from forebay.engines.tiny.generate import GenerationThread
@@ -19,6 +20,8 @@ from forebay.engines.tiny.service import DEFAULT_NAME, Service
 
 SHUTDOWN_TIMEOUT_S = 5
 """What is left to clients to take their last bytes once their calls have ended."""
+
+MAX_PORT = 65_535
 
 OnReady = Callable[[str], None]
 
@@ -43,7 +46,7 @@ def serve(
 
     ``port`` 0 takes a free one; ``on_ready`` gets the URL once it answers. ``threads`` are the cores that torch may
     use, ``max_rows`` the choices generated at once. Raises ``MissingExtra`` without the extra ``local``,
-    ``InvalidInput`` for a folder that holds no model, ``OSError`` for an address that is taken.
+    ``InvalidInput`` for a folder that holds no model and for an address that cannot be had.
     """
     with _bound(host, port) as listener, _exit_on_sigterm(), suppress(KeyboardInterrupt):
         require("transformers").utils.logging.disable_progress_bar()
@@ -79,11 +82,26 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet: until the model is there, connections are refused, not left waiting."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+    if not 0 <= port <= MAX_PORT:
+        raise InvalidInput(f"{port} is no port", hint=f"0 for a free one, or up to {MAX_PORT}", field="port")
+    with ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host that no name can be
+            raise _refusal(host, port, error) from None
         yield listener
+
+
+def _refusal(host: str, port: int, error: Exception) -> InvalidInput:
+    reason = getattr(error, "strerror", None) or error
+    return InvalidInput(
+        f"port {port} of {host} cannot be used: {reason}",
+        hint="is the host an address of this machine, and no other engine running? Port 0 takes a free one",
+        field="port",
+    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What the routes hold: the model, its generation thread, and what they tell about themselves."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -37,8 +37,8 @@ class Service:
 
     def __init__(self, model: LoadedModel, *, name: str = DEFAULT_NAME, threads: int = 1, max_rows: int = 64) -> None:
         self.thread = GenerationThread(model, threads=threads, max_rows=max_rows)
-        self.rids: set[str] = set()
-        """The ids of the calls in flight."""
+        self._calls: dict[str, Call] = {}
+        """Those that are prepared or in flight, by ``rid``."""
         self._model = model
         self._name = name
         self._started = datetime.now(UTC)
@@ -54,23 +54,31 @@ class Service:
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, body: ChatBody) -> Call:
-        """The call for a body; ``InvalidInput`` where it cannot be served."""
+        """The call for a body, which has its ``rid`` until ``release``; ``InvalidInput`` where it cannot be served."""
         prompt_ids = await self._encoded(encode_prompt, body)
         call = build_call(self._model, body, prompt_ids, self.thread.max_rows)
-        self._check_new(call)
+        self._reserve([call])
         return call
 
     async def prepare_generate(self, body: GenerateBody) -> list[Call]:
         """The calls for ``/generate``, one for each prompt; ``InvalidInput`` as above."""
         prompts = await self._encoded(encode_prompts, body)
         calls = build_calls(self._model, body, prompts, self.thread.max_rows)
-        for call in calls:
-            self._check_new(call)
+        self._reserve(calls)
         return calls
 
-    def _check_new(self, call: Call) -> None:
-        if call.rid in self.rids:
-            raise InvalidInput(f"Duplicate request ID detected: {call.rid}", field="rid")
+    def _reserve(self, calls: Sequence[Call]) -> None:
+        new = {call.rid: call for call in calls}
+        for call in calls:
+            if call.rid in self._calls or new[call.rid] is not call:
+                raise InvalidInput(f"Duplicate request ID detected: {call.rid}", field="rid")
+        self._calls |= new
+
+    def release(self, calls: Sequence[Call]) -> None:
+        """Their ids are free for others. May be told twice."""
+        for call in calls:
+            if self._calls.get(call.rid) is call:
+                del self._calls[call.rid]
 
     async def tokenize(self, body: TokenizeBody) -> JSONObject:
         """The body of ``POST /tokenize``."""

@@ -25,6 +25,23 @@ JSONObject = dict[str, Any]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
+class Body(BaseModel):
+    """A body. Text in it that UTF-8 cannot hold is refused: no tokenizer takes it, and no reply could repeat it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_written(cls, body: Any) -> Any:
+        if not isinstance(body, dict):  # bytes, for one, where the content type is not JSON: refused as what they are
+            return body
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
+        return body
+
+
 class TextPart(BaseModel):
     """A part of a message's content; only text is served."""
 
@@ -56,7 +73,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatBody(BaseModel):
+class ChatBody(Body):
     """``POST /v1/chat/completions``. ``rid`` names the call for ``/abort_request``; unknown fields are ignored.
 
     ``input_ids`` are the prompt's tokens, in the place of the rendered messages. ``tools`` reach the chat template;
@@ -130,13 +147,13 @@ class ChatBody(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class PauseBody(BaseModel):
+class PauseBody(Body):
     """``POST /pause_generation``."""
 
     mode: PauseMode = "abort"
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Body):
     """``POST /tokenize``: the tokens of a text, or of a chat's prompt."""
 
     prompt: str | None = None
@@ -150,28 +167,28 @@ class TokenizeBody(BaseModel):
         return self
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
     tokens: list[Annotated[int, Field(ge=0)]] | list[list[Annotated[int, Field(ge=0)]]]
     skip_special_tokens: bool = True
 
 
-class VersionBody(BaseModel):
+class VersionBody(Body):
     """``POST /update_weight_version``."""
 
     new_version: str
     abort_all_requests: bool = False
 
 
-class AbortBody(BaseModel):
+class AbortBody(Body):
     """``POST /abort_request``: the calls whose ``rid`` begins with this one, or all."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
-class WeightsBody(BaseModel):
+class WeightsBody(Body):
     """``POST /update_weights_from_disk``; SGLang's other fields change nothing here and are ignored."""
 
     model_config = ConfigDict(protected_namespaces=())

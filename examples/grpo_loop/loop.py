@@ -20,20 +20,23 @@ import transformers
 from history import History, describe, draw, make_entry, save_picture
 from rich.console import Console
 from rich.live import Live
-from services import Services, served_model, update_engine
+from services import Services, alone_in, served_model, update_engine
 from trainer import Recipe, Trainer, model_folders, step_folder
 
 from forebay.client import Batch, BufferClient
-from forebay.core.errors import ForebayError
+from forebay.core.errors import CheckpointNotFound, ForebayError, InvalidInput, RunEnded
 from forebay.engines.tiny.model import ensure_model
 from forebay.engines.tiny.recipe import question
 from forebay.server.cli.children import Children
 
 RUN_NAME = "grpo-loop"
-RETRY_FOR_S = 20.0
+RETRY_FOR_S = 2.0
+"""Not longer: the server is this program's own, so one that is gone comes back only when the loop is started again."""
 POLL_S = 2.0
 PLENTY_OF_EPOCHS = 100_000
 MAX_STALENESS = 2
+OVER = ("failed", "stopped")
+"""States of a run that generates nothing more."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +74,32 @@ class Loop:
         self.client.set_weight_version(step)
 
     def _next_batch(self) -> Batch:
-        is_told = False
+        told = ""
         while True:
             self.check_alive()
             batch = self.client.read(num_groups=self.num_groups, wait_s=POLL_S, step=self.trainer.step + 1)
             if batch is not None:
                 return batch
-            if not is_told and self.client.stats().is_waiting_for_engine:
-                print("The run waits for its engine, at the address that it was started with.", flush=True)
-                is_told = True
+            if not told and (told := self._trouble()):
+                print(told, flush=True)
+
+    def _trouble(self) -> str:
+        """Why there is no batch, if it is not that one takes its time. Raises ``RunEnded`` where none will come."""
+        run = self.client.stats()
+        if run.state in OVER:
+            raise RunEnded(run.run_id, f"{run.state}: {run.reason.strip().rpartition(chr(10))[2]}")
+        if run.is_waiting_for_engine:
+            return "The run waits for its engine, at the address that it was started with."
+        if run.alarm is None:
+            return ""
+        told = f"No batch so far: {run.alarm.message}."
+        return f"{told} (A group whose rewards are all equal is invalid: it teaches nothing.)"
 
 
-def attach(client: BufferClient, folder: Path, engine_url: str, options: argparse.Namespace) -> None:
-    """Go on with the run of this folder, or start it."""
+def attach(client: BufferClient, folder: Path, engine_url: str, step: int, options: argparse.Namespace) -> None:
+    """Go on with the run of this folder, or start it. One that is over is started anew, if no step came of it."""
     mine = [run for run in client.runs() if run.name == RUN_NAME]
-    if mine:
+    if mine and (step or mine[-1].state not in OVER):
         client.attach(mine[-1].run_id)
         return
     batch_size = options.num_groups * options.group_size
@@ -144,7 +158,7 @@ def run(options: argparse.Namespace) -> History:
         update_engine(engine_url, model_folder, step)
         try:
             with BufferClient(services.start_server(), retry_for_s=RETRY_FOR_S) as client:
-                attach(client, folder, engine_url, options)
+                attach(client, folder, engine_url, step, options)
                 parts = (client, trainer, history, folder / "models", engine_url, options.num_groups)
                 train(Loop(*parts, services.check_alive), options.steps)
         except ForebayError:
@@ -168,31 +182,55 @@ def train(loop: Loop, num_steps: int) -> None:
             live.update(draw(loop.history, "done"), refresh=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, help="everything is kept here, and found again; else a new folder in /tmp")
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the sums, and of the minibatches")
-    parser.add_argument("--engine", help="address of an SGLang that can read --dir; without it, the tiny engine")
-    parser.add_argument("--num-groups", type=int, default=32, help="groups of a step")
-    parser.add_argument("--group-size", type=int, default=16)
-    parser.add_argument("--num-process", type=int, default=64, help="rollouts at once")
-    options = parser.parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    """Run the loop: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
     options.dir = options.dir or Path(tempfile.mkdtemp(prefix="forebay-rl-"))
-    options.dir.mkdir(parents=True, exist_ok=True)
-    print(f"Everything is kept in {options.dir}", flush=True)
+    go_on = f"Start it again with --dir {options.dir} to go on."
     try:
-        history = run(options)
-        save_picture(history, options.dir / "reward.png")
+        with alone_in(options.dir):
+            print(f"Everything is kept in {options.dir}", flush=True)
+            history = run(options)
+            save_picture(history, options.dir / "reward.png")
     except KeyboardInterrupt:
-        print(f"Interrupted. Start it again with --dir {options.dir} to go on.", file=sys.stderr)
+        print(f"Interrupted. {go_on}", file=sys.stderr)
         return 130
+    except InvalidInput as error:
+        return _told(error, 2)
+    except (RunEnded, CheckpointNotFound) as error:
+        return _told(error, 1, "The run of this folder cannot go on. Start over with another --dir.")
     except ForebayError as error:
-        print(f"{error}\n{error.hint}\nStart it again with --dir {options.dir} to go on.", file=sys.stderr)
-        return 1
+        return _told(error, 1, go_on)
     gain = "" if history.gain is None else f": the last five steps are {history.gain:+.3f} above the first five"
     print(f"{len(history.entries)} steps{gain}. The curve is {options.dir / 'reward.png'}")
     return 0
+
+
+def _told(error: ForebayError, code: int, way_out: str = "") -> int:
+    print("\n".join(filter(None, [error.message, error.hint, way_out])), file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, help="everything is kept here, and found again; else a new folder in /tmp")
+    parser.add_argument("--steps", type=_count, default=25)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the sums, and of the minibatches")
+    parser.add_argument(
+        "--engine",
+        type=lambda url: url.rstrip("/"),
+        help="address of an SGLang that can read --dir; without it, the tiny engine",
+    )
+    parser.add_argument("--num-groups", type=_count, default=32, help="groups of a step")
+    parser.add_argument("--group-size", type=_count, default=16)
+    parser.add_argument("--num-process", type=_count, default=64, help="rollouts at once")
+    return parser
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 if __name__ == "__main__":

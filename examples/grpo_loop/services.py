@@ -1,12 +1,15 @@
 """The processes around the trainer: the engine and the server, each at the address that it had before."""
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 
-from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.server.cli.children import Child, Children
 
 READY_LIMIT_S = 120.0
@@ -65,12 +68,38 @@ def update_engine(url: str, model_folder: Path, version: int) -> None:
 
 
 def served_model(url: str) -> Path:
-    """The folder of the model that an engine serves. Raises ``EngineUnavailable``."""
+    """The folder of the model that an engine serves. Raises ``EngineUnavailable``, and ``InvalidInput`` where there is
+    none on this machine.
+    """
     try:
         reply = httpx.get(f"{url}/model_info", timeout=UPDATE_LIMIT_S, trust_env=False).raise_for_status()
-    except httpx.HTTPError as error:
-        raise EngineUnavailable(f"no engine tells its model at {url}: {error}") from error
-    return Path(reply.json()["model_path"])
+        told = reply.json()["model_path"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        hint = "--engine takes the address of an SGLang, for example http://127.0.0.1:30000"
+        raise EngineUnavailable(f"no SGLang tells its model at {url}: {error!r}", hint=hint) from error
+    if not Path(told, "config.json").is_file():
+        raise InvalidInput(
+            f"the engine at {url} serves {told!r}, which is no model folder on this machine",
+            hint="have it serve one (huggingface_hub.snapshot_download makes it): launch_server --model-path FOLDER",
+        )
+    return Path(told)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Make ``folder``, and keep other loops out of it. Raises ``InvalidInput`` where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / "lock").open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for its end, or give another --dir"
+            raise InvalidInput(f"another loop is running in {folder}", hint=hint) from None
+        except OSError as error:
+            hint = "give --dir a folder that can be written in"
+            raise InvalidInput(f"{folder} cannot be used: {error.strerror}", hint=hint) from None
+        yield
 
 
 def _url(line: str) -> str:

@@ -1,5 +1,6 @@
 """The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
 
+import json
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -16,8 +17,9 @@ class ServerClient:
     """Calls the native API at ``url``. Raises ``ForebayError`` with what the server said, or that nobody answers."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise InvalidInput(f"{url!r} is not a server's address", hint="it looks like http://127.0.0.1:8889")
+        _check_address(url)
+        if token and not (token.isascii() and token.isprintable()):
+            raise InvalidInput("the token has characters that no header can hold", hint="pass the server's own --token")
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
@@ -40,10 +42,12 @@ class ServerClient:
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The reply to a POST."""
-        return self._call("POST", path, json=body or {})
+        return self._call("POST", path, content=_encoded(body or {}), headers={"content-type": "application/json"})
 
     def find_run(self, run: str) -> dict[str, Any]:
-        """The run with this id; else the newest that was started under this name."""
+        """The run with this id; else the newest that was started under this name. An empty one is ``InvalidInput``."""
+        if not run:
+            raise InvalidInput("RUN is empty", hint="give a run's id or name; `forebay status` lists them")
         views: list[dict[str, Any]] = self.get("/v1/runs")["runs"]
         matching = [view for view in views if run in (view["run_id"], view["name"])]
         if not matching:
@@ -66,6 +70,31 @@ class ServerClient:
 def is_local(url: str) -> bool:
     """Whether a URL is this machine's own, for which no proxy is asked."""
     return is_loopback(urlsplit(url).hostname or "")
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):  # brackets that do not match, a port that is none
+        is_address = False
+    if not is_address:
+        raise InvalidInput(f"{url!r} is not a server's address", hint="it looks like http://127.0.0.1:8889")
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    for name, value in body.items():
+        try:
+            _json({name: value})
+        except (TypeError, ValueError, RecursionError) as error:
+            hint = "JSON has UTF-8 text, finite numbers, true, false, null, lists and objects; write a date as a string"
+            raise InvalidInput(f"{name!a} cannot be sent as JSON: {error}", hint=hint) from None
+    return _json(body)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _object(reply: httpx.Response) -> dict[str, Any]:

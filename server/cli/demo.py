@@ -21,6 +21,7 @@ from forebay.server.cli.children import Child, Children
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.demo_summary import show_summary
 from forebay.server.cli.demo_trainer import SlimeTrainer
+from forebay.server.cli.folders import make_writable
 from forebay.server.cli.output import make_console
 from forebay.server.cli.progress import Progress, RateMeter, make_display
 
@@ -86,11 +87,10 @@ def check_extras() -> None:
 
 
 def make_folder(wanted: Path | None) -> Path:
-    """The folder that everything is kept in. Raises ``InvalidInput`` for one that has something in it."""
+    """The folder that everything is kept in. Raises ``InvalidInput`` for one that cannot be, or is not empty."""
     if wanted is None:
         return Path(tempfile.mkdtemp(prefix="forebay-demo-"))
-    wanted.mkdir(parents=True, exist_ok=True)
-    if any(wanted.iterdir()):
+    if any(make_writable(wanted).iterdir()):
         raise InvalidInput(f"{wanted} is not empty", hint="the demo wants a folder of its own", field="data_dir")
     return wanted.resolve()
 

@@ -17,7 +17,9 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or the
 
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Id or name of one run; all are listed without it.")] = "",
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Id or name of one run; all are listed without it.")
+    ] = None,
     log_lines: Annotated[int, typer.Option("--log", min=0, help="Show this many lines of the run's log, too.")] = 0,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -25,7 +27,7 @@ def status(
 ) -> None:
     """Show the server's runs, or one of them."""
     with ServerClient(url, token) as server:
-        if not run:
+        if run is None:
             _show_all(server.get("/v1/runs"), as_json)
             return
         view = server.find_run(run)

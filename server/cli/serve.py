@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings, load_settings
+from forebay.server.cli.folders import make_writable
 from forebay.server.cli.loading import loading
 from forebay.server.cli.options import ConfigPath, GeneratorPaths
 from forebay.telemetry.log import set_up_logging
@@ -40,6 +41,7 @@ def command(
         generators=generators or None,
         insecure=is_insecure or None,
     )
+    make_writable(settings.data_dir)
     set_up_logging(settings.log_level)
     bound = serve.listen(settings)
     serve.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))

@@ -25,7 +25,7 @@ def command(
     ] = None,
     task_type: Annotated[str | None, typer.Option(help="TASK_TYPE of the generator.")] = None,
     input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Samples of a group.")] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Samples of a group.")] = None,
     engine_url: Annotated[str | None, typer.Option(help="Engine, or several with commas between.")] = None,
     template_path: Annotated[
         str | None, typer.Option(help="Folder of the model's tokenizer and chat template.")
@@ -79,7 +79,7 @@ def read_payload(file: Path) -> dict[str, Any]:
     except OSError as error:
         hint = "give the path of a JSON or TOML file"
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=hint) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}", hint="a JSON object, or TOML in a *.toml file") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"{file} holds no JSON object", hint='it looks like {"task_type": "math", …}')
@@ -90,7 +90,7 @@ def check_complete(payload: dict[str, Any]) -> None:
     """Raise ``InvalidInput``, with the flag's name, where a field is missing without which no run can start."""
     if not payload.get("task_type"):
         raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
-    if not (payload.get("num_repeat_per_sample") or payload.get("group_size")):
+    if payload.get("num_repeat_per_sample") is None and payload.get("group_size") is None:
         raise InvalidInput("no group size is given", hint="--group-size N: samples of a group, for example 8")
 
 
@@ -101,14 +101,17 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise InvalidInput(f"--set {text!r} is not NAME=JSON", hint="for example --set group_timeout_seconds=60")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
 def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
-    """Put ``given`` into the sampling parameters of a payload."""
+    """Put ``given`` into the sampling parameters of a payload. Raises ``InvalidInput`` where those are no object."""
+    params = payload.get("sampling_params")
+    if params is not None and not isinstance(params, dict):
+        raise InvalidInput(f"sampling_params is {params!a}, no object", hint='it looks like {"temperature": 1.0}')
     if given:
-        payload["sampling_params"] = {**(payload.get("sampling_params") or {}), **given}
+        payload["sampling_params"] = {**(params or {}), **given}
 
 
 def _found_here(told: str) -> str:

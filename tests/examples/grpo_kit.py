@@ -25,13 +25,13 @@ Slot = tuple[str, str]
 
 
 class LoopProcess:
-    """``loop.py`` on a folder, with a budget of four groups of four."""
+    """``loop.py`` on a folder, with a budget of four groups of four, if ``more`` says nothing else."""
 
-    def __init__(self, folder: Path, engine_url: str | None = None) -> None:
+    def __init__(self, folder: Path, engine_url: str | None = None, *more: str) -> None:
         self.folder = folder
         self.process: subprocess.Popen[str] | None = None
         engine = ["--engine", engine_url] if engine_url else []
-        self._command = [sys.executable, str(LOOP), "--dir", str(folder), *engine, *SMALL]
+        self._command = [sys.executable, str(LOOP), "--dir", str(folder), *engine, *SMALL, *more]
 
     @contextmanager
     def running(self, num_steps: int) -> Iterator[subprocess.Popen[str]]:
