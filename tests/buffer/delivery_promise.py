@@ -16,8 +16,22 @@ class Promise:
     state: str = "leased"
     checkpoint: int | None = None
     num_sending: int = 1
+    """Replies that are still going out."""
+    num_holding: int = 1
+    """Those of them for which its time waits: none once one has arrived."""
     has_arrived: bool = False
     until_s: float = 0.0
+
+    def begin_reply(self) -> None:
+        """One more goes out."""
+        self.num_sending += 1
+        self.num_holding += 1
+
+    def end_reply(self, arrives: bool) -> None:
+        """One of them ends."""
+        self.num_sending -= 1
+        self.num_holding = 0 if arrives else max(0, self.num_holding - 1)
+        self.has_arrived |= arrives
 
 
 @dataclass

@@ -158,7 +158,7 @@ class DeliveryModel(RuleBasedStateMachine):
     def check_same(self, batch: Batch, batch_id: str, before: Promise) -> None:
         assert batch.batch_id == batch_id
         assert (rows_of(batch), batch.meta_info) == (before.rows, before.meta_info)
-        before.num_sending += 1
+        before.begin_reply()
 
     def check_new(self, batch: Batch, num_groups: int, request_id: str, is_slime: bool) -> None:
         assert batch.batch_id not in self.model.batches
@@ -184,15 +184,14 @@ class DeliveryModel(RuleBasedStateMachine):
     def end_reply(self, batch_id: str, arrives: bool) -> None:
         delivery, batch = self.entry.delivery, self.model.batches[batch_id]
         self.do(_call(delivery.arrived if arrives else delivery.abandoned, batch_id))
-        batch.num_sending -= 1
-        batch.has_arrived |= arrives
+        batch.end_reply(arrives)
         if batch.state != "leased":
             return
         if batch.is_self_acking:
             batch.state = "acked" if arrives else "released"
         elif arrives:
             batch.until_s = self.clock.monotonic() + LEASE_S
-        elif not batch.num_sending and not batch.has_arrived:
+        elif not batch.num_holding and not batch.has_arrived:
             batch.state = "released"
 
     # --- what a trainer says
@@ -275,7 +274,7 @@ class DeliveryModel(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.do(self.buffer.tick())
         for batch in self.model.batches.values():
-            is_held = batch.state == "leased" and not batch.is_self_acking and not batch.num_sending
+            is_held = batch.state == "leased" and not batch.is_self_acking and not batch.num_holding
             if is_held and batch.until_s <= self.clock.monotonic():
                 batch.state = "expired"
 
@@ -285,7 +284,7 @@ class DeliveryModel(RuleBasedStateMachine):
         self.do(self.stack.aclose())
         self.open(store)
         for batch in self.model.batches.values():
-            batch.num_sending, batch.has_arrived = 0, True
+            batch.num_sending, batch.num_holding, batch.has_arrived = 0, 0, True
             batch.until_s = self.clock.monotonic() + LEASE_S
             if batch.state == "leased" and batch.is_self_acking:
                 batch.state = "released"
@@ -369,7 +368,8 @@ class JournalDeliveryModel(DeliveryModel):
         for batch_id, batch in self.model.batches.items():
             lease = self.leases.held.get(batch_id)
             if batch.state == "leased" and lease is not None:
-                batch.num_sending, batch.until_s = lease.num_readers, lease.until_s
+                batch.num_sending = batch.num_holding = lease.num_readers
+                batch.until_s = lease.until_s
                 batch.has_arrived |= lease.has_arrived
             elif batch.state == "leased":
                 assert batch.is_self_acking
