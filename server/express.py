@@ -77,6 +77,14 @@ class ExpressProtocol(HttpToolsProtocol):
         """What uvicorn's ``http`` option takes: it is called once for each connection."""
         return cast("type[asyncio.Protocol]", partial(cls, HotPaths(), services))
 
+    @property
+    def awaits_body(self) -> bool:
+        """Whether a request has begun whose body has not come whole."""
+        cycle = self.cycle
+        return self._write is not None or (
+            isinstance(cycle, RequestResponseCycle) and cycle.more_body and not cycle.response_complete
+        )
+
     # --- called by the parser
 
     def on_message_begin(self) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -19,7 +20,7 @@ from forebay.server.file_limit import allow_many_files
 from forebay.server.memory import keep_freed_memory
 from forebay.server.services import Services
 from forebay.server.sockets import bind, url_of
-from forebay.server.standstill import end_replies
+from forebay.server.standstill import end_calls
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._services.buffer.end_waits()
-        ending = asyncio.create_task(end_replies(self.server_state.connections))
+        connections = cast("set[ExpressProtocol]", self.server_state.connections)
+        ending = asyncio.create_task(end_calls(connections))
         await super().shutdown(sockets)
         ending.cancel()
 

@@ -1,6 +1,6 @@
-"""Replies whose client takes nothing any more, because it was stopped, or cannot be reached.
+"""Clients that take nothing of their reply any more, or send nothing of their request: stopped, or out of reach.
 
-The kernel counts what the client's side has taken. So nothing is counted or timed here while a reply is sent.
+The kernel counts what the client's side has taken and sent. So nothing is counted or timed here while a reply is sent.
 """
 
 import asyncio
@@ -16,26 +16,31 @@ from typing import Protocol, Self
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 LAST_STILL_S = 1.0
-"""How long a reply may stand still once the server is ending."""
+"""How long a request or a reply may stand still once the server is ending."""
 NUM_LAST_LOOKS = 8
 """So many times it is looked then; whatever has not gone out is ended, before uvicorn does it with a traceback."""
-_TAKEN = struct.Struct("=120xQ")
-"""``tcpi_bytes_acked`` of Linux' ``tcp_info``."""
+_COUNTS = struct.Struct("=120xQQ")
+"""``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``tcp_info``."""
 
 
 class Connection(Protocol):
-    """What uvicorn has of one."""
+    """What the server has of one."""
 
     transport: asyncio.Transport
 
+    @property
+    def awaits_body(self) -> bool:
+        """Whether a request has begun whose body has not come whole."""
+        ...
+
 
 class Progress:
-    """What a client takes of what is written to its socket; ``close`` it when it is of no interest any more."""
+    """What a client takes from its socket, and what it sends; ``close`` it when it is of no interest any more."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._socket = duplicate(transport)
-        self._num_taken = self._count_taken()
+        self._num_taken, self._num_sent = self._count()
 
     def __enter__(self) -> Self:
         return self
@@ -58,13 +63,17 @@ class Progress:
 
         True as well where the kernel does not count: a healthy reply must never be taken for one that stands still.
         """
-        before, self._num_taken = self._num_taken, self._count_taken()
+        before, (self._num_taken, _) = self._num_taken, self._count()
         return not self._num_taken or self._num_taken != before or not self.has_more
 
-    def _count_taken(self) -> int:
-        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TAKEN.size)
-        num_bytes: int = _TAKEN.unpack(info)[0] if len(info) == _TAKEN.size else 0
-        return num_bytes
+    def has_sent(self) -> bool:
+        """Whether the client has sent something since this was last asked; true as well where nothing is counted."""
+        before, (_, self._num_sent) = self._num_sent, self._count()
+        return not self._num_sent or self._num_sent != before
+
+    def _count(self) -> tuple[int, int]:
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+        return _COUNTS.unpack(info) if len(info) == _COUNTS.size else (0, 0)
 
     def break_off(self) -> None:
         """End the connection at once. Whoever is sending over it, past the framework or not, is told by an error."""
@@ -122,28 +131,31 @@ class Watch:
         self._cycle.message_event.set()
 
 
-async def end_replies(connections: Collection[Connection]) -> None:
-    """While a server ends: break off replies that stand still, and in the end those that are still being sent."""
+async def end_calls(connections: Collection[Connection]) -> None:
+    """While a server ends: break off calls that stand still, and in the end those that are still under way."""
     for _ in range(NUM_LAST_LOOKS):
-        with _unfinished(connections) as replies:
+        with _unfinished(connections) as calls:
             await asyncio.sleep(LAST_STILL_S)
-            for progress in replies:
-                if not progress.has_moved():
+            for each, progress in calls:
+                if not (progress.has_sent() if each.awaits_body else progress.has_moved()):
                     progress.break_off()
-    with _unfinished(connections) as replies:
-        for progress in replies:
+    with _unfinished(connections) as calls:
+        for _, progress in calls:
             progress.break_off()
 
 
 @contextmanager
-def _unfinished(connections: Collection[Connection]) -> Iterator[list[Progress]]:
-    """The connections whose client could take something now; the others are not held open."""
+def _unfinished(connections: Collection[Connection]) -> Iterator[list[tuple[Connection, Progress]]]:
+    """The connections whose client could send or take something now; the others are not held open."""
     with ExitStack() as stack:
         found = []
         for each in connections:
-            progress = Progress(each.transport)
-            if progress.has_more:
-                found.append(stack.enter_context(progress))
+            try:  # also where the server has closed already: what it wrote before may still wait for the client
+                progress = Progress(each.transport)
+            except OSError:  # it has ended
+                continue
+            if progress.has_more or each.awaits_body:
+                found.append((each, stack.enter_context(progress)))
             else:
                 progress.close()
         yield found

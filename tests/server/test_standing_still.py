@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, make_group, poll_until
+from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, SlimeRun, make_group, poll_until
 
 NUM_GROUPS = 4
 PADDING = "x" * 1_500_000
@@ -128,7 +128,15 @@ def ask_again(run: NativeRun) -> Reader:
     return Reader(run.server, "POST", f"{run.path}/batches", num_groups=1)
 
 
-def test_a_server_ends_soon_though_replies_stand_still(server: ServerProcess) -> None:
+def begin_write(run: NativeRun | SlimeRun, path: str = "") -> socket.socket:
+    """A client that stops in the middle of a request."""
+    writer = socket.create_connection(("127.0.0.1", run.server.port), TIME_LIMIT_S)
+    path = path or f"{run.path}/samples"
+    writer.sendall(f'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{"uid":'.encode())
+    return writer
+
+
+def test_a_server_ends_soon_though_replies_and_requests_stand_still(server: ServerProcess) -> None:
     run, slime = server.start_run(group_size=2), server.start_slime("still", group_size=2)
     fill(run)
     fill(slime)
@@ -136,12 +144,16 @@ def test_a_server_ends_soon_though_replies_stand_still(server: ServerProcess) ->
     path = f"{slime.path}/groups/{slime.groups()[-1]['group_id']}?bodies=true"
     reads = ask(run), Reader(server, "POST", f"{slime.prefix}/get_rollout_data"), Reader(server, "GET", path)
     reads[0].half_close()
+    writes = begin_write(run), begin_write(slime, f"{slime.prefix}/buffer/write")
     began_s = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began_s < 5
     for reader in reads:
         with reader:
             assert len(reader.read_on()) < reader.num_bytes
+    for writer in writes:
+        with writer:
+            assert writer.recv(1) == b"", "its sample was not stored, and it is not told that it was"
     assert "ERROR" not in server.log()
     server.restart()
     if server.settings["FOREBAY_STORE"] == "journal":
