@@ -62,7 +62,12 @@ class DirectBody:
 
 def has_direct_body(scope: Scope) -> bool:
     """Whether the server that called the app has a way past the framework."""
-    return EXTENSION in scope.get("extensions", {})
+    return _way(scope) is not None
+
+
+def _way(scope: Scope) -> DirectBody | None:
+    way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+    return way
 
 
 def watched(
@@ -73,7 +78,7 @@ def watched(
     ``client`` is done when the client is gone; for ``patience_s`` see ``Watch``. It does nothing for a server without
     a ``DirectBody``.
     """
-    way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+    way = _way(scope)
     return nullcontext() if way is None else way.watched(client, patience_s)
 
 
@@ -89,7 +94,7 @@ def direct_reply(
     assert isinstance(last, bytes)
 
     async def send_most() -> bytes | None:
-        way: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+        way = _way(scope)
         return last if way is not None and await way.send(store, most, num_bytes - len(last)) else None
 
     return Reply(kind, num_bytes, usual, send_most)

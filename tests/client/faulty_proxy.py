@@ -1,7 +1,7 @@
 """A proxy in front of a server that loses requests and replies as a test says."""
 
-import threading
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from tests.kit import TIME_LIMIT_S
+from tests.serving import in_thread
 
 Kind = Literal["lose request", "lose reply", "busy", "busy for long", "full"]
 STATUSES = {"busy": 503, "busy for long": 503, "full": 429}
@@ -31,6 +32,7 @@ class FaultyProxy:
     target: str
     seen: list[Seen] = field(default_factory=list)
     _faults: deque[tuple[Kind, str]] = field(default_factory=deque)
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def plan(self, *kinds: Kind, path: str = "") -> None:
         """The next requests whose path contains ``path`` meet these faults, one each."""
@@ -46,18 +48,14 @@ class FaultyProxy:
         return [seen for seen in self.seen if path in seen.path]
 
     def __enter__(self) -> Self:
-        self._http = httpx.Client(timeout=TIME_LIMIT_S)
+        self._http = self._stack.enter_context(httpx.Client(timeout=TIME_LIMIT_S))
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._stack.enter_context(in_thread(self._server))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._http.close()
+        self._stack.close()
 
     @property
     def url(self) -> str:

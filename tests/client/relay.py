@@ -2,12 +2,13 @@
 
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Self
 from urllib.parse import urlsplit
 
 from tests.kit import poll_until
+from tests.serving import in_thread
 
 
 class Relay:
@@ -18,6 +19,7 @@ class Relay:
         self._asked: list[bytes] = []
         self._to_keep = b""
         self._has_kept = threading.Event()
+        self._stack = ExitStack()
 
     def wait_for(self, text: bytes) -> None:
         """Until a request with ``text`` went to the server."""
@@ -41,14 +43,11 @@ class Relay:
 
         self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._stack.enter_context(in_thread(self._server))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._stack.close()
 
     @property
     def url(self) -> str:

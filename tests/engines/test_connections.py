@@ -16,6 +16,7 @@ from forebay.engines.admin import admin_client
 from forebay.engines.connections import Connections, ThreadConnections
 from forebay.generators.clients import UNBOUND_URL, make_async_client, make_client
 from tests.kit import TIME_LIMIT_S
+from tests.serving import in_thread
 
 AT_ONCE = 24
 
@@ -61,15 +62,12 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = Server()
+    with in_thread(server):
         try:
             yield server
         finally:
             server.barrier.abort()
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
