@@ -5,7 +5,6 @@ blocks and one that awaits; both run the same flows, so that what the client doe
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import msgspec
 
 from forebay.client.errors import ServerUnreachable, error_of
 from forebay.client.json_text import read_json
+from forebay.core.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -84,21 +84,6 @@ class Lost:
 Wish: TypeAlias = Call | Pause | Work
 Flow: TypeAlias = Generator[Wish, Any, T]
 """Is sent what came of each wish; returns a ``T``."""
-
-
-class Backoff:
-    """Pauses that double from ``first_s`` to ``max_s``, each shortened by chance: clients must not come all at once."""
-
-    def __init__(self, first_s: float = 0.1, max_s: float = 10.0) -> None:
-        self._first_s = self._next_s = first_s
-        self._max_s = max_s
-
-    def next_s(self, told_s: float | None = None) -> float:
-        """Seconds of the next pause; not less than what the other side asked for."""
-        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
-        if told_s is not None:
-            return max(told_s, self._first_s) * random.uniform(1.0, 1.1)
-        return pause_s * random.uniform(0.5, 1.0)
 
 
 class Patience:

@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 
 from forebay.client.binary import SAMPLES_TYPE, encode_sample, join_samples
 from forebay.client.errors import error_of
-from forebay.client.flow import Backoff, Call, Flow, Lost, Patience, Pause, Reply, Work, failure, tell_trouble
+from forebay.client.flow import Call, Flow, Lost, Patience, Pause, Reply, Work, failure, tell_trouble
 from forebay.client.outbox import NEVER_S, Limits, Outbox, Outgoing, Sample
 from forebay.client.verdicts import REPEATABLE_CODES, read_verdicts
+from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 from forebay.core.token_arrays import is_binary
 

@@ -6,11 +6,11 @@ from typing import Any, Self
 import httpx
 import openai
 
+from forebay.core.backoff import Backoff
 from forebay.engines.connections import Connections, ThreadConnections, names_proxies
 from forebay.generators.chat_parts import Json, Part
 from forebay.generators.continuing import finish, finish_in_thread
 from forebay.generators.engine_calls import CutShort, EngineCalls, is_unavailable
-from forebay.generators.link import Backoff
 from forebay.generators.recorded_streams import AsyncRecordedStream, RecordedStream
 from forebay.generators.rollout import Rollout
 from forebay.generators.whole_chat import WholeChat, is_whole_chat

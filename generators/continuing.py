@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError
 from forebay.engines.capture.segments import ABORTED, cut
 from forebay.engines.capture.turn import Turn
 from forebay.engines.seams import Whole
 from forebay.generators.chat_parts import Json, Part, Parts
-from forebay.generators.link import Backoff
 
 logger = logging.getLogger(__name__)
 

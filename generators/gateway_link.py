@@ -10,8 +10,9 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
-from forebay.generators.link import BUSY, GONE, Backoff, LinkRefused, RunGone, retry_after_s
+from forebay.generators.link import BUSY, GONE, LinkRefused, RunGone, retry_after_s
 
 logger = logging.getLogger(__name__)
 

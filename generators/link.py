@@ -1,6 +1,5 @@
 """What a run process says to its buffer, and hears from it."""
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from forebay.client import flow
+from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError
 from forebay.generators.hold import Step
 from forebay.generators.schedule import GroupKey, Plan
@@ -88,14 +87,6 @@ class ClosedGroups:
     seen: int = 0
     is_paused: bool = False
     """The engines stand still, while they are given other weights say."""
-
-
-class Backoff(flow.Backoff):
-    """The same pauses, to be awaited."""
-
-    async def wait(self, told_s: float | None = None) -> None:
-        """Wait the next pause, or the ``told_s`` seconds that the other side asked for."""
-        await asyncio.sleep(self.next_s(told_s))
 
 
 class Link(ABC):

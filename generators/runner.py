@@ -15,13 +15,13 @@ from typing import Any
 
 import openai
 
+from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
 from forebay.generators.clients import make_async_client, make_client
 from forebay.generators.engine_calls import EngineCalls, request_ids
 from forebay.generators.engine_ring import EngineRing
 from forebay.generators.failures import outcome_of
 from forebay.generators.groups import GroupClosed, OpenGroup
-from forebay.generators.link import Backoff
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollout import Rollout
 from forebay.generators.rows import Message

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from forebay.client.binary import encode_sample
+from forebay.core.backoff import Backoff
 from forebay.core.signal import Signal
-from forebay.generators.link import Backoff, BufferBusy, Link, Verdict
+from forebay.generators.link import BufferBusy, Link, Verdict
 
 logger = logging.getLogger(__name__)
 

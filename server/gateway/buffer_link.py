@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from forebay.generators.link import GONE, Backoff
+from forebay.core.backoff import Backoff
 from forebay.server.asgi import encode
 from forebay.server.gateway.upstream import Answer
 
@@ -20,6 +20,8 @@ WRITE_S = 120.0
 FEED_WAIT_S = 25.0
 JSON = {"content-type": "application/json"}
 PASSED_ON = (b"content-type", b"retry-after")
+GONE = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
+"""Statuses that say: the run is over."""
 
 Json = dict[str, Any]
 

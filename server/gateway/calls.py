@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.capture.segments import ABORTED
 from forebay.engines.capture.turn import Turn
 from forebay.generators.chat_parts import Part
 from forebay.generators.joined_reply import Logprobs, joined_reply
-from forebay.generators.link import Backoff
 from forebay.server.gateway.continuing import Continuation
 from forebay.server.gateway.recording import Wire
 from forebay.server.gateway.refusals import EngineLost, Over
