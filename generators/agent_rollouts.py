@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import ForebayError
+from forebay.core.task_row import Message
 from forebay.generators.agent_judge import Verifier
 from forebay.generators.agent_record import RecordedTrajectory, checked_result
 from forebay.generators.agent_run import Agent, run_agent
 from forebay.generators.agent_task import AgentResult, AgentTask
 from forebay.generators.gateway_link import GatewayLink, OpenRollout, RolloutRecord
-from forebay.generators.rows import Message
 from forebay.generators.sandbox import Limits, Sandbox
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.core.ids import InstanceId
-from forebay.generators.rows import Message
+from forebay.core.task_row import Message
 
 INSTANCE_FILE = "instance.json"
 

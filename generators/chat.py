@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import EngineError
+from forebay.core.task_row import Message
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.capture.reading import turns_of_chat
 from forebay.engines.seams import Whole, whole_message
 from forebay.engines.wire import root_url
 from forebay.generators.chat_parts import ABORTED, Json, Part, ends_with_text
 from forebay.generators.continuing import Join, Rest, finish, finish_in_thread
-from forebay.generators.rows import Message
 
 if TYPE_CHECKING:  # the package takes half a second to import, and each inspected generator file would wait for it
     from openai import AsyncOpenAI, OpenAI

@@ -16,8 +16,8 @@ from forebay.engines.balance import Member
 from forebay.engines.capture.reading import asking
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.wire import UNAVAILABLE_STATUSES
-from forebay.generators.engine_ring import EngineRing, Target
-from forebay.generators.groups import Call, GroupClosed, OpenGroup
+from forebay.generators.engine_ring import Call, EngineRing, Target
+from forebay.generators.groups import GroupClosed, OpenGroup
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from forebay.engines.balance import Member, least_loaded
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.sglang import SGLangEngine
-from forebay.generators.groups import Call
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +24,9 @@ LISTED_TTL_S = 5.0
 ABORT_S = 5.0
 PROBE_FIRST_S, PROBE_MAX_S = 0.1, 5.0
 STOP_FIRST_S, STOP_MAX_S = 0.05, 0.5
+
+Call = tuple[str, str]
+"""A call in flight: the server's address and the call's ``rid``."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from forebay.core.active_clock import ActiveClock
 from forebay.core.ids import group_id, group_rid_prefix
 from forebay.core.signal import Signal
 from forebay.engines.capture.captured import Recorded
+from forebay.generators.engine_ring import Call
 from forebay.generators.hold import Hold
 from forebay.generators.schedule import GroupKey, GroupPlan, Plan, rollout_numbers
-
-Call = tuple[str, str]
-"""A call in flight: the server's address and the call's ``rid``."""
 
 
 class GroupClosed(BaseException):

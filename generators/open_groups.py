@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from forebay.core.ids import run_rid_prefix
 from forebay.generators.costs import held
-from forebay.generators.engine_ring import EngineRing
-from forebay.generators.groups import Call, OpenGroup
+from forebay.generators.engine_ring import Call, EngineRing
+from forebay.generators.groups import OpenGroup
 from forebay.generators.hold import Hold
 from forebay.generators.reporter import Reporter
 

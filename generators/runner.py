@@ -17,6 +17,7 @@ import openai
 
 from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.task_row import Message
 from forebay.generators.clients import make_async_client, make_client
 from forebay.generators.engine_calls import EngineCalls, request_ids
 from forebay.generators.engine_ring import EngineRing
@@ -24,7 +25,6 @@ from forebay.generators.failures import outcome_of
 from forebay.generators.groups import GroupClosed, OpenGroup
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollout import Rollout
-from forebay.generators.rows import Message
 from forebay.generators.samples import Returned, failed_sample, finished_samples, plain, reward_item
 from forebay.generators.writer import Sample
 

@@ -10,8 +10,8 @@ import msgspec
 
 from forebay.core.errors import InvalidInput
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.task_row import Message
 from forebay.generators.reward_worker import RewardOutcome
-from forebay.generators.rows import Message
 
 if TYPE_CHECKING:
     from forebay.generators.rollout import Rollout

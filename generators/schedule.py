@@ -7,8 +7,9 @@ from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
 from forebay.core.ids import InstanceId, group_id, rollout_uid
+from forebay.core.task_row import Row
 from forebay.generators.hold import Step
-from forebay.generators.rows import Row, RowFile
+from forebay.generators.rows import RowFile
 
 if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected generator file would wait for it
     from forebay.core.oversampling import Oversampling

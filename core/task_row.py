@@ -1,0 +1,85 @@
+"""A row of tasks as a line of JSON tells it: checked, and what is wrong with one that cannot be used."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.core.errors import InputRefused
+from forebay.core.ids import InstanceId
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance: ``number`` is the 0-based line, ``fields`` is everything that the line holds."""
+
+    number: int
+    instance_id: InstanceId
+    prompt: list[Message]
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """What is wrong with an input file; ``line`` is 1-based, 0 when it is the file as a whole."""
+
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}, line {self.line}" if self.line else str(self.path)
+        return f"{where}: {self.message}"
+
+    def as_error(self) -> InputRefused:
+        """The same as an error that a start, or a run, ends with."""
+        return InputRefused(
+            str(self),
+            hint='each line is a JSON object with "prompt": a string or a list of messages',
+            field="input_file",
+        )
+
+
+class BadRow(ValueError):
+    """A line is no row; the text says why."""
+
+
+def parse_row(line: bytes, number: int) -> Row:
+    """Read one line. Raises ``BadRow``."""
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRow(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise BadRow(f"must be a JSON object, is {_kind(fields)}")
+    return Row(number, _instance_id(fields.get("instance_id"), number), _prompt(fields), fields)
+
+
+def _instance_id(value: object, number: int) -> InstanceId:
+    if value is None:
+        return number
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadRow(f"instance_id must be a string or an integer, is {value!r:.100}")
+    return value
+
+
+def _prompt(fields: dict[str, Any]) -> list[Message]:
+    if "prompt" not in fields:
+        raise BadRow('has no "prompt"')
+    prompt = fields["prompt"]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise BadRow(f'"prompt" must be a string or a list of messages, is {_kind(prompt)}')
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadRow(f'each message of "prompt" must be an object with a "role", one is {message!r:.100}')
+    return prompt
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}
+    return "an empty list" if value == [] else names.get(type(value), "a number")
