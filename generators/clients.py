@@ -12,6 +12,7 @@ from forebay.generators.chat_parts import Json, Part
 from forebay.generators.continuing import finish, finish_in_thread
 from forebay.generators.engine_calls import CutShort, EngineCalls, is_unavailable
 from forebay.generators.recorded_streams import AsyncRecordedStream, RecordedStream
+from forebay.generators.recording import CallRecorder
 from forebay.generators.rollout import Rollout
 from forebay.generators.whole_chat import WholeChat, is_whole_chat
 
@@ -63,7 +64,7 @@ class RolloutClient(openai.OpenAI):
             calls.wait_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    sent, recorder = bound, self.rollout.recorder(bound, options)
+                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options)
                     if recorder is not None and how.get("stream"):
                         calls.in_loop(recorder.note_version())
                         how["stream_cls"] = type("RecordedStream", (RecordedStream,), {"recorder": recorder})
@@ -122,7 +123,7 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
             await calls.when_open()
             try:
                 with calls.one_call(options, self.timeout) as bound:
-                    sent, recorder = bound, self.rollout.recorder(bound, options)
+                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options)
                     if recorder is not None and how.get("stream"):
                         await recorder.note_version()
                         how["stream_cls"] = type("RecordedStream", (AsyncRecordedStream,), {"recorder": recorder})

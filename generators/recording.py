@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Self
 
 import msgspec
 import openai
@@ -13,25 +13,17 @@ from openai.types.chat import ChatCompletionChunk
 from forebay.engines.capture.completing import complete, weight_version_of
 from forebay.engines.capture.reading import StreamReader, strip, turns_of_chat
 from forebay.generators.chat_parts import Part
+from forebay.generators.engine_calls import CHAT_PATH, body_of
+from forebay.generators.rollout import OpenStream, Rollout
 from forebay.generators.templated_call import TemplatedCall
 
-if TYPE_CHECKING:
-    from forebay.generators.rollout import Rollout
-
 logger = logging.getLogger(__name__)
-
-
-class OpenStream(Protocol):
-    """A stream that may not have been read to its end."""
-
-    async def settle(self) -> None:
-        """Stop the call, and record it."""
 
 
 class CallRecorder:
     """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``client_body`` that of the user's code."""
 
-    def __init__(self, rollout: "Rollout", url: str, sent: Mapping[str, Any], client_body: Mapping[str, Any]) -> None:
+    def __init__(self, rollout: Rollout, url: str, sent: Mapping[str, Any], client_body: Mapping[str, Any]) -> None:
         self._rollout = rollout
         self._calls = rollout.calls
         self._is_sglang = rollout.calls.target.is_sglang
@@ -45,6 +37,14 @@ class CallRecorder:
         self._is_ended = False
         self._template = self._calls.template_at(url)
         self._templated: TemplatedCall | None = None
+
+    @classmethod
+    def of(cls, rollout: Rollout, bound: Any, options: Any) -> Self | None:
+        """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
+        if not options.url.endswith(CHAT_PATH):
+            return None
+        url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
+        return cls(rollout, url, body_of(bound), body_of(options))
 
     @property
     def renders(self) -> bool:

@@ -2,15 +2,28 @@
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.engines.capture.captured import Recorded
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
-from forebay.generators.engine_calls import CHAT_PATH, EngineCalls, body_of
+from forebay.generators.engine_calls import EngineCalls
 from forebay.generators.groups import OpenGroup
-from forebay.generators.recording import CallRecorder, OpenStream
+
+
+class OpenStream(Protocol):
+    """A stream that may not have been read to its end."""
+
+    async def settle(self) -> None:
+        """Stop the call, and record it."""
+
+
+class StreamRecorder(Protocol):
+    """What records such a stream."""
+
+    def drop(self) -> None:
+        """Nobody asks what the stream told: its engine is told to stop."""
 
 
 class Rollout:
@@ -38,7 +51,7 @@ class Rollout:
         self.at_end.callback(self._drop_streams)
         self.recorded = Trajectory(self.rollout_id)
         self.trajectory: Recorded = self.recorded
-        self.open_streams: dict[CallRecorder, OpenStream] = {}
+        self.open_streams: dict[StreamRecorder, OpenStream] = {}
         """Those that were not read to their end."""
         self.num_sampled_tokens = 0
         """By all its calls so far, those that were aborted included."""
@@ -54,13 +67,6 @@ class Rollout:
     def engine_url(self) -> str:
         """The engine that this rollout talks to, without ``/v1``; another one after it failed."""
         return self.calls.target.url
-
-    def recorder(self, bound: Any, options: Any) -> CallRecorder | None:
-        """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
-        if not options.url.endswith(CHAT_PATH):
-            return None
-        url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
-        return CallRecorder(self, url, body_of(bound), body_of(options))
 
     def count(self, turns: Iterable[Turn]) -> None:
         """Count the tokens that one call has sampled."""
