@@ -1,4 +1,4 @@
-"""Bodies of writes that came compressed, or with one sample on each line."""
+"""Bodies that came compressed."""
 
 import asyncio
 import zlib
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from forebay.core.errors import BodyTooLarge, InvalidInput
-from forebay.server.hot_route import Call
+from forebay.server.asgi import HeldBody
 
-NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 STEP_BYTES = 1 << 20
 """What one turn of decompression gives, more or less, before its size is looked at."""
 GZIP_SLICE_BYTES = 64 << 10
@@ -17,25 +16,25 @@ ZSTD_SLICE_BYTES = 1 << 10
 ZSTD_WINDOW_BYTES = 1 << 27
 
 
-async def plain_body(call: Call) -> bytes:
-    """The body of a request, decompressed as its Content-Encoding says. The limits on bodies hold for what comes out.
+async def plain_body(coding: bytes, body: bytes, limit: int, held: HeldBody) -> bytes:
+    """``body``, decompressed as ``coding``, its Content-Encoding, says. ``limit`` holds for what comes out.
 
     Raises ``BodyTooLarge`` as soon as it is, ``InvalidInput`` for a broken stream or a coding that is not known.
     """
-    coding = call.header(b"content-encoding").strip().lower()
+    coding = coding.strip().lower()
     if coding in (b"", b"identity"):
-        return call.body
+        return body
     decode = _DECODERS.get(coding)
     if decode is None:
-        told = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
-        raise InvalidInput(told, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
-    steps = _steps(decode(call.body))
-    limit, size, parts = call.services.bodies.max_body_bytes, 0, []
+        problem = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
+        raise InvalidInput(problem, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
+    steps = _steps(decode(body))
+    size, parts = 0, list[bytes]()
     while part := await asyncio.to_thread(next, steps, b""):
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)
-        await call.held.reserve(len(call.body) + size)
+        await held.reserve(len(body) + size)
         parts.append(part)
     return b"".join(parts)
 
@@ -138,21 +137,3 @@ def _slices(body: bytes, size: int) -> Iterable[bytes]:
 
 
 _DECODERS = {b"gzip": _gunzip, b"x-gzip": _gunzip, b"zstd": _unzstd}
-
-
-def is_ndjson(content_type: bytes) -> bool:
-    """Whether a body has one sample on each line."""
-    return content_type.partition(b";")[0].strip().lower() in NDJSON_TYPES
-
-
-def split_lines(body: bytes) -> dict[int, bytes]:
-    """The lines of an NDJSON body that are not empty, by their numbers from 1."""
-    return {number: line for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()}
-
-
-def number_lines(results: Iterable[dict[str, Any]], numbers: Iterable[int]) -> None:
-    """Let every refusal among the verdicts say on which line its sample stands."""
-    for result, number in zip(results, numbers, strict=False):  # there are no numbers unless lines were sent
-        if error := result.get("error"):
-            result["line"] = number
-            error["message"] = f"line {number}: {error['message']}"

@@ -5,7 +5,9 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from functools import partial
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.types import Receive
 
 from forebay.buffer.choosing import ReadRequest
@@ -17,9 +19,47 @@ from forebay.core.sample import Parts
 from forebay.server.asgi import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
 from forebay.server.direct import direct_reply, has_direct_body, watched
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
-from forebay.server.requests import parse_batch_request, parse_slime_read
+from forebay.server.requests import Count, LeaseSeconds, Step, WaitSeconds, parse
 from forebay.server.stored_tensors import tensor_reply
 from forebay.server.tensor_reply import Pieces, json_rows, wants_tensors
+
+
+class SlimeReadBody(BaseModel):
+    """Of ``/get_rollout_data`` and ``/buffer/read``.
+
+    More than there is, however much, is no mistake of slime's client; an empty body asks for everything.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    timeout: float = Field(default=0.0, ge=0)
+    wait: bool = False
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait; none unless asked to."""
+        return self.timeout if self.wait else 0.0
+
+
+class BatchRequest(BaseModel):
+    """``/v1/runs/{run_id}/batches``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_groups: Count | None = None
+    batch_size: Count | None = None
+    wait_s: WaitSeconds = 0.0
+    lease_s: LeaseSeconds = 600.0
+    step: Step | None = None
+    max_staleness: Step | None = None
+    request_id: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> "BatchRequest":
+        if (self.num_groups is None) == (self.batch_size is None):
+            raise ValueError("give either num_groups or batch_size")
+        return self
 
 
 class Reading(HotRoute):
@@ -88,7 +128,7 @@ class SlimeRead(SlimeRoute, Reading):
     """``/get_rollout_data`` and ``/buffer/read``."""
 
     async def answer(self, call: Call) -> None:
-        asked = parse_slime_read(call.body)
+        asked = parse(SlimeReadBody, call.body or b"{}")
         told = "No data available to read" if asked.batch_size is None else "fewer rows are ready than batch_size"
         try:
             is_sent = await self.deliver(call, ReadRequest(batch_size=asked.batch_size, is_slime=True), asked.wait_s)
@@ -110,7 +150,7 @@ class NativeRead(Reading):
     """``/v1/runs/{run_id}/batches``."""
 
     async def answer(self, call: Call) -> None:
-        asked = parse_batch_request(call.body)
+        asked = parse(BatchRequest, call.body or b"{}")
         request = ReadRequest(
             num_groups=asked.num_groups,
             batch_size=asked.batch_size,

@@ -1,6 +1,8 @@
 """Taking samples in."""
 
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -11,8 +13,10 @@ from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import read_sample
 from forebay.core.token_arrays import is_samples, split_samples
 from forebay.server.asgi import encode, error_body, error_headers, send_json
-from forebay.server.encodings import is_ndjson, number_lines, plain_body, split_lines
+from forebay.server.encodings import plain_body
 from forebay.server.hot_route import Call, HotRoute, SlimeRoute
+
+NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 
 _Refusal = InvalidInput | BufferFull
 _Verdict = Receipt | _Refusal
@@ -46,19 +50,38 @@ class NativeWrite(HotRoute):
 
     async def answer(self, call: Call) -> None:
         began_s = time.perf_counter()
-        body, kind = await plain_body(call), call.header(b"content-type")
-        is_binary, lines = is_samples(kind), split_lines(body) if is_ndjson(kind) else None
+        coding, kind = call.header(b"content-encoding"), call.header(b"content-type")
+        body = await plain_body(coding, call.body, call.services.bodies.max_body_bytes, call.held)
+        is_binary, lines = is_samples(kind), _split_lines(body) if _is_ndjson(kind) else None
         is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
         split = split_samples if is_binary else _items
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
         verdicts = [_accept(call.entry, item) for item in items]
         results = [await _stored(verdict) for verdict in verdicts]
-        number_lines(results, lines or ())
+        _number_lines(results, lines or ())
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
         if not is_array and isinstance(verdicts[0], _Refusal):
             raise verdicts[0]
         full = next((verdict for verdict in verdicts if isinstance(verdict, BufferFull)), None)
         await send_json(call.send, 200, encode({"results": results}), error_headers(full) if full else ())
+
+
+def _is_ndjson(content_type: bytes) -> bool:
+    """Whether a body has one sample on each line."""
+    return content_type.partition(b";")[0].strip().lower() in NDJSON_TYPES
+
+
+def _split_lines(body: bytes) -> dict[int, bytes]:
+    """The lines of an NDJSON body that are not empty, by their numbers from 1."""
+    return {number: line for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()}
+
+
+def _number_lines(results: Iterable[dict[str, Any]], numbers: Iterable[int]) -> None:
+    """Let every refusal among the verdicts say on which line its sample stands."""
+    for result, number in zip(results, numbers, strict=False):  # there are no numbers unless lines were sent
+        if error := result.get("error"):
+            result["line"] = number
+            error["message"] = f"line {number}: {error['message']}"
 
 
 def _items(body: bytes) -> list[bytes]:

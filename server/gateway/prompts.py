@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from forebay.core.ids import InstanceId
-from forebay.core.task_row import BadRow, parse_row
+from forebay.core.task_row import parse_row
 
 _encode = msgspec.json.Encoder().encode
 
@@ -73,7 +73,7 @@ def _pairs(path: Path) -> Iterator[tuple[int, int]]:
         for number, line in enumerate(file):
             try:
                 row = parse_row(line, number)
-            except BadRow:
+            except ValueError:
                 continue
             *_, prompt = digests(row.prompt)
             yield _instance(row.instance_id), prompt

@@ -3,17 +3,43 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict
 
 from forebay.buffer.checkpoints import checkpoint, rewind
 from forebay.buffer.leasing import Leases
 from forebay.core.group import BatchState
-from forebay.server.requests import CheckpointRequest, ExtendRequest, RewindRequest, parse
+from forebay.server.requests import LeaseSeconds, Step, parse
 from forebay.server.services import Services, body_of, services_of
 from forebay.server.views import batch_view, checkpoint_views
 
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["batches"])
+
+
+class ExtendRequest(BaseModel):
+    """``…/batches/{batch_id}/extend``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lease_s: LeaseSeconds | None = None
+
+
+class CheckpointRequest(BaseModel):
+    """``…/checkpoints``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: Step
+    batch_ids: list[str] | None = None
+
+
+class RewindRequest(BaseModel):
+    """``…/rewind``. The step must be there: null undoes everything."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: Step | None
 
 
 def leases_of(run_id: str, services: Server) -> Leases:
