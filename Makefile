@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
-PACKAGES := core telemetry hooks engines client buffer generators server
+PACKAGES := core telemetry web hooks engines client buffer generators gateway server
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help

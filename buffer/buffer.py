@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from forebay.buffer import deadlines
-from forebay.buffer.delivery import Delivery
-from forebay.buffer.loading import load_run, read_back
-from forebay.buffer.meta import MetaWindow
-from forebay.buffer.pipeline import Pipeline
+from forebay.buffer.groups import deadlines
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.reads.delivery import Delivery
+from forebay.buffer.reads.judging import Pipeline
+from forebay.buffer.restore import load_run, read_back
 from forebay.buffer.resume import apply, book, covers, held_instances, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
@@ -21,7 +21,7 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import RunNotFound, StorageFailed
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 
 logger = logging.getLogger(__name__)
 

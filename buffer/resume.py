@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.buffer.batches import Batches
-from forebay.buffer.groups import Group, Groups, Sample
+from forebay.buffer.groups.table import Group, Groups, Sample
+from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId

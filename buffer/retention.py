@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.groups import Group, Sample
-from forebay.buffer.keeping import Keep, Keeper, Verdict
+from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.retention_rules import Keep, Keeper, Verdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
 from forebay.core.errors import StorageFailed

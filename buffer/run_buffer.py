@@ -7,23 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from forebay.buffer.batches import Batches
-from forebay.buffer.groups import Group, Groups, Placement, Sample
-from forebay.buffer.meta import MetaWindow
-from forebay.buffer.receipt import Receipt
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.table import Group, Groups, Placement, Sample
+from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, RunRow, SampleRow, TickRow
-from forebay.core.active_clock import ActiveClock
-from forebay.core.clock import Clock
+from forebay.buffer.write_receipt import Receipt
+from forebay.core.binary_sample import HEAD_BYTES, as_json, head_of
+from forebay.core.clock import ActiveClock, Clock
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
 from forebay.core.sample import Incoming
-from forebay.core.signal import Patience, Signal
-from forebay.core.token_arrays import HEAD_BYTES, as_json, head_of
-from forebay.hooks.runner import HookRunner
+from forebay.core.waiting import Patience, Signal
+from forebay.hooks.run_hooks import HookRunner
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""What a trainer gets: batches, groups, and what the server tells about runs and checkpoints."""
+"""What a trainer gets: batches, groups, and what the server tells about runs and checkpoints.
+
+What a trainer says and hears when the weights of a run's engines change.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from forebay.core.ids import InstanceId
+from forebay.core.weight_versions import PauseMode
 
 Row: TypeAlias = dict[str, Any]
 """A sample as the reader gets it: what was written, with ``reward`` normalised and ``raw_reward`` as it was."""
@@ -132,3 +136,29 @@ class RewindResult(msgspec.Struct, frozen=True, kw_only=True):
     num_batches: int
     num_groups: int
     checkpoints: list[int]
+
+
+UPDATE_TIMEOUT_S = 900.0
+PAUSE_TIMEOUT_S = 120.0
+PAUSE_LIMIT_S = 600.0
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """An update that all engines of the run took."""
+
+    weight_version: int
+    mode: PauseMode
+    workers: list[str]
+    """The addresses of the engines; behind a router those of its workers."""
+    paused_s: float
+    """How long they stood still."""
+
+
+class EnginePause(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines that stand still, idle."""
+
+    mode: PauseMode
+    limit_s: float
+    """After so many seconds they go on by themselves."""
+    workers: list[str]
+    """Their addresses; behind a router those of its workers."""

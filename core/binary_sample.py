@@ -1,22 +1,239 @@
-"""Reading a binary sample: as any other, but for its arrays."""
+"""The binary form of a sample: its token arrays as raw numbers, then a JSON object of everything else.
+
+    magic, number of tokens, of logprobs, of loss mask values   4 bytes each, little-endian; ``ABSENT`` for no array
+    tokens                                                      int32, little-endian
+    logprobs                                                    float32, little-endian
+    loss mask                                                   uint8
+    a JSON object without these three, to the end               UTF-8, begins with "{"
+
+The JSON stands last and its length is nowhere written down, so that a reward is set into a binary sample as into any
+other body: by replacing the bytes of its number.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.core.sample import Incoming, read_sample
-from forebay.core.token_arrays import check_arrays, is_binary, unpack
+
+BytesLike = bytes | bytearray | memoryview
+Body = TypeVar("Body", bytes, memoryview)
+
+SAMPLES_TYPE = "application/vnd.forebay.samples"
+"""Content type of a request with binary samples: each with its length in front, as 4 bytes, little-endian."""
+MAGIC = b"\xf8FBS"
+"""Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
+ABSENT = 0xFFFF_FFFF
+ARRAYS = ("tokens", "logprobs", "loss_mask")
+"""The fields of a sample that may be arrays, in the order in which they are stored."""
+ITEM_SIZES = {"tokens": 4, "logprobs": 4, "loss_mask": 1}
+TYPE_CODES = {"tokens": "i", "logprobs": "f", "loss_mask": "B"}
+"""As the module ``array`` names the types."""
+
+Field = msgspec.Raw | msgspec.UnsetType
+"""A field of a JSON object that is not decoded yet."""
+
+_HEAD = struct.Struct("<4sIII")
+HEAD_BYTES = _HEAD.size
+_LENGTH = struct.Struct("<I")
+_encode = msgspec.json.Encoder().encode
 
 
-def read_any_sample(body: bytes) -> Incoming:
-    """Check a body, binary or JSON, and return its indexed fields. Raises ``InvalidInput`` that names the field."""
-    return _read_binary(body) if is_binary(body) else read_sample(body, is_lenient=False)
+class Unpacked(NamedTuple):
+    """A binary sample in its pieces. The arrays are their bytes, None where there is none."""
+
+    tokens: memoryview
+    logprobs: memoryview | None
+    loss_mask: memoryview | None
+    json: memoryview
 
 
-def _read_binary(body: bytes) -> Incoming:
-    pieces = unpack(body)
-    if not bytes(pieces.json[:1]) == b"{":
-        raise InvalidInput("behind the arrays of a binary sample comes a JSON object", field="body")
-    sample = read_sample(bytes(pieces.json), is_lenient=False)
-    check_arrays(pieces)
-    shift = len(body) - len(pieces.json)
-    span = sample.reward_span
-    sample.body, sample.reward_span = body, span and (span[0] + shift, span[1] + shift)
-    return sample
+class Places(msgspec.Struct, frozen=True, gc=False):
+    """Where the pieces of a binary sample begin. Its tokens do at ``HEAD_BYTES``."""
+
+    num_tokens: int
+    logprobs: int
+    loss_mask: int
+    json: int
+    has_logprobs: bool
+    has_loss_mask: bool
+
+
+class _Named(msgspec.Struct):
+    """What the JSON of a binary sample says about arrays."""
+
+    tokens: Field = msgspec.UNSET
+    logprobs: Field = msgspec.UNSET
+    loss_mask: Field = msgspec.UNSET
+    response_length: Field = msgspec.UNSET
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def is_samples(content_type: bytes) -> bool:
+    """Whether a Content-Type header announces binary samples."""
+    return content_type.partition(b";")[0].strip().lower() == SAMPLES_TYPE.encode()
+
+
+def is_binary(body: BytesLike) -> bool:
+    """Whether ``body`` is a binary sample."""
+    return body[:4] == MAGIC
+
+
+def head_of(body: BytesLike) -> bytes:
+    """The head of a binary sample, from which ``read_places`` reads; b"" for a JSON body."""
+    return bytes(body[:HEAD_BYTES]) if is_binary(body) else b""
+
+
+def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: bytes | None = None) -> bytes:
+    """The binary sample of these arrays, given as their bytes, and of the JSON object ``json``."""
+    arrays = (tokens, logprobs, loss_mask)
+    sizes = ITEM_SIZES.values()
+    counts = (ABSENT if data is None else len(data) // size for data, size in zip(arrays, sizes, strict=True))
+    return b"".join((_HEAD.pack(MAGIC, *counts), *(data for data in arrays if data is not None), json))
+
+
+def unpack(body: BytesLike) -> Unpacked:
+    """The pieces of a binary sample, as views of it. Raises ``InvalidInput`` if it is too short."""
+    places = read_places(body)
+    if places.json > len(body):
+        raise InvalidInput(f"a binary sample of {len(body)} bytes has arrays up to byte {places.json}", field="body")
+    view = memoryview(body)
+    return Unpacked(
+        view[HEAD_BYTES : places.logprobs],
+        view[places.logprobs : places.loss_mask] if places.has_logprobs else None,
+        view[places.loss_mask : places.json] if places.has_loss_mask else None,
+        view[places.json :],
+    )
+
+
+def read_places(head: BytesLike) -> Places:
+    """Where the pieces of a binary sample lie, by its first ``HEAD_BYTES``. Raises ``InvalidInput``."""
+    try:
+        _, num_tokens, num_logprobs, num_masked = _HEAD.unpack_from(head)
+    except struct.error:
+        raise InvalidInput("the head of a binary sample is cut off", field="body") from None
+    if num_tokens == ABSENT:
+        raise InvalidInput("a binary sample has tokens", field="tokens", hint="send others as JSON")
+    logprobs = HEAD_BYTES + 4 * num_tokens
+    loss_mask = logprobs + (0 if num_logprobs == ABSENT else 4 * num_logprobs)
+    json = loss_mask + (0 if num_masked == ABSENT else num_masked)
+    return Places(num_tokens, logprobs, loss_mask, json, num_logprobs != ABSENT, num_masked != ABSENT)
+
+
+def check_arrays(sample: Unpacked) -> None:
+    """Raise ``InvalidInput`` unless the arrays are as long as they must be, and none is in the JSON.
+
+    ``logprobs`` and ``loss_mask`` are as long as ``tokens``, or as long as the integer ``response_length``: then they
+    belong to the last tokens.
+    """
+    named = _decode_named(sample.json)
+    num_tokens = len(sample.tokens) // 4
+    allowed = {num_tokens, response_length(value_of(named.response_length), num_tokens)}
+    for name, data in zip(ARRAYS, sample[:3], strict=True):
+        if isinstance(raw := getattr(named, name), msgspec.Raw) and bytes(raw) != b"null":
+            raise InvalidInput(f"{name}: is in the JSON of a binary sample", field=name, hint="send it as an array")
+        if data is not None and (count := len(data) // ITEM_SIZES[name]) not in allowed:
+            told = f"{name}: {count} values for {num_tokens} tokens"
+            raise InvalidInput(told, field=name, hint="as many as tokens, or as response_length says")
+
+
+def value_of(raw: Field | None) -> Any:
+    """The value of a field; None also for one that cannot be decoded, as half a surrogate pair in a string."""
+    try:
+        return msgspec.json.decode(raw) if isinstance(raw, msgspec.Raw) else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def response_length(told: object, num_tokens: int) -> int | None:
+    """How many of the last tokens are the response, if ``told`` says so: an integer that they suffice for."""
+    return told if type(told) is int and 0 <= told <= num_tokens else None
+
+
+def as_json(body: Body) -> bytes | Body:
+    """``body`` as JSON: that of a binary sample has its arrays as lists, any other is returned as it is.
+
+    A logprob that is no finite number becomes null.
+    """
+    if not is_binary(body):
+        return body
+    sample = unpack(body)
+    pieces: list[bytes | memoryview] = [b"{"]
+    for name, data in zip(ARRAYS, sample[:3], strict=True):
+        if data is not None:
+            pieces.append(b'"%s":%s,' % (name.encode(), _encode(_numbers(data, TYPE_CODES[name]))))
+    return b"".join((*pieces, sample.json[1:]))
+
+
+def _numbers(data: memoryview, code: str) -> list[Any]:
+    values: array[Any] = array(code)
+    values.frombytes(data)
+    return values.tolist()
+
+
+def json_start(body: BytesLike) -> int:
+    """Where the JSON of a binary sample begins."""
+    return len(body) - len(unpack(body).json)
+
+
+def join_samples(samples: Iterable[bytes]) -> bytes:
+    """The body of a request with ``samples``, binary ones and JSON ones mixed as they come."""
+    return b"".join(piece for sample in samples for piece in (_LENGTH.pack(len(sample)), sample))
+
+
+def split_samples(body: bytes) -> list[bytes]:
+    """The samples of a request's body. Raises ``InvalidInput``."""
+    samples, at = [], 0
+    while at < len(body):
+        if at + _LENGTH.size > len(body):
+            raise InvalidInput("the last length in front of a sample is cut off", field="body")
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(body, at)[0]
+        samples.append(body[start:at])
+    if at > len(body):
+        raise InvalidInput(f"the last sample is cut off: it ends at byte {at} of {len(body)}", field="body")
+    return samples
+
+
+def number_bytes(values: Iterable[Any], code: str) -> bytes | None:
+    """``values`` as an array of type ``code``, one of ``TYPE_CODES``; None if one does not fit into it."""
+    if code == "f":
+        return float_bytes(values)
+    return mask_bytes(values) if code == TYPE_CODES["loss_mask"] else int_bytes(values, code)
+
+
+def int_bytes(values: Iterable[int], code: str) -> bytes | None:
+    """``values`` as an array of type ``code``; None if one is no integer of its range."""
+    try:
+        return array(code, values).tobytes()
+    except (TypeError, OverflowError):
+        return None
+
+
+def mask_bytes(values: Iterable[Any]) -> bytes | None:
+    """``values`` as uint8, whole floats among them too; None if one is neither that nor an integer of the range."""
+    values = list(values)
+    data = int_bytes(values, "B")
+    return int_bytes(map(_as_int, values), "B") if data is None else data
+
+
+def _as_int(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def float_bytes(values: Iterable[Any]) -> bytes | None:
+    """``values`` as float32, None among them as NaN; None if one is neither that nor a number."""
+    values = list(values)
+    try:
+        return array("f", values).tobytes()
+    except (TypeError, OverflowError):
+        pass
+    try:
+        return array("f", (float("nan") if value is None else value for value in values)).tobytes()
+    except (TypeError, OverflowError):
+        return None

@@ -1,6 +1,12 @@
-"""The states of groups and batches, the transitions of a group, and the reasons for which one is discarded."""
+"""The states of groups and batches, the transitions of a group, and the reasons for which one is discarded.
+
+The formulas that make advantages of rewards, by name.
+
+Apart from the other settings of a run: hook hosts need it, and pydantic would be most of what they load.
+"""
 
 from enum import StrEnum
+from typing import Literal
 
 
 class GroupState(StrEnum):
@@ -66,3 +72,6 @@ def check_transition(source: GroupState, target: GroupState) -> None:
     """Raise ``ValueError`` unless a group may go from ``source`` to ``target``."""
     if target not in TRANSITIONS[source]:
         raise ValueError(f"a group cannot go from {source} to {target}")
+
+
+Normaliser = Literal["grpo", "rloo", "dr_grpo"]

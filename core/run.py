@@ -1,6 +1,13 @@
-"""A run: what was asked for, and where it is."""
+"""A run: what was asked for, and where it is.
+
+A step of a run: what lies between two weight versions that its trainer announces.
+
+Counts that the processes of a run tell, one process after the other.
+"""
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -8,11 +15,48 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forebay.core.errors import InvalidInput
+from forebay.core.group import Normaliser
 from forebay.core.ids import InstanceId
-from forebay.core.normaliser import Normaliser
 from forebay.core.oversampling import Oversampling
-from forebay.core.step import StepStart
-from forebay.core.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """Where a run was when another weight version was announced."""
+
+    number: int = 0
+    """How often one was."""
+    num_closed: int = 0
+    """Groups that had left the open state."""
+    full: list[str] = field(default_factory=list)
+    """Ids of the open groups whose slots were all filled: they belong to the step before."""
+    weight_version: int | None = None
+    """That version; None before the first. A rewind leaves it: the engines have it until another is announced."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Each process tells its own totals, again and again; those of the processes before it are added."""
+
+    process_id: str = ""
+    current: dict[str, int] = field(default_factory=dict)
+    """What the process of this id told last."""
+    earlier: dict[str, int] = field(default_factory=dict)
+    """The sum over all processes before it."""
+
+    def tell(self, process_id: str, counts: Mapping[str, int]) -> bool:
+        """Take what a process counts by now; whether that changes anything. A report may come twice."""
+        if process_id != self.process_id:
+            self.earlier, self.current, self.process_id = dict(self.totals), {}, process_id
+        is_news = self.current != counts
+        self.current = dict(counts)
+        return is_news
+
+    @property
+    def totals(self) -> Counter[str]:
+        """All processes together."""
+        return Counter(self.earlier) + Counter(self.current)
+
 
 Contract = Literal["A", "B"]
 Origin = Literal["slime", "native"]

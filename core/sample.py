@@ -1,4 +1,7 @@
-"""Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one."""
+"""Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one.
+
+Reading a binary sample: as any other, but for its arrays.
+"""
 
 import json
 import math
@@ -8,11 +11,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from forebay.core.binary_sample import check_arrays, is_binary, json_start, unpack, value_of
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 from forebay.core.outcome import REWARDED, RolloutOutcome
-from forebay.core.token_arrays import is_binary, json_start, value_of
-from forebay.core.weights import oldest_version
+from forebay.core.weight_versions import oldest_version
 
 MAX_ID_LENGTH = 1_024
 LONGEST_NUMBER = 4_300
@@ -296,3 +299,20 @@ def _set_reward_slowly(body: bytes, reward: float | None, raw_reward: float | No
     if raw_reward is not None:
         fields["raw_reward"] = msgspec.Raw(_encode(raw_reward))
     return _encode(fields)
+
+
+def read_any_sample(body: bytes) -> Incoming:
+    """Check a body, binary or JSON, and return its indexed fields. Raises ``InvalidInput`` that names the field."""
+    return _read_binary(body) if is_binary(body) else read_sample(body, is_lenient=False)
+
+
+def _read_binary(body: bytes) -> Incoming:
+    pieces = unpack(body)
+    if not bytes(pieces.json[:1]) == b"{":
+        raise InvalidInput("behind the arrays of a binary sample comes a JSON object", field="body")
+    sample = read_sample(bytes(pieces.json), is_lenient=False)
+    check_arrays(pieces)
+    shift = len(body) - len(pieces.json)
+    span = sample.reward_span
+    sample.body, sample.reward_span = body, span and (span[0] + shift, span[1] + shift)
+    return sample

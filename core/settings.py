@@ -12,7 +12,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from forebay.core.loopback import is_loopback
+from forebay.core.addresses import is_loopback
 
 
 class Settings(BaseSettings):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.abc import ABORT_TIMEOUT_S, sum_told
 from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.wire import root_url
+from forebay.engines.openai_wire import root_url
 
 ROUND_FIRST_S = 0.05
 ROUND_MAX_S = 0.5

@@ -12,10 +12,10 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineError
-from forebay.core.weights import PauseMode
+from forebay.core.weight_versions import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
 from forebay.engines.connections import Connections, names_proxies, tls
-from forebay.engines.wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
+from forebay.engines.openai_wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
 
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 ADMIN_TIMEOUT_S = 10.0

@@ -10,8 +10,8 @@ from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine,
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
+from forebay.engines.openai_wire import root_url
 from forebay.engines.sglang import SGLangEngine
-from forebay.engines.wire import root_url
 
 SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
 

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from forebay.core.errors import EngineError
 from forebay.engines.abc import ChatReply, ChatRequest, Engine, ModelInfo
-from forebay.engines.wire import UNAVAILABLE_STATUSES, chat_body, read_reply, root_url, status_error, unreachable
+from forebay.engines.openai_wire import UNAVAILABLE_STATUSES, chat_body, read_reply, root_url, status_error, unreachable
 
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0

@@ -1,23 +1,73 @@
-"""SGLang: one server, or a router with the workers behind it."""
+"""SGLang: one server, or a router with the workers behind it.
+
+Which of the workers that a router lists can be reached from here.
+"""
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError
 from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
 from forebay.engines.aborts import check_prefix, stop_all_everywhere, stop_everywhere
 from forebay.engines.admin import ListedWorker, WorkerAdmin, admin_client
 from forebay.engines.balance import Member, ask_in_turn
+from forebay.engines.chat_over_generate import templated_chat
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
-from forebay.engines.reach import Reach
-from forebay.engines.templated import templated_chat
-from forebay.engines.wire import root_url
+from forebay.engines.openai_wire import UNAVAILABLE_STATUSES, root_url
+
+WORKER_PROBE_TIMEOUT_S = 2.0
+ASK_AGAIN_S = 30.0
+OF_A_PROXY = UNAVAILABLE_STATUSES | {504}
+"""What a proxy answers for an address that it cannot reach."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    is_reached: bool
+    asked_s: float
+
+
+class Reach:
+    """Knows which addresses answer here: a router may list those of a network of its own.
+
+    One that has answered once counts as reachable from then on: if it no longer answers, it is down. One that did not
+    is asked again after 30 s.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, clock: Clock | None = None) -> None:
+        self._http = http
+        self._clock = clock or SystemClock()
+        self._answers: dict[str, _Answer] = {}
+
+    async def among(self, urls: Iterable[str]) -> set[str]:
+        """Those of ``urls`` that can be reached; takes up to 2 s."""
+        listed = list(urls)
+        await asyncio.gather(*(self._ask(url) for url in listed if self._is_due(url)))
+        return {url for url in listed if self._answers[url].is_reached}
+
+    def _is_due(self, url: str) -> bool:
+        known = self._answers.get(url)
+        return known is None or (not known.is_reached and self._clock.monotonic() - known.asked_s > ASK_AGAIN_S)
+
+    async def _ask(self, url: str) -> None:
+        try:
+            reply = await self._http.get(f"{url}/model_info", timeout=WORKER_PROBE_TIMEOUT_S)
+            is_reached = reply.status_code not in OF_A_PROXY
+        except httpx.ReadTimeout:
+            is_reached = True  # somebody is there, and busy
+        except httpx.TransportError:
+            is_reached = False
+        self._answers[url] = _Answer(is_reached, self._clock.monotonic())
+
 
 WORKERS_TTL_S = 5.0
 """How long a router's list of workers is used before it is asked again."""

@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.generators.agent_judge import Verifier
-from forebay.generators.agent_rollouts import AgentRollouts
-from forebay.generators.agent_run import Agent
-from forebay.generators.agent_task import AgentTask
+from forebay.generators.agents.gateway import GatewayLink
+from forebay.generators.agents.rollouts import AgentRollouts
+from forebay.generators.agents.run import Agent
+from forebay.generators.agents.task import AgentTask
+from forebay.generators.agents.verifier import Verifier
 from forebay.generators.base import BaseGenerator
-from forebay.generators.gateway_link import GatewayLink
 from forebay.generators.sandbox import Limits
 
 if TYPE_CHECKING:
-    from forebay.generators.reporter import Totals
+    from forebay.generators.job.reporter import Totals
     from forebay.generators.rewards import RewardFunc
 
 __all__ = ["AgentGenerator", "AgentTask", "Limits", "Verifier"]

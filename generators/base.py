@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from forebay.core.errors import InvalidInput
-from forebay.core.flags import read_flag
+from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
-from forebay.generators.chat import query_single_turn, single_turn
 from forebay.generators.failures import AgentFailed, EnvironmentFailed, JudgeFailed
 from forebay.generators.failures import retry_budgets as read_budgets
-from forebay.generators.rows import RowFile
-from forebay.generators.samples import plain
+from forebay.generators.job.input_rows import RowFile
+from forebay.generators.rollouts.samples import plain
+from forebay.generators.rollouts.single_turn import query_single_turn, single_turn
 
 if TYPE_CHECKING:
     from forebay.core.oversampling import Oversampling
-    from forebay.generators.reporter import Totals
+    from forebay.generators.job.reporter import Totals
     from forebay.generators.rewards import RewardFunc
-    from forebay.generators.rollout import Rollout
-    from forebay.generators.runner import RolloutFunc
+    from forebay.generators.rollouts.attempts import RolloutFunc
+    from forebay.generators.rollouts.rollout import Rollout
 
 __all__ = [
     "AgentFailed",
@@ -146,7 +146,7 @@ class BaseGenerator:
         if self.num_repeats > 1:
             logger.warning("num_repeats=%d multiplies the epochs: %d in all", self.num_repeats, num_epochs)
         # Looked up only now: what talks to engines takes a second to import, and reading a generator file needs none.
-        from forebay.generators import session
+        from forebay.generators.job import session
 
         rows = RowFile(input_file, self.shuffle_seed)
         return await session.run(self, rows, num_epochs, rollout_func, reward_func)
@@ -155,11 +155,11 @@ class BaseGenerator:
 def __getattr__(name: str) -> object:
     """``Rollout`` and ``Totals``, whose modules are as slow to import."""
     if name == "Rollout":
-        from forebay.generators.rollout import Rollout
+        from forebay.generators.rollouts.rollout import Rollout
 
         return Rollout
     if name == "Totals":
-        from forebay.generators.reporter import Totals
+        from forebay.generators.job.reporter import Totals
 
         return Totals
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,17 +1,154 @@
-"""Rewards: reward functions awaited, or run in processes of their own with a time limit."""
+"""Rewards: reward functions awaited, or run in processes of their own with a time limit.
+
+A process that runs a reward function, and what runs inside it.
+"""
 
 import asyncio
 import inspect
+import math
+import multiprocessing
+import numbers
 import os
 import pickle
+import signal
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self, cast
 
 from forebay.core.errors import InvalidInput
-from forebay.generators.reward_worker import RewardOutcome, RewardWorker, checked
+
+START_TIMEOUT_S = 180.0
+"""A worker imports the module of its function first, and some modules import torch."""
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """A reward, or why there is none: ``kind`` names the error, ``told`` holds its text."""
+
+    reward: float | None = None
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+class RewardWorker:
+    """One process. ``run`` blocks its caller; a process that takes too long, or dies, is killed and started again."""
+
+    def __init__(self, pickled_function: bytes, timeout_s: float) -> None:
+        self._pickled = pickled_function
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._is_closed = False
+
+    def run(self, item: dict[str, Any]) -> RewardOutcome:
+        """The reward of ``item``. Never raises for what the function does."""
+        try:
+            connection = self._started()
+            connection.send(item)
+            if not connection.poll(self._timeout_s):
+                self.kill()
+                return RewardOutcome(None, "reward_timeout", f"reward_func took longer than {self._timeout_s:g} s")
+            return cast(RewardOutcome, connection.recv())
+        except (EOFError, OSError) as error:
+            self.kill()
+            return RewardOutcome(None, "reward_crashed", f"the process of reward_func died ({error!r})")
+
+    def kill(self) -> None:
+        """End the process now; the next ``run`` starts another."""
+        with self._lock:
+            process, self._process = self._process, None
+            connection, self._connection = self._connection, None
+        if process is not None:
+            process.kill()
+            process.join()
+            process.close()
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._is_closed = True
+        self.kill()
+
+    def _started(self) -> "Connection[Any, Any]":
+        if self._connection is not None:
+            return self._connection
+        if self._is_closed:
+            raise EOFError("closed")
+        # Never fork: the run process has threads and an event loop.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._pickled), name="forebay-reward")
+        process.start()
+        theirs.close()
+        with self._lock:
+            self._process, self._connection = process, ours
+        if self._is_closed:
+            raise EOFError("closed while it started")
+        if not ours.poll(START_TIMEOUT_S):
+            raise EOFError(f"not started within {START_TIMEOUT_S:g} s")
+        problem = ours.recv()
+        if problem:
+            raise EOFError(problem)
+        return ours
+
+
+def _serve(connection: "Connection[Any, Any]", pickled: bytes) -> None:
+    """The main of a worker: answers items until its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    try:
+        function: Callable[[dict[str, Any]], Any] = pickle.loads(pickled)  # noqa: S301 - written by our own parent process
+    except Exception:  # noqa: BLE001 - whatever importing the user's module raises is told
+        connection.send(traceback.format_exc())
+        return
+    connection.send("")
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            return
+        connection.send(_outcome(function, item))
+
+
+def _die_with_parent() -> None:
+    """A function that hangs never sees the closed pipe, so a thread watches the parent."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _outcome(function: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> RewardOutcome:
+    try:
+        return checked(function(item))
+    except BaseException as error:  # noqa: BLE001 - a reward function that raises anything, SystemExit too, costs one sample
+        return RewardOutcome(None, type(error).__name__, str(error), traceback.format_exc())
+
+
+def checked(reward: object) -> RewardOutcome:
+    """A finite number as ``float``; scalars of numpy and torch count, booleans are 0 and 1."""
+    if not isinstance(reward, numbers.Real) and callable(getattr(reward, "item", None)):
+        reward = cast(Any, reward).item()
+    try:
+        number = float(reward) if isinstance(reward, numbers.Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number):
+        return RewardOutcome(number)
+    return RewardOutcome(None, "invalid_reward", f"reward_func returned {reward!r:.100}: it must be a finite number")
+
 
 RewardFunc = Callable[[dict[str, Any]], float | Awaitable[float]]
 

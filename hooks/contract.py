@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
-from forebay.hooks.answers import is_truth
+from forebay.hooks.answer_checks import is_truth
 from forebay.hooks.types import Contract
 
 

@@ -2,24 +2,49 @@
 
 Started as ``python -m forebay.hooks.host FD``, with one end of a socket pair. It ends when the other end is closed, and
 with its parent. What users' code prints goes where standard error goes, never into the socket.
+
+Completing what coroutine hooks return.
 """
 
+import asyncio
 import copy
 import ctypes
+import inspect
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 from forebay.core.errors import HookFailed
 from forebay.core.ids import InstanceId
-from forebay.hooks import answers, pipeline, wire
-from forebay.hooks.completion import Completer
-from forebay.hooks.loading import load_hooks
+from forebay.hooks import answer_checks, group_sequence, host_messages
 from forebay.hooks.manager import HookManager
+from forebay.hooks.plugin_loading import load_hooks
 from forebay.hooks.types import Contract, Group, Item, Sizes
+
+
+class Completer:
+    """Waits for awaitable answers on one event loop, so that what a hook keeps open there lives from call to call."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def __call__(self, answer: Any) -> Any:
+        """``answer``, or what it yields when awaited."""
+        return self._runner.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+
+    def close(self) -> None:
+        """Cancel what still runs and close the loop."""
+        self._runner.close()
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,24 +56,24 @@ class Channel:
         self._sock = sock
         self._stream = sock.makefile("rb")
 
-    def receive(self) -> wire.ToHost | None:
+    def receive(self) -> host_messages.ToHost | None:
         """The next message; None when the server has closed its end."""
-        header = self._stream.read(wire.HEADER_BYTES)
-        if len(header) < wire.HEADER_BYTES:
+        header = self._stream.read(host_messages.HEADER_BYTES)
+        if len(header) < host_messages.HEADER_BYTES:
             return None
-        length = wire.body_length(header)
+        length = host_messages.body_length(header)
         body = self._stream.read(length)
-        return wire.decode_to_host(body) if len(body) == length else None
+        return host_messages.decode_to_host(body) if len(body) == length else None
 
-    def send(self, message: wire.FromHost) -> None:
+    def send(self, message: host_messages.FromHost) -> None:
         """Write one message."""
-        self._sock.sendall(wire.frame(message))
+        self._sock.sendall(host_messages.frame(message))
 
 
 class Host:
     """Answers requests, one at a time."""
 
-    def __init__(self, setup: wire.Setup, channel: Channel) -> None:
+    def __init__(self, setup: host_messages.Setup, channel: Channel) -> None:
         self._channel = channel
         self._asked = ""
         self._complete = Completer()
@@ -65,9 +90,9 @@ class Host:
         )
         self._implementations = self._hooks.implementations()
 
-    def hello(self) -> wire.Hello:
+    def hello(self) -> host_messages.Hello:
         """What was loaded."""
-        return wire.Hello(self._implementations, self._choice.decided)
+        return host_messages.Hello(self._implementations, self._choice.decided)
 
     def serve(self) -> None:
         """Answer until the server closes its end."""
@@ -83,37 +108,37 @@ class Host:
     def _announce(self, hook: str) -> None:
         if hook != self._asked:
             self._asked = hook
-            self._channel.send(wire.Asking(hook))
+            self._channel.send(host_messages.Asking(hook))
 
-    def _answer(self, request: wire.ToHost) -> wire.FromHost:
+    def _answer(self, request: host_messages.ToHost) -> host_messages.FromHost:
         match request:
-            case wire.Judge():
+            case host_messages.Judge():
                 return self._judge(request)
-            case wire.Process():
+            case host_messages.Process():
                 return self._process(request)
-            case wire.MetaInfo():
+            case host_messages.MetaInfo():
                 return self._describe(request)
-            case wire.Notify():
+            case host_messages.Notify():
                 self._hooks.notify(request.event, json.loads(request.payload))
-                return wire.Told()
-            case wire.Setup():
-                raise answers.failure("setup", "the host is set up already")
+                return host_messages.Told()
+            case host_messages.Setup():
+                raise answer_checks.failure("setup", "the host is set up already")
 
-    def _judge(self, request: wire.Judge) -> wire.Judged:
+    def _judge(self, request: host_messages.Judge) -> host_messages.Judged:
         verdict = self._hooks.is_valid_group(_group(request), Sizes(*request.sizes))
-        return wire.Judged(verdict.is_valid, verdict.is_finished, self._choice.decided)
+        return host_messages.Judged(verdict.is_valid, verdict.is_finished, self._choice.decided)
 
-    def _process(self, request: wire.Process) -> wire.Rows:
+    def _process(self, request: host_messages.Process) -> host_messages.Rows:
         group, sizes = _group(request), Sizes(*request.sizes)
         contract = self._contract_for(group, sizes)
         uids = [item.get("uid") for item in group[1]]
-        outcome = pipeline.process(self._hooks, group, sizes, contract)
+        outcome = group_sequence.process(self._hooks, group, sizes, contract)
         if request.bodies is None:
-            done = pipeline.index_rows(outcome)
+            done = group_sequence.index_rows(outcome)
         else:
-            culprit = pipeline.last_outside(self._implementations, contract) or self._asked
-            done = pipeline.full_rows(outcome, uids, culprit)
-        return wire.Rows(done.rows, done.num_kept, done.is_filtered, self._choice.decided)
+            culprit = group_sequence.last_outside(self._implementations, contract) or self._asked
+            done = group_sequence.full_rows(outcome, uids, culprit)
+        return host_messages.Rows(done.rows, done.num_kept, done.is_filtered, self._choice.decided)
 
     def _contract_for(self, group: Group, sizes: Sizes) -> Contract:
         """The contract. When a salvaged group comes before any was judged, ``is_valid_group`` is asked to learn it."""
@@ -121,18 +146,18 @@ class Host:
             self._hooks.is_valid_group(copy.deepcopy(group), sizes)
         return self._choice.current
 
-    def _describe(self, request: wire.MetaInfo) -> wire.Described:
+    def _describe(self, request: host_messages.MetaInfo) -> host_messages.Described:
         temp_data: dict[InstanceId, list[Item]] = {}
         for instance_id, bodies in request.groups:
-            temp_data.setdefault(json.loads(instance_id), []).extend(pipeline.full_items(bodies))
+            temp_data.setdefault(json.loads(instance_id), []).extend(group_sequence.full_items(bodies))
         hook = "get_group_data_meta_info"
-        return wire.Described(answers.encode(hook, self._hooks.get_group_data_meta_info(temp_data)))
+        return host_messages.Described(answer_checks.encode(hook, self._hooks.get_group_data_meta_info(temp_data)))
 
 
-def told_failure(error: HookFailed) -> wire.Failed:
+def told_failure(error: HookFailed) -> host_messages.Failed:
     """``error`` as a message. A lone surrogate in it would not travel."""
     parts = (error.hook, error.message.removeprefix(f"hook {error.hook} failed: "), error.traceback)
-    return wire.Failed(*(part.encode(errors="backslashreplace").decode() for part in parts))
+    return host_messages.Failed(*(part.encode(errors="backslashreplace").decode() for part in parts))
 
 
 def main() -> None:
@@ -140,7 +165,7 @@ def main() -> None:
     channel = Channel(_open_socket(int(sys.argv[1])))
     _die_with_parent()
     setup = channel.receive()
-    if not isinstance(setup, wire.Setup):
+    if not isinstance(setup, host_messages.Setup):
         return
     try:
         host = Host(setup, channel)
@@ -151,11 +176,11 @@ def main() -> None:
     host.serve()
 
 
-def _group(request: wire.Judge | wire.Process) -> Group:
+def _group(request: host_messages.Judge | host_messages.Process) -> Group:
     instance_id: InstanceId = json.loads(request.instance_id)
     if request.bodies is None:
-        return instance_id, pipeline.index_items(instance_id, request.rewards, request.rollout_ids, request.forks)
-    return instance_id, pipeline.full_items(request.bodies)
+        return instance_id, group_sequence.index_items(instance_id, request.rewards, request.rollout_ids, request.forks)
+    return instance_id, group_sequence.full_items(request.bodies)
 
 
 def _open_socket(descriptor: int) -> socket.socket:

@@ -1,4 +1,7 @@
-"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another."""
+"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another.
+
+What is remembered of a hook host that could not be set up: it would fail for every group, and slowly.
+"""
 
 import asyncio
 import contextlib
@@ -10,15 +13,46 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
 from forebay.core.errors import ForebayError, HookFailed
-from forebay.hooks import answers, wire
-from forebay.hooks.start_failures import StartFailures
+from forebay.hooks import answer_checks, host_messages
+
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
+
+
+class StartFailures:
+    """Holds the last failure for a time that doubles with each further one, from 1 s to a minute.
+
+    What was missing may be there by the next try, so that it is tried again at all.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._error: HookFailed | None = None
+        self._wait_s = 0.0
+        self._until_s = 0.0
+
+    def check(self) -> None:
+        """Raise the last failure while it is too early for another try."""
+        if self._error is not None and self._now_s() < self._until_s:
+            raise copy.copy(self._error)
+
+    def note(self, error: HookFailed) -> None:
+        """A start failed."""
+        self._error = error
+        self._wait_s = min(MAX_WAIT_S, self._wait_s * 2) or FIRST_WAIT_S
+        self._until_s = self._now_s() + self._wait_s
+
+    def clear(self) -> None:
+        """A start succeeded."""
+        self._error, self._wait_s = None, 0.0
+
 
 _CLOSE_GRACE_S = 2.0
 _STANDARD_ERROR = 2
@@ -33,7 +67,9 @@ class HostClient:
     that could not be set up is left alone for a while; until then each request gets the same failure at once.
     """
 
-    def __init__(self, setup: wire.Setup, *, time_limit_s: float, start_limit_s: float, log_path: Path | None) -> None:
+    def __init__(
+        self, setup: host_messages.Setup, *, time_limit_s: float, start_limit_s: float, log_path: Path | None
+    ) -> None:
         self._setup = setup
         self._time_limit_s = time_limit_s
         self._start_limit_s = start_limit_s
@@ -44,15 +80,17 @@ class HostClient:
         self._failures = StartFailures(time.monotonic)
         self._refusal: ForebayError | None = None
         self._refusable: set[asyncio.Task[Any]] = set()
-        self.hello: wire.Hello | None = None
+        self.hello: host_messages.Hello | None = None
         """What the host last said of itself; None until it has been started once."""
 
-    async def ready(self, *, is_refusable: bool = False) -> wire.Hello:
+    async def ready(self, *, is_refusable: bool = False) -> host_messages.Hello:
         """Start the host unless one runs. Raises ``HookFailed`` when it cannot be set up."""
         work = self._start_locked()
         return await self._shielded(self._refusably(work) if is_refusable else work)
 
-    async def ask(self, request: wire.Request, hook: str, *, is_refusable: bool = False) -> wire.Reply:
+    async def ask(
+        self, request: host_messages.Request, hook: str, *, is_refusable: bool = False
+    ) -> host_messages.Reply:
         """Send a request to a running host. Raises ``HookFailed``; ``hook`` is named if none was asked until then."""
         work = self._ask_locked(request, hook)
         return await self._shielded(self._refusably(work) if is_refusable else work)
@@ -110,16 +148,16 @@ class HostClient:
         if not task.cancelled():
             task.exception()  # seen, also where nobody waits any more
 
-    async def _start_locked(self) -> wire.Hello:
+    async def _start_locked(self) -> host_messages.Hello:
         async with self._lock:
             return (await self._running())[1]
 
-    async def _ask_locked(self, request: wire.Request, hook: str) -> wire.Reply:
+    async def _ask_locked(self, request: host_messages.Request, hook: str) -> host_messages.Reply:
         async with self._lock:
             child = (await self._running())[0]
             return await self._within(child, child.ask(request), self._time_limit_s, hook)
 
-    async def _running(self) -> "tuple[_Child, wire.Hello]":
+    async def _running(self) -> "tuple[_Child, host_messages.Hello]":
         if self._child is None or not self._child.is_alive or self.hello is None:
             self._failures.check()
             try:
@@ -130,7 +168,7 @@ class HostClient:
             self._failures.clear()
         return self._child, self.hello
 
-    async def _started(self) -> "tuple[_Child, wire.Hello]":
+    async def _started(self) -> "tuple[_Child, host_messages.Hello]":
         child = await _Child.start(self._log_path)
         culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
         try:
@@ -147,10 +185,10 @@ class HostClient:
                 return await work
         except TimeoutError:
             await child.kill()
-            raise answers.failure(child.asked, f"it took longer than {limit_s:g} s") from None
+            raise answer_checks.failure(child.asked, f"it took longer than {limit_s:g} s") from None
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
             code = await child.ended()
-            raise answers.failure(child.asked, f"its process died ({_told(code)})") from None
+            raise answer_checks.failure(child.asked, f"its process died ({_told(code)})") from None
         except asyncio.CancelledError:
             await child.kill()
             raise
@@ -184,7 +222,7 @@ class _Child:
                 )
         except OSError as error:
             ours.close()
-            raise answers.failure("host", f"it could not be started: {error}") from error
+            raise answer_checks.failure("host", f"it could not be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(process, reader, writer)
 
@@ -193,20 +231,20 @@ class _Child:
         """Whether the process has not ended."""
         return not self._exited.done() and self._process.returncode is None
 
-    async def greet(self, setup: wire.Setup) -> wire.Hello:
+    async def greet(self, setup: host_messages.Setup) -> host_messages.Hello:
         """Hand over the setup; the host's hello comes once users' code is loaded."""
-        self._writer.write(wire.frame(setup))
+        self._writer.write(host_messages.frame(setup))
         reply = await self._reply()
-        if not isinstance(reply, wire.Hello):
+        if not isinstance(reply, host_messages.Hello):
             raise OSError("the hook host spoke out of turn")
         return reply
 
-    async def ask(self, request: wire.Request) -> wire.Reply:
+    async def ask(self, request: host_messages.Request) -> host_messages.Reply:
         """One request, one reply."""
-        self._writer.write(wire.frame(request))
+        self._writer.write(host_messages.frame(request))
         await self._writer.drain()
         reply = await self._reply()
-        if isinstance(reply, wire.Hello):
+        if isinstance(reply, host_messages.Hello):
             raise OSError("the hook host spoke out of turn")
         return reply
 
@@ -228,14 +266,14 @@ class _Child:
         await self.kill()
         return self._process.returncode or 0
 
-    async def _reply(self) -> wire.Hello | wire.Reply:
+    async def _reply(self) -> host_messages.Hello | host_messages.Reply:
         while True:
-            header = await self._reader.readexactly(wire.HEADER_BYTES)
-            body = await self._reader.readexactly(wire.body_length(header))
-            message: wire.FromHost = wire.decode_from_host(body)
-            if isinstance(message, wire.Failed):
+            header = await self._reader.readexactly(host_messages.HEADER_BYTES)
+            body = await self._reader.readexactly(host_messages.body_length(header))
+            message: host_messages.FromHost = host_messages.decode_from_host(body)
+            if isinstance(message, host_messages.Failed):
                 raise HookFailed(message.hook, message.message, message.traceback)
-            if not isinstance(message, wire.Asking):
+            if not isinstance(message, host_messages.Asking):
                 return message
             self.asked = message.hook
 

@@ -8,7 +8,7 @@ import pluggy
 
 from forebay.core.errors import HookFailed
 from forebay.core.ids import InstanceId
-from forebay.hooks import answers, specs
+from forebay.hooks import answer_checks, specs
 from forebay.hooks.types import Group, Item, Sizes, Verdict
 
 BUILT_IN = "built-in"
@@ -47,32 +47,32 @@ class HookManager:
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
         """Describe what arrived."""
         hook = "get_group_data_meta_info"
-        return answers.check_object(hook, self._ask(hook, temp_data=temp_data))
+        return answer_checks.check_object(hook, self._ask(hook, temp_data=temp_data))
 
     def is_valid_group(self, group: Group, sizes: Sizes) -> Verdict:
         """Decide whether the group may go to the trainer."""
         hook, least = "is_valid_group", sizes.min_valid_group_size
         answer = self._ask(hook, group=group, group_size=sizes.group_size, min_valid_group_size=least)
-        return answers.check_verdict(hook, answer, len(group[1]), sizes)
+        return answer_checks.check_verdict(hook, answer, len(group[1]), sizes)
 
     def filter_item(self, item: Item) -> bool:
         """Decide whether the sample is kept."""
-        return answers.check_truth("filter_item", self._ask("filter_item", item=item))
+        return answer_checks.check_truth("filter_item", self._ask("filter_item", item=item))
 
     def normalize_group_data(self, group: Group) -> Group:
         """Turn rewards into what is trained on."""
         hook = "normalize_group_data"
-        return answers.check_group(hook, self._ask(hook, group=group), group[0])
+        return answer_checks.check_group(hook, self._ask(hook, group=group), group[0])
 
     def pad_group_data(self, group: Group, group_size: int) -> Group:
         """Bring the group to ``group_size`` rows."""
         hook = "pad_group_data"
-        return answers.check_group(hook, self._ask(hook, group=group, group_size=group_size), group[0])
+        return answer_checks.check_group(hook, self._ask(hook, group=group, group_size=group_size), group[0])
 
     def transform_group(self, group: Group) -> Group:
         """Turn the group into the rows to deliver."""
         hook = "transform_group"
-        return answers.check_group(hook, self._ask(hook, group=group), group[0])
+        return answer_checks.check_group(hook, self._ask(hook, group=group), group[0])
 
     def notify(self, event: str, payload: Mapping[str, Any]) -> None:
         """Tell every implementation of a notification. What the hook names and ``payload`` lacks is None."""
@@ -97,4 +97,4 @@ class HookManager:
         except HookFailed:
             raise
         except BaseException as error:  # noqa: BLE001  a user's SystemExit, too, costs one group and not the host
-            raise answers.raised(hook, error) from None
+            raise answer_checks.raised(hook, error) from None

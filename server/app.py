@@ -14,25 +14,25 @@ from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.settings import Settings
-from forebay.generators.discovery import Catalog
-from forebay.server.asgi import BodyBudget
+from forebay.generators.discovery.catalog import Catalog
+from forebay.server.auth import Guard
+from forebay.server.engine_pause_records import PauseMarks
+from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
-from forebay.server.gateways import GatewayProcess
-from forebay.server.guard import Guard
-from forebay.server.hot import HotRoutes
-from forebay.server.launches import RunParts
-from forebay.server.openapi import add_hot_routes
-from forebay.server.pause_marks import PauseMarks
-from forebay.server.pauses import EnginePauses
+from forebay.server.gateway_process import GatewayProcess
+from forebay.server.gateway_runs import RunGateway
 from forebay.server.routes import batches, gateway, generators, groups, operations, run_process, runs, slime, weights
-from forebay.server.run_folders import RunFolders
-from forebay.server.run_gateway import RunGateway
-from forebay.server.run_records import RunRecords
-from forebay.server.runs import RunService
+from forebay.server.routes.plain import HotRoutes
+from forebay.server.routes.plain_docs import add_hot_routes
+from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.launches import RunParts
+from forebay.server.runs.records import RunRecords
+from forebay.server.runs.service import RunService
+from forebay.server.runs.start_checks import InputCheck
+from forebay.server.runs.supervisor import Supervisor
 from forebay.server.services import Services
-from forebay.server.starts import InputCheck
-from forebay.server.supervisor import Supervisor
 from forebay.telemetry.metrics import Metrics
+from forebay.web.replies import BodyBudget
 
 
 def create_app(services: Services) -> ASGIApp:

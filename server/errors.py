@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from forebay.core.errors import ForebayError
-from forebay.server.asgi import ClientGone, error_body, error_headers
+from forebay.web.replies import ClientGone, error_body, error_headers
 
 logger = logging.getLogger(__name__)
 

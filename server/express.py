@@ -17,14 +17,14 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.receipt import Receipt
+from forebay.buffer.write_receipt import Receipt
 from forebay.core.errors import BufferFull, ForebayError, StorageFailed
 from forebay.core.sample import Incoming, read_sample
-from forebay.server.asgi import encode, error_headers
-from forebay.server.direct import EXTENSION, DirectBody
-from forebay.server.hot import HotPaths, Match
-from forebay.server.hot_write import SlimeWrite, reply_to
+from forebay.server.direct_send import EXTENSION, DirectBody
+from forebay.server.routes.plain import HotPaths, Match
+from forebay.server.routes.write_samples import SlimeWrite, reply_to
 from forebay.server.services import Services
+from forebay.web.replies import encode, error_headers
 
 logger = logging.getLogger(__name__)
 

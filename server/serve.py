@@ -16,11 +16,10 @@ from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
 from forebay.server.express import ExpressProtocol
-from forebay.server.file_limit import allow_many_files
-from forebay.server.memory import keep_freed_memory
+from forebay.server.process_limits import allow_many_files, keep_freed_memory
 from forebay.server.services import Services
 from forebay.server.sockets import bind, url_of
-from forebay.server.standstill import end_calls
+from forebay.server.stalled_clients import end_calls
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.retention import Retention
 from forebay.core.errors import NoRun, RunNotFound
 from forebay.core.settings import Settings
-from forebay.generators.discovery import Catalog
-from forebay.server.asgi import BodyBudget
-from forebay.server.pauses import EnginePauses
-from forebay.server.run_gateway import RunGateway
-from forebay.server.runs import RunService
+from forebay.generators.discovery.catalog import Catalog
+from forebay.server.engine_pauses import EnginePauses
+from forebay.server.gateway_runs import RunGateway
+from forebay.server.runs.service import RunService
 from forebay.telemetry.metrics import Metrics
+from forebay.web.replies import BodyBudget
 
 
 @dataclass(frozen=True, slots=True)

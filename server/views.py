@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from forebay.buffer.batches import Batches
 from forebay.buffer.buffer import Entry
-from forebay.buffer.fruitless import alarm_text
+from forebay.buffer.groups.alarm import alarm_text
+from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import StoreStats
 from forebay.buffer.store.rows import BatchRow, GroupRow, StoredSample
 from forebay.core.group import BatchState, GroupState

@@ -17,10 +17,10 @@ from forebay.core.group import DiscardReason
 from forebay.core.settings import Settings
 from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
-from forebay.server.asgi import ClientGone
 from forebay.server.cli.app import app as cli
-from forebay.server.cli.demo_summary import REASONS
+from forebay.server.cli.demo.summary import REASONS
 from forebay.telemetry.metrics import COUNTERS, GAUGES
+from forebay.web.replies import ClientGone
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from forebay.buffer.store.abc import Edited, Piece
 from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, Files, ReadFile
+from forebay.buffer.store.log_segments import segment_path
 from forebay.buffer.store.rows import Location
-from forebay.buffer.store.segments import segment_path
 from forebay.core.errors import BodyUnreadable, StorageFailed
 
 INLINE_BYTES = 1 << 20

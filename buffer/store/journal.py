@@ -10,20 +10,20 @@ from socket import socket
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from forebay.buffer.store import clearing_queries, queries
+from forebay.buffer.store import index_queries, removal
 from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
-from forebay.buffer.store.clearing import Clearing
 from forebay.buffer.store.condemned import Condemned
 from forebay.buffer.store.data_dir import DataDir
-from forebay.buffer.store.feeder import Feeder
 from forebay.buffer.store.files import DiskFiles, Files
 from forebay.buffer.store.index import Index, batches, is_corrupt
-from forebay.buffer.store.records import make_entry
+from forebay.buffer.store.index_feeder import Feeder
+from forebay.buffer.store.log_records import make_entry
+from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
+from forebay.buffer.store.log_writer import Append, Job, Writer
+from forebay.buffer.store.removal import Clearing
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
-from forebay.buffer.store.segments import SEGMENT_BYTES, SegmentLog
-from forebay.buffer.store.sending import Sending
-from forebay.buffer.store.writer import Append, Job, Writer
+from forebay.buffer.store.send_bodies import Sending
 from forebay.core.errors import StorageFailed
 
 ArgumentT = TypeVar("ArgumentT")
@@ -124,33 +124,33 @@ class JournalStore(Store):
             self._generation = await self._do(self._opened().recover)
 
     async def load_runs(self) -> list[RunRow]:
-        return await self._ask(queries.runs)
+        return await self._ask(index_queries.runs)
 
     async def load_groups(self, run_id: str) -> list[GroupRow]:
-        return await self._ask(partial(queries.groups, run_id=run_id))
+        return await self._ask(partial(index_queries.groups, run_id=run_id))
 
     async def load_samples(self, run_id: str) -> list[StoredSample]:
-        return await self._ask(partial(queries.live_samples, run_id=run_id))
+        return await self._ask(partial(index_queries.live_samples, run_id=run_id))
 
     async def load_batches(self, run_id: str) -> list[BatchRow]:
-        return await self._ask(partial(queries.batches, run_id=run_id))
+        return await self._ask(partial(index_queries.batches, run_id=run_id))
 
     async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
-        return await self._ask(partial(queries.checkpoints, run_id=run_id))
+        return await self._ask(partial(index_queries.checkpoints, run_id=run_id))
 
     async def load_uids(self, run_id: str) -> Iterator[str]:
-        return iter(await self._ask(partial(queries.uids, run_id=run_id)))
+        return iter(await self._ask(partial(index_queries.uids, run_id=run_id)))
 
     async def groups(
         self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
     ) -> list[GroupRow]:
-        return await self._ask(partial(queries.group_page, run_id=run_id, state=state, after=after, limit=limit))
+        return await self._ask(partial(index_queries.group_page, run_id=run_id, state=state, after=after, limit=limit))
 
     async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
-        return await self._ask(partial(queries.group_samples, run_id=run_id, group_id=group_id))
+        return await self._ask(partial(index_queries.group_samples, run_id=run_id, group_id=group_id))
 
     async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
-        return await self._ask(partial(queries.samples_of, run_id=run_id, group_ids=group_ids))
+        return await self._ask(partial(index_queries.samples_of, run_id=run_id, group_ids=group_ids))
 
     def stats(self) -> StoreStats:
         return StoreStats(
@@ -168,12 +168,12 @@ class JournalStore(Store):
     async def _bodies_of(self, segment: int) -> list[GroupBodies]:
         known = self._bodies_in.get(segment)
         if known is None:
-            known = await self._ask(partial(clearing_queries.bodies, segment=segment))
+            known = await self._ask(partial(removal.bodies, segment=segment))
             self._bodies_in[segment] = known
         return known
 
     async def num_row_bytes(self, segment: int) -> int:
-        return await self._ask(partial(clearing_queries.num_row_bytes, segment=segment))
+        return await self._ask(partial(removal.num_row_bytes, segment=segment))
 
     def holds(self, location: Location) -> bool:
         return self._log.has(location.segment) and location.segment not in self._condemned
@@ -192,7 +192,7 @@ class JournalStore(Store):
 
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
         clearing = Clearing(self._log, self._bodies, segment, moved)
-        find = partial(queries.ask, self._dir.index, partial(clearing_queries.current_rows, segment=segment))
+        find = partial(index_queries.ask, self._dir.index, partial(removal.current_rows, segment=segment))
         try:
             with _told_as_storage_failed(f"segment {segment} cannot be cleared"):
                 await self._ask(clearing.verify)
@@ -205,7 +205,7 @@ class JournalStore(Store):
 
     async def remove(self, segment: int) -> None:
         what = f"segment {segment} cannot be removed"
-        if await self._ask(partial(clearing_queries.is_needed, segment=segment)):
+        if await self._ask(partial(removal.is_needed, segment=segment)):
             raise StorageFailed("it was not cleared", what=what, hint="try again")
         if self._reading:
             await asyncio.wait(self._reading)
@@ -214,17 +214,17 @@ class JournalStore(Store):
         self._bodies_in.pop(segment, None)
         self._condemned.discard(segment)
 
-    async def _ask(self, query: queries.Query[ResultT]) -> ResultT:
+    async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
         await self._do(self._opened().flush)
         try:
-            return await asyncio.to_thread(queries.ask, self._dir.index, query)
+            return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
         except sqlite3.Error as error:
             if not is_corrupt(error):
                 raise StorageFailed(str(error), what=self._unusable) from error
         with _told_as_storage_failed(self._unusable):
             await self._do(self._opened().rebuild_index)
-            return await asyncio.to_thread(queries.ask, self._dir.index, query)
+            return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
 
     async def _in_thread(self, call: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
         """Have bodies read elsewhere; their segments stay until that is done."""

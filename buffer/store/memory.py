@@ -9,8 +9,9 @@ from msgspec.structs import astuple, replace
 
 from forebay.buffer.store.abc import Done, GroupBodies, Segment, Store, StoreStats
 from forebay.buffer.store.condemned import Condemned
-from forebay.buffer.store.fold import implied_group
-from forebay.buffer.store.records import make_entry
+from forebay.buffer.store.index import implied_group
+from forebay.buffer.store.log_records import make_entry
+from forebay.buffer.store.log_segments import SEGMENT_BYTES
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
@@ -22,7 +23,6 @@ from forebay.buffer.store.rows import (
     StoredSample,
     TickRow,
 )
-from forebay.buffer.store.segments import SEGMENT_BYTES
 from forebay.core.errors import GroupNotFound, StorageFailed
 from forebay.core.group import LIVE
 

@@ -1,20 +1,54 @@
-"""The turns of one rollout, and the samples that they make."""
+"""The turns of one rollout, and the samples that they make.
+
+Keeping each message of a long rollout once, however many turns send it again.
+"""
 
 import logging
 import threading
 from array import array
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from forebay.engines.capture.captured import CapturedSample, sample_of, untold_sample
-from forebay.engines.capture.messages import Messages
+from forebay.engines.capture.sample_fields import CapturedSample, sample_of, untold_sample
 from forebay.engines.capture.segments import ABORTED, continues, merge
-from forebay.engines.capture.tree import Node, as_ids, match
+from forebay.engines.capture.token_tree import Node, as_ids, match
 from forebay.engines.capture.turn import Turn
+
+Object = dict[str, Any]
+
+
+class Messages:
+    """Hands out one shared copy of every message and tool. The copies must not be changed."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, Object] = {}
+
+    def shared(self, turn: Turn) -> Turn:
+        """``turn`` with copies of its own, so that it stays as it was sent."""
+        messages, tools = self._copies(turn.messages), self._copies(turn.tools)
+        return msgspec.structs.replace(turn, messages=messages, tools=tools, reply=_copy(turn.reply))
+
+    def _copies(self, objects: Sequence[Mapping[str, Any]]) -> list[Object]:
+        encoded = (msgspec.json.encode(each, enc_hook=_plain) for each in objects)
+        return [self._held.setdefault(key, msgspec.json.decode(key)) for key in encoded]
+
+
+def _copy(message: Mapping[str, Any]) -> Object:
+    return msgspec.json.decode(msgspec.json.encode(message, enc_hook=_plain), type=Object)
+
+
+def _plain(value: Any) -> object:
+    """Messages of the openai package, as users put them into the next request."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(exclude_none=True, warnings=False)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
 
 logger = logging.getLogger(__name__)
 

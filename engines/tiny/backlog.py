@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from forebay.core.weights import PauseMode
+from forebay.core.weight_versions import PauseMode
 from forebay.engines.tiny.calls import Call, Row
 
 MAX_PREFILL_TOKENS = 2048

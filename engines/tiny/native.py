@@ -8,12 +8,10 @@ from fastapi.responses import JSONResponse
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.engines.tiny.calls import Call
-from forebay.engines.tiny.generate_wire import GenerateBody
-from forebay.engines.tiny.running import CallStream, collect, growing, running
-from forebay.engines.tiny.service import Service, service_of
-from forebay.engines.tiny.wire import (
+from forebay.engines.tiny.request_bodies import (
     AbortBody,
     DetokenizeBody,
+    GenerateBody,
     JSONObject,
     PauseBody,
     TokenizeBody,
@@ -22,6 +20,8 @@ from forebay.engines.tiny.wire import (
     event,
     generate_error,
 )
+from forebay.engines.tiny.running import CallStream, collect, growing, running
+from forebay.engines.tiny.service import Service, service_of
 
 router = APIRouter()
 

@@ -6,10 +6,9 @@ from typing import Any
 from forebay.core.errors import InvalidInput
 from forebay.engines.tiny.calls import Call
 from forebay.engines.tiny.extra import require
-from forebay.engines.tiny.generate_wire import GenerateBody, GenerateParams
 from forebay.engines.tiny.model import LoadedModel
+from forebay.engines.tiny.request_bodies import ChatBody, GenerateBody, GenerateParams, JSONObject, Message, new_rid
 from forebay.engines.tiny.sampling import SamplingParams
-from forebay.engines.tiny.wire import ChatBody, JSONObject, Message, new_rid
 
 TokenIds = tuple[int, ...]
 

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay.engines.tiny.calls import Call
-from forebay.engines.tiny.choice import Choice
+from forebay.engines.tiny.reply_bodies import Choice
 from forebay.engines.tiny.service import Service
 
 

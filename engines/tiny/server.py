@@ -12,10 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from forebay.core.errors import InvalidInput
-from forebay.engines.tiny.app import create_app
 from forebay.engines.tiny.extra import require
-from forebay.engines.tiny.generate import GenerationThread
+from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import ensure_model, load_model
+from forebay.engines.tiny.routes import create_app
 from forebay.engines.tiny.service import DEFAULT_NAME, Service
 
 SHUTDOWN_TIMEOUT_S = 5

@@ -11,9 +11,7 @@ from fastapi import Request
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.tiny.calls import Call
-from forebay.engines.tiny.choice import Choice, generated
-from forebay.engines.tiny.generate import GenerationThread
-from forebay.engines.tiny.generate_wire import GenerateBody
+from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
 from forebay.engines.tiny.prompt import (
     build_call,
@@ -23,8 +21,8 @@ from forebay.engines.tiny.prompt import (
     encode_prompt,
     encode_prompts,
 )
-from forebay.engines.tiny.reply import ReplyWriter, Told
-from forebay.engines.tiny.wire import ChatBody, DetokenizeBody, JSONObject, TokenizeBody
+from forebay.engines.tiny.reply_bodies import Choice, ReplyWriter, Told, generated
+from forebay.engines.tiny.request_bodies import ChatBody, DetokenizeBody, GenerateBody, JSONObject, TokenizeBody
 
 DEFAULT_NAME = "tiny"
 

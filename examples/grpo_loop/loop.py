@@ -27,7 +27,7 @@ from forebay.client import Batch, BufferClient
 from forebay.core.errors import CheckpointNotFound, ForebayError, InvalidInput, RunEnded
 from forebay.engines.tiny.model import ensure_model
 from forebay.engines.tiny.recipe import question
-from forebay.server.cli.children import Children
+from forebay.server.cli.demo.children import Children
 
 RUN_NAME = "grpo-loop"
 RETRY_FOR_S = 2.0

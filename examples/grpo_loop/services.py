@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
-from forebay.server.cli.children import Child, Children
+from forebay.server.cli.demo.children import Child, Children
 
 READY_LIMIT_S = 120.0
 UPDATE_LIMIT_S = 60.0

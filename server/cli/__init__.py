@@ -1,6 +1,6 @@
 """The command line: ``forebay``."""
 
-from forebay.server.cli.loading import loading
+from forebay.server.cli.options import loading
 
 __all__ = ["main"]
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from forebay.core.addresses import is_loopback
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.core.loopback import is_loopback
 
 TIMEOUT_S = 30.0
 

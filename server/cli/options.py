@@ -1,9 +1,21 @@
-"""Options that several commands have."""
+"""Options that several commands have.
 
+Folders that a command keeps things in.
+
+Loading the parts of the command line quickly.
+"""
+
+import errno
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from forebay.core.errors import InvalidInput
 
 DEFAULT_URL = "http://127.0.0.1:8889"
 
@@ -14,3 +26,28 @@ GeneratorPaths = Annotated[
     list[Path] | None, typer.Option("--generators", help="Folder or file with generators; repeatable.")
 ]
 ConfigPath = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
+
+
+def make_writable(folder: Path) -> Path:
+    """``folder``, made if it is not there. Raises ``InvalidInput`` where nothing can be written in it."""
+    reason = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if not reason and not os.access(folder, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES)
+    if reason:
+        hint = "give --data-dir a folder that this user may write in"
+        raise InvalidInput(f"{folder} cannot be used: {reason}", hint=hint, field="data_dir")
+    return folder
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Let the cyclic collector rest: what imports make stays, and walking it again and again is a tenth of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -8,9 +8,7 @@ from pydantic import ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings, load_settings
-from forebay.server.cli.folders import make_writable
-from forebay.server.cli.loading import loading
-from forebay.server.cli.options import ConfigPath, GeneratorPaths
+from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
 from forebay.telemetry.log import set_up_logging
 
 

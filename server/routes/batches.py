@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
 
-from forebay.buffer.checkpoints import checkpoint, rewind
-from forebay.buffer.leasing import Leases
+from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.leases.leases import Leases
 from forebay.core.group import BatchState
-from forebay.server.requests import LeaseSeconds, Step, parse
 from forebay.server.services import Services, body_of, services_of
 from forebay.server.views import batch_view, checkpoint_views
+from forebay.web.request_models import LeaseSeconds, Step, parse
 
 Server = Annotated[Services, Depends(services_of)]
 

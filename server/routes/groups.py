@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from forebay.buffer.buffer import Entry
+from forebay.core.binary_sample import as_json
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
-from forebay.core.signal import Patience
-from forebay.core.token_arrays import as_json
+from forebay.core.waiting import Patience
 from forebay.server.services import Services, services_of
 from forebay.server.views import closed_view, group_view, sample_view
 

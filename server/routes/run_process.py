@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from forebay.buffer.group import Group
+from forebay.buffer.groups.group import Group
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.core.run import Run
-from forebay.server.requests import parse
 from forebay.server.routes.groups import follow_closed
+from forebay.server.routes.steps import follow_steps, step_view
 from forebay.server.services import Services, body_of, services_of
-from forebay.server.steps import follow_steps, step_view
+from forebay.web.request_models import parse
 
 CountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]

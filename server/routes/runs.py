@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 
 from forebay.core.run import check_name
-from forebay.server.requests import parse_object
 from forebay.server.services import Services, body_of, services_of
 from forebay.server.views import run_view, storage_view
+from forebay.web.request_models import parse_object
 
 Server = Annotated[Services, Depends(services_of)]
 

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Request
 from forebay.core.errors import ForebayError
 from forebay.core.group import GroupState
 from forebay.core.run import check_name
-from forebay.server.requests import parse_object
 from forebay.server.services import Services, body_of, services_of
+from forebay.web.request_models import parse_object
 
 Server = Annotated[Services, Depends(services_of)]
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from forebay.core.weights import PauseMode
-from forebay.engines import weights
+from forebay.core.weight_versions import PauseMode
+from forebay.engines import weight_updates
 from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.server.pauses import RunEngines
-from forebay.server.requests import Step, parse
+from forebay.server.engine_pauses import RunEngines
+from forebay.server.routes.steps import announce
 from forebay.server.services import Services, body_of, services_of
-from forebay.server.steps import announce
+from forebay.web.request_models import Step, parse
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -94,7 +94,7 @@ async def list_engines(run_id: str, services: Server) -> dict[str, Any]:
     engines, held = RunEngines.of(services.buffer.get(run_id).run), services.pauses.held(run_id)
     pause = None if held is None else {"mode": held.mode, "limit_s": held.limit_s, "until_s": held.until_s}
     async with admin_client(engines.api_key) as http:
-        workers = await asyncio.gather(*map(_worker_view, await weights.workers_of(http, engines.urls)))
+        workers = await asyncio.gather(*map(_worker_view, await weight_updates.workers_of(http, engines.urls)))
     return {"workers": workers, "pause": pause}
 
 

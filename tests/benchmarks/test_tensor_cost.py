@@ -12,7 +12,7 @@ import torch
 
 from forebay.client import BufferClient, SampleWriter
 from forebay.client.tensors import collate
-from forebay.core.tensor_blob import TENSORS_TYPE
+from forebay.core.safetensors_format import TENSORS_TYPE
 from tests.benchmarks.load import post
 from tests.benchmarks.machines import loopback_seconds, request_seconds, show
 from tests.conftest import MakeServer

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.choosing import ReadRequest
-from forebay.buffer.delivery import Batch
-from forebay.buffer.receipt import Receipt
+from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.store.abc import Store
+from forebay.buffer.write_receipt import Receipt
 from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run, RunSettings, RunState
 from forebay.core.sample import read_sample
 from forebay.hooks.check import check_hooks
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 from tests.kit import make_sample
 
 TIME_LIMIT_S = 20.0

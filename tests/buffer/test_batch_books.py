@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.batches import Batches
-from forebay.buffer.fruitless import Fruitless, alarm_text
-from forebay.buffer.staleness import marked
+from forebay.buffer.groups.alarm import Fruitless, alarm_text
+from forebay.buffer.leases.batches import Batches
+from forebay.buffer.reads.staleness import marked
 from forebay.buffer.store.rows import BatchRow, CheckpointRow
 from forebay.core.errors import BatchNotFound, CheckpointConflict, CheckpointNotFound
 from forebay.core.group import BatchState, GroupState

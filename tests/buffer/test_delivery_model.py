@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.checkpoints import checkpoint, rewind
-from forebay.buffer.delivery import Batch
-from forebay.buffer.groups import Group
-from forebay.buffer.leasing import Leases
+from forebay.buffer.groups.table import Group
+from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.leases.leases import Leases
+from forebay.buffer.reads.delivery import Batch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.checkpoints import checkpoint, rewind
+from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.group import GroupState

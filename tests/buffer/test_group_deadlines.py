@@ -10,7 +10,7 @@ from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
 from forebay.core.run import Run, RunState
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import (
     built_in_hooks,
     check_books,

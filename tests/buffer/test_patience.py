@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.delivery import Batch
+from forebay.buffer.reads.delivery import Batch
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.group import BatchState

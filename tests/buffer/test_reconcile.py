@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.checkpoints import checkpoint, rewind
+from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.store.rows import Location

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.delivery import Batch
+from forebay.buffer.reads.delivery import Batch
 from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.clock import ManualClock
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import (
     built_in_hooks,
     check_books,

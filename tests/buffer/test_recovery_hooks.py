@@ -12,7 +12,7 @@ from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import (
     built_in_hooks,
     end_process,

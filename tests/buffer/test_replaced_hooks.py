@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.checkpoints import rewind
-from forebay.buffer.delivery import Batch
+from forebay.buffer.leases.checkpoints import rewind
+from forebay.buffer.reads.delivery import Batch
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
-from forebay.core.normaliser import Normaliser
+from forebay.core.group import Normaliser
 from forebay.core.run import Run
-from forebay.hooks.runner import HookRunner
+from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import fill, make_run, open_buffer, read, rows_of
 
 GRPO, DR_GRPO = pytest.approx([-1, 1]), [-0.5, 0.5]

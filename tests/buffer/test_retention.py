@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.batches import Undone
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.checkpoints import checkpoint, rewind
-from forebay.buffer.delivery import Batch
-from forebay.buffer.keeping import Keep
+from forebay.buffer.leases.batches import Undone
+from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.reads.delivery import Batch
 from forebay.buffer.retention import Retention
+from forebay.buffer.retention_rules import Keep
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore

@@ -2,7 +2,7 @@
 
 import json
 
-from forebay.buffer.keeping import Keep
+from forebay.buffer.retention_rules import Keep
 from forebay.server.cli.gc import REASONS
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forebay.server.cli.demo_trainer import RewardMean
+from forebay.server.cli.demo.trainer import RewardMean
 from forebay.server.cli.progress import LineDisplay, LiveDisplay, Progress, RateMeter, make_display
 
 VIEW: dict[str, Any] = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.client.binary import encode_sample
-from forebay.core.token_arrays import as_json, is_binary
+from forebay.client.sample_writer.encode import encode_sample
+from forebay.core.binary_sample import as_json, is_binary
 from tests.kit import Json, make_sample
 
 LISTS = {"tokens": [1, 2, 3], "logprobs": [-0.5, -0.25, -1.0], "loss_mask": [0, 1, 1]}

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from forebay import client
+from forebay.client.calls.flow import Call, Flow, Lost, Pause, Reply, answered
 from forebay.client.errors import ClientClosed, error_of, make_error
-from forebay.client.flow import Call, Flow, Lost, Pause, Reply, answered
-from forebay.client.leases import Leases
-from forebay.client.outbox import Limits, Outbox
-from forebay.client.reading import Reading, Wanted
+from forebay.client.sample_writer.outbox import Limits, Outbox
+from forebay.client.trainer.held_leases import Leases
+from forebay.client.trainer.protocol import Reading, Wanted
 from forebay.core import errors
 from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError

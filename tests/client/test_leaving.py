@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from forebay.client import AsyncBufferClient, BufferClient, ClientClosed
-from forebay.client.connections import Connections
+from forebay.client.calls.cutting import Connections
 from tests.client.client_kit import fill, num_groups, take
 from tests.client.faulty_proxy import FaultyProxy
 from tests.client.relay import Relay

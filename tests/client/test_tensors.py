@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.client.binary import encode_sample
 from forebay.client.model import Batch
+from forebay.client.sample_writer.encode import encode_sample
 from forebay.client.tensors import collate, numpy_arrays
 from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.core.tensor_blob import blob_json, is_blob
+from forebay.core.safetensors_format import blob_json, is_blob
 from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
-from forebay.server.tensor_reply import tensor_blob
+from forebay.server.routes.tensor_replies import tensor_blob
 from tests.kit import Json, make_sample
 
 PAD = 999

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.binary_sample import read_any_sample
-from forebay.core.errors import InvalidInput
-from forebay.core.sample import read_sample, set_reward
-from forebay.core.token_arrays import (
+from forebay.core.batch_tensors import token_row
+from forebay.core.binary_sample import (
     ABSENT,
     MAGIC,
     as_json,
@@ -26,7 +24,8 @@ from forebay.core.token_arrays import (
     pack,
     split_samples,
 )
-from forebay.core.token_rows import token_row
+from forebay.core.errors import InvalidInput
+from forebay.core.sample import read_any_sample, read_sample, set_reward
 from tests.kit import make_sample
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

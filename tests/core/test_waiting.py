@@ -2,9 +2,8 @@
 
 import asyncio
 
-from forebay.core.active_clock import ActiveClock
-from forebay.core.clock import ManualClock, SystemClock
-from forebay.core.signal import Patience, Signal
+from forebay.core.clock import ActiveClock, ManualClock, SystemClock
+from forebay.core.waiting import Patience, Signal
 
 
 async def test_notification_wakes_everybody_who_waits() -> None:

@@ -81,7 +81,9 @@ def run_process_of(server: ServerProcess) -> psutil.Process:
     """The process that runs the generator's code, once there is one."""
 
     def found() -> list[psutil.Process]:
-        return [process for process in processes_below(server.pid) if "forebay.generators.runtime" in _words(process)]
+        return [
+            process for process in processes_below(server.pid) if "forebay.generators.process.main" in _words(process)
+        ]
 
     (process,) = poll_until(found)
     return process

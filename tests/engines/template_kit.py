@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.engines.chat_template import ChatTemplate
-from forebay.engines.scripted_tokens import MARKS, TURN_START, decode, encode_chat
-from forebay.engines.serving import serve_app
+from forebay.engines.scripted.tokens import MARKS, TURN_START, decode, encode_chat
+from forebay.web.serving import serve_app
 
 TEMPLATE = ChatTemplate(encode_chat, lambda ids, with_special: decode(ids, with_marks=with_special))
 CHAT_TEMPLATE = """\

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.chat_template import check_template, load_template
-from forebay.engines.scripted_tokens import TURN_END, encode, encode_chat
+from forebay.engines.scripted.tokens import TURN_END, encode, encode_chat
 from tests.engines.template_kit import write_tokenizer
 
 MESSAGES = [{"role": "user", "content": "é?"}, {"role": "assistant", "content": None}, {"role": "user", "content": "x"}]

@@ -14,7 +14,7 @@ from openai._models import FinalRequestOptions
 
 from forebay.engines.admin import admin_client
 from forebay.engines.connections import Connections, ThreadConnections
-from forebay.generators.clients import UNBOUND_URL, make_async_client, make_client
+from forebay.generators.rollouts.client import UNBOUND_URL, make_async_client, make_client
 from tests.kit import TIME_LIMIT_S
 from tests.serving import in_thread
 

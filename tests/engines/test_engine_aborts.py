@@ -16,7 +16,7 @@ from starlette.routing import Route
 from forebay.core.errors import InvalidInput
 from forebay.engines.aborts import abort_prefix
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.engines.serving import serve_app
+from forebay.web.serving import serve_app
 
 
 class ExactFront:

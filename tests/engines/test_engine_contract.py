@@ -13,7 +13,7 @@ from forebay.engines.detect import DetectedEngine
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.pool import EnginePool
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.engines.scripted_tokens import encode_chat
+from forebay.engines.scripted.tokens import encode_chat
 from forebay.engines.sglang import SGLangEngine
 
 KINDS: dict[str, Callable[[str], Engine]] = {

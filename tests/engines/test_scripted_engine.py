@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.scripted_tokens import encode_chat
+from forebay.engines.scripted.tokens import encode_chat
 
 ASK = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 

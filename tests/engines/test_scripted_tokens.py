@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from forebay.engines.scripted import Reply, Script, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, decode, encode, encode_chat, logprob
+from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat, logprob
 
 ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "Was heißt 2 + 2?"}]}
 TOLD: dict[str, Any] = {"return_token_ids": True, "logprobs": True}

@@ -7,10 +7,10 @@ import pytest
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.capture.segments import continues, cut, merge
 from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.scripted import ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, encode
-from forebay.engines.seams import Whole, whole_message
-from forebay.engines.serving import serve_app
+from forebay.engines.scripted.tokens import TURN_END, encode
+from forebay.web.serving import serve_app
 
 
 def turn(sampled: str, prompt: str = "p", *versions: str, **changes: Any) -> Turn:

@@ -9,11 +9,10 @@ from forebay.core.clock import ManualClock
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.abc import ChatRequest
 from forebay.engines.admin import admin_client
-from forebay.engines.capture.reading import turns_of_chat
-from forebay.engines.reach import ASK_AGAIN_S, Reach
+from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, encode, encode_chat
-from forebay.engines.sglang import SGLangEngine
+from forebay.engines.scripted.tokens import TURN_END, encode, encode_chat
+from forebay.engines.sglang import ASK_AGAIN_S, Reach, SGLangEngine
 from tests.engines.template_kit import TEMPLATE, hiding_router
 
 MESSAGES = [{"role": "user", "content": "hi"}]

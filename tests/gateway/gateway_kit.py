@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.core.ids import run_rid_prefix
-from forebay.core.signal import Signal
-from forebay.engines.serving import serve_app
-from forebay.server.gateway.app import create_gateway
-from forebay.server.gateway.spec import GatewaySpec
+from forebay.core.waiting import Signal
+from forebay.gateway.app import create_gateway
+from forebay.gateway.spec import GatewaySpec
+from forebay.web.serving import serve_app
 
 Json = dict[str, Any]
 

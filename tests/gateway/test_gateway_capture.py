@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from forebay.engines.scripted import Reply
-from forebay.engines.scripted_tokens import encode
+from forebay.engines.scripted.tokens import encode
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, GatewayAt, Json, assert_whole, eventually
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall
-from forebay.server.gateway.joining import rest_of
-from forebay.server.gateway.refusals import EngineLost
+from forebay.gateway.recording import rest_of
+from forebay.gateway.refusals import EngineLost
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, eventually
 
@@ -112,7 +112,7 @@ async def test_each_of_several_choices_is_gone_on_with_by_itself(stage: Stage) -
 async def test_an_engine_that_aborts_everything_is_given_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.generators.continuing.MAX_FRUITLESS", 2)
+    monkeypatch.setattr("forebay.engines.continuation.rest.MAX_FRUITLESS", 2)
     stage(Reply(finish_reason="abort"))
     rollout = await stage.open()
     reply = await rollout.post("chat/completions", {"messages": [USER]})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forebay.server.gateway import refusals
-from forebay.server.gateway.refusals import Refusal
+from forebay.gateway import refusals
+from forebay.gateway.refusals import Refusal
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import assert_whole
 from tests.gateway.test_gateway_keys import gateway_routes

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.engines.serving import serve_app
+from forebay.web.serving import serve_app
 from tests.gateway.gateway_kit import LIMIT_S, USER, assert_whole, eventually, gateway_before
 
 

@@ -4,9 +4,9 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from forebay.gateway.app import create_gateway
+from forebay.gateway.spec import GatewaySpec
 from forebay.server.app import create_api
-from forebay.server.gateway.app import create_gateway
-from forebay.server.gateway.spec import GatewaySpec
 from tests.conftest import MakeServer
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import CONTROL_KEY, RUN_KEY, USER, OpenedAt

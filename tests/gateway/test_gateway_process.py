@@ -14,14 +14,14 @@ import openai
 import psutil
 import pytest
 
+from forebay.core.child_process import child_environment
 from forebay.core.settings import Settings
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
-from forebay.generators.agent_rollouts import AgentRollouts
-from forebay.generators.agent_task import AgentTask
-from forebay.generators.child import child_environment
-from forebay.generators.gateway_link import GatewayLink
+from forebay.generators.agents.gateway import GatewayLink
+from forebay.generators.agents.rollouts import AgentRollouts
+from forebay.generators.agents.task import AgentTask
 from forebay.generators.sandbox import Limits
-from forebay.server.gateways import GatewayProcess
+from forebay.server.gateway_process import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
 from tests.generators.bench_kit import LIMIT_S, bench
@@ -105,7 +105,7 @@ def chat(rollout: Json, **fields: Any) -> httpx.Response:
 
 def gateway_pids(server: ServerProcess) -> list[int]:
     children = psutil.Process(server.pid).children()
-    return [child.pid for child in children if "forebay.server.gateway" in child.cmdline()]
+    return [child.pid for child in children if "forebay.gateway" in child.cmdline()]
 
 
 def test_a_run_opens_rollouts_at_the_gateway(server: ServerProcess, engine: ThreadedEngine) -> None:
@@ -292,7 +292,7 @@ async def test_a_gateway_that_cannot_be_started_just_now_is_started_later(monkey
             raise failed[0]
         return child_environment(environment)
 
-    monkeypatch.setattr("forebay.server.gateways.child_environment", child_environment_once_failing)
+    monkeypatch.setattr("forebay.server.gateway_process.child_environment", child_environment_once_failing)
     async with GatewayProcess(Settings(port=0)) as gateway, httpx.AsyncClient(timeout=30) as http:
         assert (await http.get(f"{gateway.start()}/gateway/healthz")).status_code == 200
     assert failed

@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from forebay.engines.scripted import Reply
-from forebay.engines.serving import serve_app
-from forebay.server.gateway.app import create_gateway
-from forebay.server.gateway.spec import GatewaySpec
+from forebay.gateway.app import create_gateway
+from forebay.gateway.spec import GatewaySpec
+from forebay.web.serving import serve_app
 from tests.gateway.conftest import Stage, codes_of
 from tests.gateway.gateway_kit import RUN_ID, RUN_KEY, USER, Json, assert_whole, rid_of_run
 from tests.kit import assert_error

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from forebay.engines.scripted import Reply
-from forebay.server.gateway import desk
+from forebay.gateway.runs import registry
 from tests.gateway.conftest import Stage, codes_of
 from tests.gateway.gateway_kit import USER, GatewayAt, Json, gateway_before
 
@@ -80,8 +80,8 @@ async def test_a_rollout_can_be_closed_meanwhile(stage: Stage) -> None:
 async def test_a_rollout_that_nobody_closes_is_forgotten_only_afterwards(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "KEEP_S", 0.0)
-    monkeypatch.setattr(desk, "LOOK_S", 0.01)
+    monkeypatch.setattr(registry, "KEEP_S", 0.0)
+    monkeypatch.setattr(registry, "LOOK_S", 0.01)
     async with still(stage.gateway):
         rollout = await stage.open(deadline_s=DEADLINE_S)
         path = f"rollouts/{rollout.rollout_id}"

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from forebay.engines.scripted import Reply
-from forebay.engines.serving import serve_app
-from forebay.server.gateway.worker_versions import WorkerVersions
+from forebay.gateway.runs.worker_versions import WorkerVersions
+from forebay.web.serving import serve_app
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, gateway_before
 
@@ -116,7 +116,7 @@ async def test_a_plain_server_is_recorded_as_far_as_it_was_read() -> None:
 
 
 async def test_weights_that_change_during_a_stream_are_noticed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.server.gateway.worker_versions.FRESH_S", 0.0)
+    monkeypatch.setattr("forebay.gateway.runs.worker_versions.FRESH_S", 0.0)
     stage(Reply(text="x" * 50, delay_s=0.2))
     rollout = await stage.open()
     await new_weights(stage, "3")

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forebay.core.signal import Signal
-from forebay.core.token_arrays import SAMPLES_TYPE, as_json, split_samples
-from forebay.engines.serving import serve_app
+from forebay.core.binary_sample import SAMPLES_TYPE, as_json, split_samples
+from forebay.core.waiting import Signal
+from forebay.web.serving import serve_app
 
 Sample = dict[str, Any]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, decode, encode, encode_chat
+from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
 from forebay.generators.base import BaseGenerator, single_turn
 
 PROMPT = [{"role": "user", "content": "a"}]

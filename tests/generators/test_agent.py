@@ -10,7 +10,7 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
-from forebay.generators.gateway_link import GatewayLink
+from forebay.generators.agents.gateway import GatewayLink
 from tests.conftest import MakeServer
 from tests.generators.agent_kit import LIMIT_S, Samples, start, stored
 from tests.kit import NativeRun, ServerProcess, poll_until
@@ -228,7 +228,7 @@ def test_a_gateway_that_is_killed_costs_an_attempt(
     rows: list[Json] = [{"do": "answer", "prompt": "hang once", "label": 1}]
     run = start(server, tmp_path, "functions", engine.url, rows, max_attempts=2)
     poll_until(lambda: engine.in_flight, LIMIT_S)
-    (gateway,) = [p for p in psutil.Process(server.pid).children() if "forebay.server.gateway" in p.cmdline()]
+    (gateway,) = [p for p in psutil.Process(server.pid).children() if "forebay.gateway" in p.cmdline()]
     gateway.kill()
     ((sample,),) = stored(run).values()
     assert (sample["reward"], sample["attempt"]) == (1.0, 1)

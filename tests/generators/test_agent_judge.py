@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.generators.agent_judge import Verifier
+from forebay.generators.agents.verifier import Verifier
 from forebay.generators.failures import JudgeFailed
 from forebay.generators.sandbox import Limits, Sandbox
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import EngineError
-from forebay.generators.agent_record import checked_result
-from forebay.generators.agent_run import Agent, run_agent
-from forebay.generators.agent_task import AgentResult, AgentTask
+from forebay.generators.agents.gateway import RolloutRecord
+from forebay.generators.agents.record import checked_result
+from forebay.generators.agents.run import Agent, run_agent
+from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed, EnvironmentFailed
-from forebay.generators.gateway_link import RolloutRecord
-from forebay.generators.hold import Hold, Step
+from forebay.generators.job.step_gate import Hold, Step
 from forebay.generators.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=30)

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.ids import group_id, group_rid_prefix
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.serving import serve_app
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
+from forebay.web.serving import serve_app
 
 
 async def length_reward(item: dict[str, Any]) -> float:

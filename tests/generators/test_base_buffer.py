@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
-from forebay.generators.connect import connect_link
-from forebay.generators.link import BufferBusy, LinkRefused, RunGone
-from forebay.generators.server_link import ServerLink
-from forebay.generators.slime_link import SlimeLink
+from forebay.generators.buffer_link.abc import BufferBusy, LinkRefused, RunGone
+from forebay.generators.buffer_link.connect import connect_link
+from forebay.generators.buffer_link.forebay import ServerLink
+from forebay.generators.buffer_link.slime import SlimeLink
 
 
 async def reward(item: dict[str, Any]) -> float:

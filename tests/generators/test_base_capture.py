@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, decode, encode, encode_chat
+from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
 
 Samples = list[dict[str, Any]]

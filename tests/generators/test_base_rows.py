@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.core.errors import InputRefused
-from forebay.generators.rows import RowFile, validate_rows
+from forebay.generators.job.input_rows import RowFile, validate_rows
 
 
 def test_rows_come_in_file_order_and_unnamed_ones_are_called_by_their_line(write_rows) -> None:

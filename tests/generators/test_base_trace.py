@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forebay.engines.serving import serve_app
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
+from forebay.web.serving import serve_app
 
 ASKED = {"logprobs": True, "return_token_ids": True, "max_tokens": 8}
 

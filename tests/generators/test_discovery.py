@@ -9,10 +9,10 @@ import pytest
 
 from forebay.core.clock import ManualClock
 from forebay.core.errors import GeneratorBroken, UnknownTaskType
-from forebay.generators import files
-from forebay.generators.discovery import RECHECK_FAILED_S, Catalog
-from forebay.generators.info import GeneratorInfo, InspectionPending
-from forebay.generators.inspector import inspect_file
+from forebay.generators.discovery import files
+from forebay.generators.discovery.catalog import RECHECK_FAILED_S, Catalog
+from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
+from forebay.generators.discovery.inspector import inspect_file
 
 GOOD = "TASK_TYPE = {task_type!r}\n\ndef run_rollout(data):\n    pass\n"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from forebay.core.errors import GeneratorBroken
-from forebay.generators import files
-from forebay.generators.discovery import Catalog
+from forebay.generators.discovery import files
+from forebay.generators.discovery.catalog import Catalog
 
 GOOD = "TASK_TYPE = {task_type!r}\n\ndef run_rollout(data):\n    pass\n"
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from forebay.core.ids import group_id
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, encode
+from forebay.engines.scripted.tokens import TURN_END, encode
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
 from tests.engines.template_kit import HidingRouter, hiding_router, write_tokenizer
 from tests.generators.partial_kit import PROMPT, PROMPT_IDS, check_tokens, saying

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from forebay.core.active_clock import ActiveClock
-from forebay.core.clock import ManualClock
+from forebay.core.clock import ActiveClock, ManualClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import group_id
 from forebay.core.task_row import Row
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
-from forebay.generators.groups import OpenGroup
-from forebay.generators.schedule import GroupPlan, Plan
+from forebay.generators.job.open_group import OpenGroup
+from forebay.generators.job.schedule import GroupPlan, Plan
 from tests.conftest import MakeServer
 from tests.generators.bench_kit import HANGS, LIMIT_S, Script, bench, reward
 from tests.kit import ServerProcess

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.scripted_tokens import TURN_END, decode, encode, encode_chat
-from forebay.engines.serving import serve_app
+from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
 from forebay.generators.base import query_single_turn, single_turn
+from forebay.web.serving import serve_app
 from tests.generators.partial_kit import (
     PROMPT,
     PROMPT_IDS,

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from forebay.generators import run_code
-from forebay.generators.module_loading import PACKAGED_FOLDER
-from forebay.generators.run_code import copy_code
-from forebay.generators.run_log import RunLog, log_path, older_file, read_tail
+from forebay.generators.discovery.module_loading import PACKAGED_FOLDER
+from forebay.generators.process import code_copy
+from forebay.generators.process.code_copy import copy_code
+from forebay.generators.process.run_log import RunLog, log_path, older_file, read_tail
 
 
 def make_generator(folder: Path, name: str = "my_generator.py") -> Path:
@@ -16,7 +16,7 @@ def make_generator(folder: Path, name: str = "my_generator.py") -> Path:
 
 
 def test_siblings_are_copied_and_large_data_is_linked(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(run_code, "COPY_LIMIT_BYTES", 100)
+    monkeypatch.setattr(code_copy, "COPY_LIMIT_BYTES", 100)
     module = make_generator(tmp_path / "tasks")
     (module.parent / "helper.py").write_text("#" * 200)
     (module.parent / "small.json").write_text("{}")

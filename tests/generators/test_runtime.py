@@ -13,10 +13,10 @@ from typing import BinaryIO
 import psutil
 import pytest
 
-from forebay.generators.child import child_environment, memory_file, python_argv, read_back
-from forebay.generators.run_code import copy_code
-from forebay.generators.run_log import log_path, read_tail
-from forebay.generators.run_spec import Report, RunSpec, read_report
+from forebay.core.child_process import child_environment, memory_file, python_argv, read_back
+from forebay.generators.process.code_copy import copy_code
+from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.spec import Report, RunSpec, read_report
 
 HEADER = """
 import asyncio, json, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -79,7 +79,7 @@ class Launcher:
         RunSpec(str(copy), str(source.parent), payload or {}).write(spec)
         arguments = [str(log_path(run_dir)), str(log_limit_bytes), str(spec.fileno()), str(report.fileno())]
         fds = [spec.fileno(), report.fileno()]
-        argv = python_argv("forebay.generators.monitor", *arguments)
+        argv = python_argv("forebay.generators.process.monitor", *arguments)
         with spec:
             monitor = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=fds, cwd=self.root, start_new_session=True)
         self.started.append(Started(monitor, report, run_dir))
@@ -287,7 +287,7 @@ def test_a_runtime_whose_monitor_is_gone_does_not_start(tmp_path: Path) -> None:
     with memory_file("spec") as spec, memory_file("report") as report:
         RunSpec(str(module), str(tmp_path), {}).write(spec)
         fds = [spec.fileno(), report.fileno()]
-        argv = python_argv("forebay.generators.runtime", *map(str, fds), "1")
+        argv = python_argv("forebay.generators.process.main", *map(str, fds), "1")
         assert subprocess.run(argv, pass_fds=fds, check=False).returncode == 1
     assert not ran.exists()
 

@@ -12,12 +12,12 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import ScriptedEngine
-from forebay.generators.info import GeneratorInfo
-from forebay.generators.inspector import inspect_file
-from forebay.generators.run_code import copy_code
-from forebay.generators.run_spec import RunSpec
-from forebay.generators.scaffold import write_scaffold
-from forebay.server.process import RunProcess
+from forebay.generators.discovery.info import GeneratorInfo
+from forebay.generators.discovery.inspector import inspect_file
+from forebay.generators.discovery.scaffold import write_scaffold
+from forebay.generators.process.code_copy import copy_code
+from forebay.generators.process.spec import RunSpec
+from forebay.server.runs.process import RunProcess
 
 
 async def check(path: Path) -> GeneratorInfo:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from forebay.core.token_arrays import SAMPLES_TYPE
-from forebay.generators.link import Link
-from forebay.generators.server_link import ServerLink
-from forebay.generators.slime_link import SlimeLink
-from forebay.generators.writer import Writer
+from forebay.core.binary_sample import SAMPLES_TYPE
+from forebay.generators.buffer_link.abc import Link
+from forebay.generators.buffer_link.forebay import ServerLink
+from forebay.generators.buffer_link.slime import SlimeLink
+from forebay.generators.buffer_link.writer import Writer
 from tests.generators.conftest import FakeBuffer
 from tests.kit import make_sample
 

@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from forebay.generators.arithmetic import evaluate
 from forebay.generators.failures import EnvironmentFailed
 from forebay.generators.sandbox import Limits, Sandbox
-from forebay.generators.tools import Tool, ToolBox, ToolError, calculator, python_in
+from forebay.generators.tools import Tool, ToolBox, ToolError, calculator, evaluate, python_in
 
 
 def call(name: str, arguments: object, call_id: str = "call_1") -> dict[str, object]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forebay.hooks.adapt import check_hooks
+from forebay.hooks.plain_functions import check_hooks
 
 
 def report(source: str) -> Any:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.normaliser import Normaliser
-from forebay.hooks import HookInput, HookRunner, columns
-from forebay.hooks.arithmetic import advantages
+from forebay.core.group import Normaliser
+from forebay.hooks import HookInput, HookRunner, defaults
+from forebay.hooks.advantages import advantages
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.defaults import Defaults
-from forebay.hooks.pipeline import index_items, index_rows, process
+from forebay.hooks.group_sequence import index_items, index_rows, process
 from forebay.hooks.types import Sizes
 from tests.kit import IDLE, ServerProcess, assert_error, make_sample, write_generator
 
@@ -80,12 +80,12 @@ async def no_bodies() -> list[bytes]:
 def test_forks_are_neither_counted_nor_copied_when_a_group_is_padded() -> None:
     rewards, ids, forks = [1.0, 1.0, 0.0, 0.5], ["a", "a", "b", "c"], [0, 1, 0, 0]
     asked = HookInput(1, rewards, no_bodies, ids, forks)
-    whole = columns.process(asked, Sizes(3, 3, 3), "A", "dr_grpo")
+    whole = defaults.process(asked, Sizes(3, 3, 3), "A", "dr_grpo")
     assert [(row.source, row.reward) for row in whole.rows] == [(0, 0.5), (1, 0.5), (2, -0.5), (3, 0.0)]
-    padded = columns.process(asked, Sizes(4, 3, 3), "A", "dr_grpo")
+    padded = defaults.process(asked, Sizes(4, 3, 3), "A", "dr_grpo")
     assert [row.source for row in padded.rows] == [0, 1, 2, 3, 0], "the first main row is copied"
     assert sum(row.reward or 0.0 for row in padded.rows) == pytest.approx(0.5 * 4 / 3)
-    short = columns.process(asked, Sizes(5, 4, 4), "A", "dr_grpo")
+    short = defaults.process(asked, Sizes(5, 4, 4), "A", "dr_grpo")
     assert (short.is_filtered, short.num_kept) == (True, 3)
 
 
@@ -104,8 +104,8 @@ def test_columns_give_what_items_give(
     hooks = Defaults(ContractChoice(contract), normaliser)
     outcome = process(hooks, (1, index_items(1, rewards, ids, forks)), sizes, contract)
     asked = HookInput(1, rewards, no_bodies, ids, forks)
-    assert columns.process(asked, sizes, contract, normaliser) == index_rows(outcome)
-    verdict = columns.judge(rewards, sizes, contract)
+    assert defaults.process(asked, sizes, contract, normaliser) == index_rows(outcome)
+    verdict = defaults.judge(rewards, sizes, contract)
     whole = (1, index_items(1, rewards, ids))
     assert (verdict.is_valid, verdict.is_finished) == hooks.is_valid_group(whole, size, sizes.min_valid_group_size)
 

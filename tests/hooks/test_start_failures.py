@@ -7,7 +7,7 @@ import pytest
 
 from forebay.core.errors import HookFailed
 from forebay.hooks import Sizes
-from forebay.hooks.start_failures import StartFailures
+from forebay.hooks.host_client import StartFailures
 from tests.conftest import MakeServer
 from tests.kit import make_group as make_samples
 from tests.kit import write_generator
@@ -58,7 +58,7 @@ def is_held(failures: StartFailures) -> bool:
 async def test_the_file_is_loaded_again_once_its_time_has_come(
     make_runner: Any, make_group: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.hooks.start_failures.FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("forebay.hooks.host_client.FIRST_WAIT_S", 0.0)
     path = write_generator(tmp_path, NEEDS_A_DRIVER.format(folder=str(tmp_path)), "driven_generator.py")
     async with make_runner(path, user_hooks=["filter_item"]) as runner:
         with pytest.raises(HookFailed, match="no such driver"):

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from forebay.core.token_arrays import SAMPLES_TYPE, join_samples, pack
+from forebay.core.binary_sample import SAMPLES_TYPE, join_samples, pack
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, make_sample, poll_until
 

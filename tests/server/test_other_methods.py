@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.server.openapi import HOT_PATHS
+from forebay.server.routes.plain_docs import HOT_PATHS
 from tests.conftest import MakeServer
 from tests.kit import ServerProcess, assert_error, make_sample
 

@@ -13,11 +13,11 @@ import pytest
 import uvloop
 
 from forebay.core.ids import run_rid_prefix
-from forebay.core.ports import ProcessOutcome
 from forebay.engines.scripted import ScriptedEngine
-from forebay.engines.scripted_app import Reply
-from forebay.generators.run_code import copy_code
-from forebay.server.supervisor import Backoff, LaunchSpec, Supervisor
+from forebay.engines.scripted.routes import Reply
+from forebay.generators.process.code_copy import copy_code
+from forebay.server.runs.host import ProcessOutcome
+from forebay.server.runs.supervisor import Backoff, LaunchSpec, Supervisor
 
 HEADER = """
 import json, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -311,7 +311,7 @@ def test_it_works_on_the_servers_event_loop(tmp_path: Path) -> None:
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from forebay.server.supervisor import LaunchSpec, Supervisor
+from forebay.server.runs.supervisor import LaunchSpec, Supervisor
 
 class Host:
     async def launch_payload(self, run_id): return {}

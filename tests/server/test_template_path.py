@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.client import AsyncBufferClient
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
 from tests.engines.template_kit import hiding_router, write_tokenizer

@@ -9,8 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from forebay.client.binary import SAMPLES_TYPE, encode_sample, join_samples
-from forebay.core.tensor_blob import TENSORS_TYPE
+from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
+from forebay.core.safetensors_format import TENSORS_TYPE
 from tests.conftest import MakeServer
 from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, write_generator
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forebay.engines.serving import serve_app
+from forebay.web.serving import serve_app
 from tests.kit import Json
 
 

@@ -12,8 +12,8 @@ import httpx
 
 from forebay.core.errors import EngineError
 from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.serving import serve_app
 from forebay.generators.base import BaseGenerator, single_turn
+from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
 from tests.kit import Json
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from tests.conftest import MakeServer
 from tests.generators.agent_kit import stored
 from tests.kit import ServerProcess

@@ -10,14 +10,14 @@ import httpx
 import pytest
 
 from forebay.engines.abc import ChatRequest
-from forebay.engines.capture.reading import turns_of_chat
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
+from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.trajectory import Trajectory
+from forebay.engines.chat_over_generate import templated_chat
 from forebay.engines.chat_template import load_template
 from forebay.engines.connect import connect
-from forebay.engines.serving import serve_app
-from forebay.engines.templated import templated_chat
 from forebay.generators.base import BaseGenerator
+from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
 from tests.sglang.conftest import engine_with
 

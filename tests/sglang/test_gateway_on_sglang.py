@@ -15,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from tests.gateway.gateway_kit import GatewayAt, Json, OpenedAt, gateway_before
 from tests.sglang.conftest import ENGINE_FLAGS, ENGINE_OPTIONS, HERE, end_group, free_port, running, wait_until_ok
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
 from forebay.generators.base import BaseGenerator, single_turn
 from tests.engines.template_kit import hiding_router
 from tests.sglang.partial_kit import SAMPLING, abort_at_random, check_whole, fake_buffer, load_of, reward

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forebay.client import AsyncBufferClient
-from forebay.core.weights import PauseMode
-from forebay.engines.capture.replay import replay
+from forebay.core.weight_versions import PauseMode
+from forebay.engines.capture.checking import replay
 from tests.kit import Json, ServerProcess
 from tests.sglang.conftest import engine_with
 from tests.sglang.partial_kit import (

@@ -12,7 +12,7 @@ import pytest_asyncio
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from forebay.engines.serving import serve_app
+from forebay.web.serving import serve_app
 from tests.gateway.protocols.app import ProtocolApp
 from tests.sglang.conftest import ENGINE_FLAGS, ENGINE_OPTIONS, HERE, free_port, running, wait_until_ok
 

@@ -9,8 +9,8 @@ import pytest
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.files import DiskFiles
 from forebay.buffer.store.journal import JournalStore
+from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import GroupRow, SampleRow
-from forebay.buffer.store.segments import SegmentLog
 from forebay.core.group import GroupState, check_transition
 from forebay.core.ids import group_id
 from tests.conftest import MakeServer

@@ -4,10 +4,9 @@ from typing import Any
 
 import msgspec
 
-from forebay.buffer.store.records import MSGPACK, decode_rows
+from forebay.buffer.store.log_records import MSGPACK, decode_rows
 from forebay.buffer.store.rows import CheckpointRow, ColumnsRow, GroupRow, SampleRow, from_columns
-from forebay.core.run import Run
-from forebay.core.step import StepStart
+from forebay.core.run import Run, StepStart
 from tests.buffer.buffer_kit import make_run
 
 SAMPLE: dict[str, Any] = {

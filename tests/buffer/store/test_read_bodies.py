@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from forebay.buffer.store.abc import Edited, Piece
 from forebay.buffer.store.bodies import INLINE_BYTES, BodyReader
 from forebay.buffer.store.files import DiskFiles
+from forebay.buffer.store.log_segments import segment_path
 from forebay.buffer.store.rows import Location
-from forebay.buffer.store.segments import segment_path
 from forebay.core.errors import StorageFailed
 
 SIZE = 3_000_000

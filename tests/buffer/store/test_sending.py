@@ -11,8 +11,8 @@ import pytest
 
 from forebay.buffer.store.abc import Edited, Outbound, Slice, num_sent
 from forebay.buffer.store.journal import JournalStore
+from forebay.buffer.store.log_segments import segment_path
 from forebay.buffer.store.rows import Location, SampleRow
-from forebay.buffer.store.segments import segment_path
 from forebay.core.errors import StorageFailed
 
 SIZES = {"short": 4_000, "middling": 40_000, "long": 200_000}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.client import slime
-from forebay.client.slime_eval import WrittenGroups, eval_name
+from forebay.client.slime.evaluation import WrittenGroups, eval_name
 from forebay.core.errors import BodiesGone, InputRefused, InvalidInput
 from forebay.core.run import check_name
 from tests.client.slime import tasks

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.client import slime_samples
+from forebay.client.slime import samples
 from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
 from tests.client.slime.kit import generate, group
@@ -79,11 +79,11 @@ def test_the_response_begins_where_the_sample_says_or_where_training_does(
     ],
 )
 def test_the_end_of_a_rollout_is_its_status(extra_info: Json, status: str) -> None:
-    assert slime_samples.status_of(make_sample(extra_info=extra_info)) == status
+    assert samples.status_of(make_sample(extra_info=extra_info)) == status
 
 
 def test_a_failed_sample_is_failed_whatever_its_reason() -> None:
-    assert slime_samples.status_of(make_sample(status="failed", extra_info={"finish_reason": "length"})) == "FAILED"
+    assert samples.status_of(make_sample(status="failed", extra_info={"finish_reason": "length"})) == "FAILED"
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_failed_sample_is_failed_whatever_its_reason() -> None:
     ],
 )
 def test_the_outcome_of_a_rollout_is_its_status(outcome: str, status: str) -> None:
-    assert slime_samples.status_of(make_sample(outcome=outcome)) == status
+    assert samples.status_of(make_sample(outcome=outcome)) == status
     if outcome == "ok":
         aborted = make_sample(outcome=outcome, extra_info={"finish_reason": "abort"})
-        assert slime_samples.status_of(aborted) == "ABORTED"
+        assert samples.status_of(aborted) == "ABORTED"
 
 
 def test_rewards_are_raw_for_slime_to_normalise_unless_it_is_told_not_to(run: NativeRun, args: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.client import slime
-from forebay.client.slime_args import run_name, start_fields
+from forebay.client.slime.args import run_name, start_fields
 from forebay.core.errors import BodiesGone, InvalidInput, RunEnded, StartRefused
 from tests.client import slime_stand_in
 from tests.client.slime.kit import generate, instances
@@ -97,7 +97,7 @@ def test_the_page_shows_a_configuration_that_works(slime_server: ServerProcess) 
 
 
 def test_the_page_names_the_arguments_that_are_read() -> None:
-    source = "".join(path.read_text() for path in Path(slime.__file__).parent.glob("slime*.py"))
+    source = "".join(path.read_text() for path in Path(slime.__file__).parent.glob("*.py"))
     (table,) = re.findall(r"^\| argument of slime .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     names = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:] if line))
     assert len(names) > 10

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.engines.capture.captured import CapturedSample
+from forebay.engines.capture.sample_fields import CapturedSample
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 

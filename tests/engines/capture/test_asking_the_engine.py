@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
-from forebay.engines.capture.completing import complete, weight_version_of
-from forebay.engines.capture.replay import replay
+from forebay.engines.capture.checking import replay
+from forebay.engines.capture.fill_gaps import complete, weight_version_of
 from forebay.engines.capture.turn import Turn, VersionSpan
 from forebay.engines.scripted import ScriptedEngine
-from forebay.engines.scripted_tokens import logprob
+from forebay.engines.scripted.tokens import logprob
 from tests.engines.capture.kit import make_turn, recorded
 
 PROMPT, SAMPLED = [5, 6, 7], [8, 9, 10]

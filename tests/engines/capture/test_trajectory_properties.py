@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.engines.capture.captured import CapturedSample
+from forebay.engines.capture.sample_fields import CapturedSample
 from forebay.engines.capture.trajectory import Drift, Trajectory
 from forebay.engines.capture.turn import Turn, VersionSpan
 from tests.engines.capture.kit import assert_covered, make_turn, recorded

@@ -7,10 +7,10 @@ import pytest
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.tiny.calls import Call, Piece
 from forebay.engines.tiny.extra import require
-from forebay.engines.tiny.generate import GenerationThread
+from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
 from forebay.engines.tiny.recipe import question
-from forebay.engines.tiny.reply import Choice
+from forebay.engines.tiny.reply_bodies import Choice
 from forebay.engines.tiny.sampling import SamplingParams
 
 LIMIT_S = 20.0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from forebay.core.weights import PauseMode
-from forebay.engines import weights
+from forebay.core.weight_versions import PauseMode
+from forebay.engines import weight_updates
 from forebay.engines.admin import admin_client
-from forebay.engines.capture.replay import Replay, replay
+from forebay.engines.capture.checking import Replay, replay
 from tests.kit import Json
 from tests.sglang.partial_kit import check_whole, fake_buffer, put_weights, start_rollouts, until_in_the_middle
 
@@ -21,11 +21,11 @@ MAX_DELTA = 1e-4
 async def change(engine_url: str, folder: Path, mode: PauseMode) -> None:
     """As the server does it."""
     async with admin_client(None, 60) as http:
-        workers = await weights.workers_of(http, [engine_url])
-        await weights.pause(workers, mode)
-        await weights.wait_idle(workers, mode)
-        await weights.update(workers, str(folder), NEW, mode)
-        assert await weights.resume(workers, 5) == []
+        workers = await weight_updates.workers_of(http, [engine_url])
+        await weight_updates.pause(workers, mode)
+        await weight_updates.wait_idle(workers, mode)
+        await weight_updates.update(workers, str(folder), NEW, mode)
+        assert await weight_updates.resume(workers, 5) == []
 
 
 async def samples_across_an_update(engine_url: str, other_folder: Path, mode: PauseMode, folder: Path) -> list[Json]:

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forebay.server.gateway import anthropic, responses
-from forebay.server.gateway.protocol_chat import event_bytes
+from forebay.gateway.dialects import anthropic, responses
+from forebay.gateway.dialects.history import event_bytes
 
 Json = dict[str, Any]
 Stream = anthropic.EventStream | responses.EventStream

@@ -8,7 +8,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.engines.serving import serve_app
+from forebay.web.serving import serve_app
 from tests.gateway.protocols.app import ProtocolApp
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forebay.server.gateway.anthropic import MessagesRefused, ReplyMemo, error, from_chat, to_chat, to_tokenize
+from forebay.gateway.dialects.anthropic import MessagesRefused, ReplyMemo, error, from_chat, to_chat, to_tokenize
 
 Json = dict[str, Any]
 HELLO = {"role": "user", "content": "hello"}

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.server.gateway.anthropic_request import MessagesRequest, OutputConfig
-from forebay.server.gateway.protocol_chat import ENGINE_FIELDS
-from forebay.server.gateway.responses_models import ITEMS
-from forebay.server.gateway.responses_request import ResponsesRequest
+from forebay.gateway.dialects.anthropic.request import MessagesRequest, OutputConfig
+from forebay.gateway.dialects.history import ENGINE_FIELDS
+from forebay.gateway.dialects.responses.request import ITEMS, ResponsesRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gateway_protocols.md").read_text(encoding="utf-8")
 MESSAGES, RESPONSES = PAGE.split("### Messages")[1].split("### Responses")

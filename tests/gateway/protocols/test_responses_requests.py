@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from forebay.server.gateway.responses import ResponsesRefused, ResponseStore, error, to_chat
-from forebay.server.gateway.responses_reasoning import PREFIX, opened, packed
+from forebay.gateway.dialects.responses import ResponsesRefused, ResponseStore, error, to_chat
+from forebay.gateway.dialects.responses.to_chat import PREFIX, opened, packed
 
 Json = dict[str, Any]
 HELLO = {"role": "user", "content": "hello"}

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.server.gateway import anthropic, responses
-from forebay.server.gateway.protocol_chat import ReplyMemo, assistant_message
+from forebay.gateway.dialects import anthropic, responses
+from forebay.gateway.dialects.history import ReplyMemo, assistant_message
 
 Json = dict[str, Any]
 FINAL = {"model": "m", "created": 1, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}

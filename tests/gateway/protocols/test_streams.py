@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.server.gateway import anthropic, responses
+from forebay.gateway.dialects import anthropic, responses
 
 Json = dict[str, Any]
 Stream = anthropic.EventStream | responses.EventStream

@@ -1,0 +1,1 @@
+"""Groups: their members, deadlines, meta info and the alarm."""

@@ -1,0 +1,84 @@
+"""The default meta info of a read, kept as samples arrive."""
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.buffer.groups.table import Group, Sample
+from forebay.core.ids import InstanceId
+
+
+@dataclass
+class MetaWindow:
+    """Everything that arrived since the last successful read, failed samples excepted.
+
+    Mean and squared deviations are updated as in Welford (1962) and merged as in Chan et al. (1979), so that equal
+    rewards have no spread at all; a user's own meta hook is given the newest samples.
+    """
+
+    keep_samples: int = 0
+    """How many of the newest samples to remember for a user's own hook."""
+    num_samples: int = 0
+    instances: Counter[InstanceId] = field(default_factory=Counter)
+    mean: float = 0.0
+    deviations: float = 0.0
+    """Sum of the squared deviations from the mean."""
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    newest: deque[tuple[Group, Sample]] = field(default_factory=deque)
+
+    def add(self, group: Group, sample: Sample) -> None:
+        """Count a sample that did not fail; a fork is of a rollout that its main sample counts."""
+        reward = sample.reward
+        if reward is None or sample.fork:
+            return
+        self.num_samples += 1
+        self.instances[group.instance_id] += 1
+        delta = reward - self.mean
+        self.mean += delta / self.num_samples
+        self.deviations += delta * (reward - self.mean)
+        if reward < self.minimum:  # each write comes here: `min` costs several times as much
+            self.minimum = reward
+        if reward > self.maximum:
+            self.maximum = reward
+        if self.keep_samples:
+            self.newest.append((group, sample))
+            if len(self.newest) > self.keep_samples:
+                self.newest.popleft()
+
+    def merge_before(self, earlier: "MetaWindow") -> None:
+        """Take back what an unsuccessful delivery had consumed."""
+        count = self.num_samples + earlier.num_samples
+        if count:
+            delta = earlier.mean - self.mean
+            self.mean += delta * earlier.num_samples / count
+            self.deviations += earlier.deviations + delta * delta * self.num_samples * earlier.num_samples / count
+        self.num_samples = count
+        self.instances.update(earlier.instances)
+        self.minimum = min(self.minimum, earlier.minimum)
+        self.maximum = max(self.maximum, earlier.maximum)
+        self.newest.extendleft(reversed(earlier.newest))
+        while len(self.newest) > self.keep_samples:
+            self.newest.popleft()
+
+    def meta_info(self) -> dict[str, Any]:
+        """The keys that slime's client knows. Rewards are as they arrived; the deviation is the population's."""
+        count, groups = self.num_samples, len(self.instances)
+        if not count:
+            numbers = dict.fromkeys(("avg_reward", "reward_std", "reward_min", "reward_max"), 0.0)
+            return {"total_samples": 0, "num_groups": 0, "avg_group_size": 0.0, **numbers}
+        return {
+            "total_samples": count,
+            "num_groups": groups,
+            "avg_group_size": count / groups,
+            "avg_reward": _finite(self.mean),
+            "reward_std": _finite(math.sqrt(self.deviations / count)),
+            "reward_min": self.minimum,
+            "reward_max": self.maximum,
+        }
+
+
+def _finite(value: float) -> float:
+    """Rewards near float64's end overflow; JSON has no word for the result."""
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,1 @@
+"""Batches that were handed out, and the checkpoints that hold them."""

@@ -1,0 +1,98 @@
+"""Checkpoints of the trainer: which batches each holds, and going back to one."""
+
+from collections.abc import Iterable, Sequence
+
+from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.leases.batches import Undone
+from forebay.buffer.leases.leases import Leases
+from forebay.buffer.restore import read_back
+from forebay.buffer.store.rows import BatchRow, Row
+from forebay.core.errors import BodiesGone
+
+
+async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> list[BatchRow]:
+    """Fix batches to the checkpoint of ``step`` and acknowledge them, all or none; every batch that it then holds.
+
+    Without ``batch_ids``: those that are acknowledged and that no checkpoint holds. The first checkpoint of a run also
+    holds what can never come back. Raises ``BatchNotFound``, ``LeaseLost``, ``CheckpointConflict``, ``StorageFailed``.
+    """
+    if batch_ids is None:
+        batch_ids = [row.batch_id for row in leases.buffer.batches.held_by(None)]
+    spent = [] if leases.buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
+    async with leases.steady([*batch_ids, *spent]) as rows:
+        buffer = leases.buffer
+        for row in rows:
+            leases.check(row)
+        buffer.batches.check_fixable(rows, step)
+        changed = [changed for row in rows for changed in leases.acknowledge(row)]
+        fixed = buffer.batches.fix(rows, step, buffer.wall(), buffer.run.weight_version)
+        await buffer.record(*changed, fixed)
+    return buffer.batches.held_by(step)
+
+
+async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
+    """Acknowledged batches, not ``named``, of which retention has removed bodies: no rewind can ever undo them.
+
+    It does so as long as the run has no checkpoint. All others are whole when this returns.
+    """
+    buffer, others, gone = leases.buffer, set(named), set[str]()
+
+    def batches() -> list[BatchRow]:
+        return [row for row in buffer.batches.held_by(None) if row.batch_id not in others]
+
+    def wanted() -> list[Group]:
+        return [group for row in batches() for group in leases.groups_of(row) if group.group_id not in gone]
+
+    while True:
+        try:
+            await read_back(buffer, wanted)
+        except BodiesGone as error:
+            gone.update(error.group_ids)
+        else:
+            return [row.batch_id for row in batches() if gone.intersection(row.group_ids)]
+
+
+async def rewind(leases: Leases, step: int | None) -> Undone:
+    """Undo every batch that no checkpoint up to ``step`` holds, and forget the later checkpoints; None undoes all.
+
+    Groups are ready again in their old order, and what ended undelivered is reported again. The weight version is that
+    of the checkpoint, under which none of them was too old, until the trainer announces what it has loaded. No step
+    begins by that: the engines have the weights that they had, and what they made with them is still there. Raises
+    ``CheckpointNotFound``, ``BodiesGone``, ``StorageFailed``.
+    """
+    buffer = leases.buffer
+    async with buffer.lock:
+        buffer.check_storage()
+        lost = await _read_back(leases, step)
+        undone = buffer.batches.after(step)
+        changed: list[Row] = []
+        for row in undone.batches:
+            changed += leases.take_back(row, lost, may_be_known=True)
+        told = "before the first checkpoint" if step is None else f"the checkpoint of step {step}"
+        buffer.run.weight_version = buffer.batches.weight_version(step)
+        buffer.batches.undo(undone, f"a rewind to {told} revoked it")
+        await buffer.record(*changed, *undone.batches, *undone.checkpoints, buffer.run_row())
+    buffer.news.notify()
+    return undone
+
+
+async def _read_back(leases: Leases, step: int | None) -> dict[str, list[Sample]]:
+    batches = leases.buffer.batches
+
+    def wanted() -> list[Group]:
+        rows = batches.after(step).batches
+        return [g for row in rows for g in leases.groups_of(row) if g.row.batch_id == row.batch_id]
+
+    try:
+        return await read_back(leases.buffer, wanted)
+    except BodiesGone as gone:
+        raise BodiesGone(gone.group_ids, hint=_what_is_left(leases, gone.group_ids)) from None
+
+
+def _what_is_left(leases: Leases, gone: Sequence[str]) -> str:
+    groups, batches = leases.buffer.groups.by_id, leases.buffer.batches
+    holders = {batches.by_id[groups[group_id].row.batch_id].checkpoint_step for group_id in gone}
+    newest = max((step for step in holders if step is not None), default=None)
+    if newest is None or None in holders:
+        return "no checkpoint is left that can be gone back to; start another run"
+    return f"the earliest checkpoint that can be gone back to is that of step {newest}; keep_checkpoints keeps more"

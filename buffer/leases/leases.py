@@ -1,0 +1,335 @@
+"""Leases: who has which batch, until when, and how it ends."""
+
+import math
+from asyncio import Future
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.rows import BatchRow, Location, Row
+from forebay.core.errors import BatchAcked, LeaseLost
+from forebay.core.group import BatchState, GroupState
+
+Stored = Future[Location | None]
+
+SELF_ACKING_STILL_S = 600.0
+"""How long a reply that needs no acknowledgement may stand still: it has no lease, so it has what a lease has."""
+LEAST_STILL_S = 1.0
+"""How long any reply may: a lease may be shorter than the way to the client."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """What memory has of a leased batch."""
+
+    row: BatchRow
+    window: MetaWindow
+    """What its meta info told of; told again if it is given back."""
+    until_s: float = math.inf
+    """Monotonic seconds at which it expires, unless its first reply is still going out."""
+    num_readers: int = 0
+    """Replies in progress that carry it, and for which its time waits."""
+    has_arrived: bool = False
+    """Whether one went out to its last byte."""
+
+
+class Leases:
+    """One run's leases. Every change is made in memory at once, and is one append."""
+
+    def __init__(self, buffer: RunBuffer) -> None:
+        self.buffer = buffer
+        self.held: dict[str, Lease] = {}
+        self._unwritten: dict[str, BatchState] = {}
+        """Batches that ended without anybody waiting for the disk, until it knows."""
+
+    @property
+    def unsettled(self) -> set[str]:
+        """Batches of which memory knows more than the disk may."""
+        return {*self.held, *self._unwritten}
+
+    def groups_of(self, row: BatchRow) -> list[Group]:
+        """The groups of a batch, in its order."""
+        return [self.buffer.groups.by_id[key] for key in row.group_ids]
+
+    # --- going out
+
+    def begin(self, row: BatchRow, window: MetaWindow) -> Stored:
+        """Lease a batch of ready groups to a reader that is being answered."""
+        self.buffer.batches.add(row)
+        lease = self.held[row.batch_id] = Lease(row, window, num_readers=1)
+        self._renew(lease)
+        return self.buffer.record(*self._claim(row), row)
+
+    def join(self, row: BatchRow) -> Stored:
+        """Another reply begins to carry a leased batch, whose time begins anew."""
+        lease = self.held[row.batch_id]
+        lease.num_readers += 1
+        self._renew(lease)
+        return self.buffer.record(row)
+
+    def _claim(self, row: BatchRow, state: GroupState = GroupState.LEASED) -> list[Row]:
+        """Give ready groups, and what was not told elsewhere, to the batch."""
+        groups, changed = self.buffer.groups, self.groups_of(row)
+        for group in changed:
+            group.row.num_deliveries += state is GroupState.LEASED
+            groups.move(group, state, self.buffer.active.now_s())
+        told = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
+        for group in (*changed, *told):
+            group.row.batch_id, group.row.is_reported = row.batch_id, True
+        return [group.row for group in (*changed, *told)]
+
+    def _renew(self, lease: Lease) -> None:
+        lease.row.leased_at_s = self.buffer.wall()
+        lease.until_s = math.inf if lease.row.is_self_acking else self.buffer.monotonic() + lease.row.lease_s
+
+    def arrived(self, batch_id: str) -> None:
+        """The last byte went out to a client that was there: now its time counts, or the batch is done."""
+        lease = self.held.get(batch_id)
+        if lease is None:
+            return  # it was revoked, or acknowledged over another connection
+        lease.num_readers = 0  # whoever else carries it, perhaps a dead connection, must not keep it from expiring
+        lease.has_arrived = True
+        if lease.row.is_self_acking:
+            self.ack_soon(batch_id)
+        else:
+            self._renew(lease)
+
+    def abandoned(self, batch_id: str) -> None:
+        """A client went away before the last byte; the batch is ready again unless another reply carries it."""
+        lease = self.held.get(batch_id)
+        if lease is None:
+            return
+        lease.num_readers = max(0, lease.num_readers - 1)
+        if not lease.num_readers and not lease.has_arrived:
+            self.release_soon(batch_id)
+
+    def patience_s(self, batch_id: str, still_s: float) -> float:
+        """For how many more seconds a reply that carries the batch may stand still, after ``still_s``.
+
+        A client that takes nothing of its reply looks like one that has died. So it has as long as it has for training
+        on a batch: its lease begins anew with whatever it takes, and may be extended. A slow reader is never broken
+        off, a trainer that reads a reply in the pauses of its steps no earlier than it asked for, and the groups of one
+        that was stopped do not wait for ever. A batch that is no longer leased cannot be sent to its end.
+        """
+        lease = self.held.get(batch_id)
+        if lease is None:
+            return 0.0
+        if lease.row.is_self_acking:
+            return SELF_ACKING_STILL_S - still_s
+        return max(lease.row.lease_s - still_s, lease.until_s - self.buffer.monotonic(), LEAST_STILL_S - still_s)
+
+    # --- ending, with nobody who waits for the disk
+
+    def ack_soon(self, batch_id: str) -> None:
+        """Acknowledge a batch. One that is not leased is left alone."""
+        lease = self.held.get(batch_id)
+        if lease is not None:
+            self._note_unwritten(batch_id, BatchState.ACKED, self.buffer.record(*self.acknowledge(lease.row)))
+
+    def release_soon(self, batch_id: str, *, may_be_known: bool = False) -> None:
+        """Give a batch back. One that is not leased is left alone."""
+        lease = self.held.get(batch_id)
+        if lease is not None:
+            rows = self._give_back(lease, BatchState.RELEASED, may_be_known=may_be_known)
+            self._note_unwritten(batch_id, BatchState.RELEASED, self.buffer.record(*rows))
+
+    def _note_unwritten(self, batch_id: str, state: BatchState, stored: Stored) -> None:
+        self._unwritten[batch_id] = state
+
+        def when_done(stored: Stored) -> None:
+            if not stored.cancelled() and stored.exception() is None:
+                self._unwritten.pop(batch_id, None)
+
+        stored.add_done_callback(when_done)
+
+    def expire(self) -> None:
+        """Make the groups of leases ready again whose time is up."""
+        now_s = self.buffer.monotonic()
+        for lease in list(self.held.values()):
+            if lease.until_s <= now_s and not lease.num_readers and not self.buffer.has_failed:
+                self.buffer.record(*self._give_back(lease, BatchState.EXPIRED, may_be_known=True))
+
+    # --- what a trainer asks for
+
+    async def ack(self, batch_id: str) -> BatchRow:
+        """Acknowledge a batch, also one that expired while its groups are still there.
+
+        Raises ``BatchNotFound``, ``LeaseLost``, ``StorageFailed``.
+        """
+        async with self.steady([batch_id]) as [row]:
+            self.check(row)
+            await self.buffer.record(*self.acknowledge(row))
+        return row
+
+    async def release(self, batch_id: str) -> BatchRow:
+        """Give a batch back; nothing happens to one that is. Raises ``BatchNotFound``, ``BatchAcked``."""
+        async with self.steady([batch_id]) as [row]:
+            if row.state is BatchState.ACKED:
+                raise BatchAcked(batch_id)
+            rows: Sequence[Row] = [row]
+            if row.state is BatchState.LEASED:
+                rows = self._give_back(self.held[batch_id], BatchState.RELEASED)
+            elif row.state is BatchState.EXPIRED:
+                row.state = BatchState.RELEASED
+            await self.buffer.record(*rows)
+        return row
+
+    async def extend(self, batch_id: str, lease_s: float | None) -> BatchRow:
+        """Let a lease begin anew, also an expired one whose groups are still there, for ``lease_s`` if that is given.
+
+        Raises ``BatchNotFound``, ``BatchAcked``, ``LeaseLost``.
+        """
+        async with self.steady([batch_id]) as [row]:
+            if row.state is BatchState.ACKED:
+                raise BatchAcked(batch_id)
+            self.check(row)
+            rows: list[Row] = []
+            if row.state is BatchState.EXPIRED:
+                rows = self._claim(row)
+                row.state = BatchState.LEASED
+                self.held[batch_id] = Lease(row, self.buffer.new_window(), has_arrived=True)
+            row.lease_s = row.lease_s if lease_s is None else lease_s
+            self._renew(self.held[batch_id])
+            await self.buffer.record(*rows, row)
+        return row
+
+    @asynccontextmanager
+    async def steady(self, batch_ids: Iterable[str]) -> AsyncIterator[list[BatchRow]]:
+        """These batches, each once. Nobody is choosing groups meanwhile if groups of theirs could be chosen.
+
+        Raises ``BatchNotFound``, ``StorageFailed``.
+        """
+        buffer = self.buffer
+        buffer.check_storage()
+        rows = [buffer.batches.get(batch_id) for batch_id in dict.fromkeys(batch_ids)]
+        if not any(row.state is BatchState.EXPIRED for row in rows):
+            yield rows
+            return
+        async with buffer.lock:
+            buffer.check_storage()
+            yield rows
+
+    def check(self, row: BatchRow) -> None:
+        """Raise ``LeaseLost`` unless the batch is acknowledged or could still be."""
+        is_there = row.state in (BatchState.LEASED, BatchState.ACKED)
+        is_late = row.state is BatchState.EXPIRED
+        if not is_there and not (is_late and all(g.state is GroupState.READY for g in self.groups_of(row))):
+            raise LeaseLost(row.batch_id, self._loss(row))
+
+    def _loss(self, row: BatchRow) -> str:
+        if row.state is BatchState.RELEASED:
+            return "it was given back"
+        if row.state is BatchState.REVOKED:
+            return row.reason
+        group = next(group for group in self.groups_of(row) if group.state is not GroupState.READY)
+        if group.state is GroupState.DISCARDED:
+            return f"its lease expired, and its group {group.group_id} was discarded: {group.row.reason}"
+        other = self.buffer.batches.by_id.get(group.row.batch_id)
+        if other is None:
+            return "its lease expired, and a trainer that came back has listed its groups"
+        step = "" if other.step is None else f" (step {other.step})"
+        return f"its lease expired, and batch {other.batch_id!r}{step} has its groups now"
+
+    # --- changes in memory; the rows that say so
+
+    def acknowledge(self, row: BatchRow) -> list[Row]:
+        """Let a batch that ``check`` allows be acknowledged."""
+        buffer, changed = self.buffer, []
+        if row.state is BatchState.ACKED:
+            return [row]
+        if row.state is BatchState.EXPIRED:
+            changed = self._claim(row, GroupState.ACKED)
+        for group in self.groups_of(row):
+            if group.state is GroupState.LEASED:
+                buffer.groups.move(group, GroupState.ACKED, buffer.active.now_s())
+                changed.append(group.row)
+        self.held.pop(row.batch_id, None)
+        row.state = BatchState.ACKED
+        if not buffer.run.has_delivered:
+            buffer.run.has_delivered = True
+            changed.append(buffer.run_row())
+        self._tell_delivered(row)
+        return [*changed, row]
+
+    def _tell_delivered(self, row: BatchRow) -> None:
+        buffer = self.buffer
+        buffer.counts["rows_delivered"] += row.num_rows
+        buffer.last_progress_s, buffer.is_stalled = buffer.active.now_s(), False
+        told = {"batch_id": row.batch_id, "num_groups": len(row.group_ids), "num_rows": row.num_rows}
+        buffer.hooks.notify("batch_delivered", run_id=buffer.run.run_id, **told)
+        buffer.news.notify()
+
+    def _give_back(self, lease: Lease, state: BatchState, *, may_be_known: bool = False) -> list[Row]:
+        lease.row.state = state
+        return [*self.take_back(lease.row, may_be_known=may_be_known), lease.row]
+
+    def take_back(
+        self, row: BatchRow, lost: Mapping[str, list[Sample]] | None = None, *, may_be_known: bool = False
+    ) -> list[Row]:
+        """Make the groups of a batch ready, and report again what it reported.
+
+        ``lost`` holds the samples of acknowledged ones.
+        """
+        buffer, groups = self.buffer, self.buffer.groups
+        lease = self.held.pop(row.batch_id, None)
+        if lease is not None:
+            buffer.window.merge_before(lease.window)
+        own = [group for group in self.groups_of(row) if group.row.batch_id == row.batch_id]
+        reported = [groups.by_id[key] for key in row.reported_ids]
+        told = [group for group in reported if group.row.batch_id == row.batch_id]
+        for group in own:
+            if lost is not None and group.state is GroupState.ACKED:
+                self._revive(group, lost[group.group_id])
+            groups.move(group, GroupState.READY, buffer.active.now_s())
+        for group in told:
+            groups.unreported[group.group_id] = group
+        for group in (*own, *told):
+            group.row.batch_id, group.row.is_reported = "", False
+            group.row.may_be_known |= may_be_known
+        buffer.news.notify()
+        return [group.row for group in (*own, *told)]
+
+    def _revive(self, group: Group, samples: list[Sample]) -> None:
+        self.buffer.groups.revive(group, samples)
+        for sample in samples:
+            self.buffer.window.add(group, sample)
+
+    def forget(self) -> None:
+        """Drop every lease: somebody else decides about their groups."""
+        for lease in self.held.values():
+            self.buffer.window.merge_before(lease.window)
+        self.held.clear()
+
+    # --- after loading
+
+    def resume_with(self, buffer: RunBuffer, windows: Mapping[str, MetaWindow]) -> None:
+        """Go on with what was loaded: the disk knows which batches are leased, memory what has become of them since.
+
+        A lease whose reader is not known begins anew, but for a self-acking one: its reply was cut off. ``windows``
+        hold the samples of the leased batches.
+        """
+        self.buffer = buffer
+        self._free_strays()
+        old, self.held = self.held, {}
+        unwritten, self._unwritten = self._unwritten, {}
+        for row in buffer.batches.in_state(BatchState.LEASED):
+            lease = old.get(row.batch_id)
+            self.held[row.batch_id] = lease or Lease(row, windows[row.batch_id], has_arrived=True)
+            self.held[row.batch_id].row = row
+            if lease is None:
+                self._renew(self.held[row.batch_id])
+            if unwritten.get(row.batch_id) is BatchState.ACKED:
+                self.ack_soon(row.batch_id)
+            elif row.batch_id in unwritten or (row.is_self_acking and lease is None):
+                self.release_soon(row.batch_id, may_be_known=row.batch_id not in unwritten)
+
+    def _free_strays(self) -> None:
+        """Make groups ready whose lease has no batch: journals of before batches were written down have them."""
+        leased = {row.batch_id for row in self.buffer.batches.in_state(BatchState.LEASED)}
+        for group in self.buffer.groups.in_state(GroupState.LEASED):
+            if group.row.batch_id not in leased:
+                group.row.batch_id, group.row.is_reported, group.row.may_be_known = "", False, True
+                self.buffer.move(group, GroupState.READY)

@@ -1,0 +1,337 @@
+"""Handing groups to a trainer: which ones, as a batch that is leased to it."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.table import Group
+from forebay.buffer.leases.leases import Leases, Stored
+from forebay.buffer.reads import staleness
+from forebay.buffer.reads.judging import Pipeline, Staged
+from forebay.buffer.reads.request import Choice, ReadRequest
+from forebay.buffer.reads.rows import Outgoing
+from forebay.buffer.reads.selection import Selection
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.rows import BatchRow
+from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
+from forebay.core.group import BatchState, GroupState
+from forebay.core.waiting import Patience, Signal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Groups on their way to a trainer, and the reply that carries them."""
+
+    row: BatchRow
+    groups: list[Group]
+    reported: list[Group]
+    """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
+    window: MetaWindow
+    staged: list[Staged]
+    """What goes out of each group."""
+    stored: Stored
+    """Done when the lease is on the disk."""
+    rows: Outgoing = field(init=False)
+    """The encoded samples, in order."""
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_id(self) -> str:
+        return self.row.batch_id
+
+
+class _Reader:
+    """One who wants a batch."""
+
+    def __init__(self, request: ReadRequest) -> None:
+        self.request = request
+        self.batch: Batch | None = None
+        self.error: BatchAcked | None = None
+        self.tried: tuple[Signal, int] | None = None
+        """The news by which it was last tried to satisfy the request."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.batch is None and self.error is None
+
+    def knows(self, news: Signal) -> bool:
+        """Whether nothing has happened since that try."""
+        return self.tried == (news, news.count)
+
+
+class Delivery:
+    """Chooses groups for one run's readers, and leases them."""
+
+    def __init__(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
+        self._buffer = buffer
+        self._pipeline = pipeline
+        self._selection = Selection(buffer, pipeline)
+        self._readers: dict[_Reader, None] = {}
+        """Those who want a batch, in the order in which they came."""
+        self.leases = Leases(buffer)
+
+    async def read(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
+        """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
+
+        Of those who wait, whoever came first is asked first whether what is there satisfies it. The caller says
+        afterwards whether the batch ``arrived`` or was ``abandoned``. Raises ``RunEnded`` when nothing will ever come,
+        ``BatchAcked`` for the request of an acknowledged batch, ``StorageFailed`` when the lease cannot be stored.
+        """
+        batch = await self._obtain(request, wait_s)
+        if batch is None:
+            return None
+        await self._fill(batch, has_rows=True)
+        try:
+            return batch if await self.confirm(batch) else None
+        except BaseException:  # also a reader that goes away: its groups must not stay leased
+            self.leases.abandoned(batch.batch_id)
+            raise
+
+    async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
+        """As ``read``, but for the rows, which are not loaded yet, and for the disk.
+
+        The last byte must not go out before ``confirm``, which may wait for it. Whoever finds that a row cannot be read
+        says that the batch is ``broken``, and then that it is ``abandoned``.
+        """
+        batch = await self._obtain(request, wait_s)
+        if batch is not None:
+            await self._fill(batch, has_rows=False)
+        return batch
+
+    async def _obtain(self, request: ReadRequest, wait_s: float) -> Batch | None:
+        reader = _Reader(request)
+        self._readers[reader] = None
+        try:
+            await self._serve_within(reader, Patience(wait_s))
+        except BaseException:  # also a reader that goes away, just when another's turn had served it
+            if reader.batch is not None:
+                self.leases.abandoned(reader.batch.batch_id)
+            raise
+        finally:
+            del self._readers[reader]
+        return reader.batch
+
+    async def _serve_within(self, reader: "_Reader", patience: Patience) -> None:
+        while True:
+            buffer = self._buffer
+            async with buffer.lock:
+                buffer.check_storage()
+                await self._serve_up_to(reader)
+            if reader.error is not None:
+                raise reader.error
+            if reader.batch is None and buffer.is_exhausted:
+                run = buffer.run
+                raise RunEnded(run.run_id, run.reason.partition("\n")[0] or run.state.value)
+            if reader.batch is not None or patience.left_s <= 0:
+                return
+            if reader.knows(buffer.news) and not await patience.wait(buffer.news):
+                return
+
+    async def _serve_up_to(self, last: "_Reader") -> None:
+        """Try to satisfy everybody who came before ``last``, and then ``last``, by what is there now."""
+        for reader in list(self._readers):
+            news = self._buffer.news
+            if reader.is_waiting and not reader.knows(news):
+                reader.tried = (news, news.count)
+                try:
+                    batch = await self._lease(reader.request)
+                except BatchAcked as error:
+                    reader.error = error
+                except BaseException:  # `last` goes away: the reader whose try that ended must try again
+                    reader.tried = None
+                    raise
+                else:
+                    self._give(reader, batch)
+            if reader is last:
+                return
+
+    def _give(self, reader: "_Reader", batch: Batch | None) -> None:
+        if reader in self._readers:
+            reader.batch = batch
+        elif batch is not None:  # its reader went away meanwhile
+            self.leases.abandoned(batch.batch_id)
+
+    def meta_info(self) -> dict[str, Any]:
+        """The meta info of a reply without data: nothing is consumed by it."""
+        return {**self._buffer.window.meta_info(), "finished_groups": []}
+
+    # --- leasing
+
+    async def _lease(self, request: ReadRequest) -> Batch | None:
+        again = await self._leased_before(request.request_id) if request.request_id else None
+        if again is not None:
+            return again
+        chosen = await self._selection.choose(request)
+        return self._begin(request, chosen) if chosen else None
+
+    async def _leased_before(self, request_id: str) -> Batch | None:
+        """The batch that this request got, once more; None if it got none, or has it no longer."""
+        row = self._buffer.batches.of_request(request_id)
+        if row is not None and row.state is BatchState.ACKED:
+            raise BatchAcked(row.batch_id)
+        if row is None or row.state is not BatchState.LEASED:
+            return None
+        groups, staged = self.leases.groups_of(row), []
+        for group in groups:
+            made = await self._pipeline.stage(group)
+            if made is None:  # a hook that fails only now: the next read finds it, and gets past it
+                self.leases.release_soon(row.batch_id)
+                return None
+            staged.append(made)
+        lease = self.leases.held.get(row.batch_id)
+        if lease is None:
+            return None  # it was given back meanwhile
+        reported = [self._buffer.groups.by_id[key] for key in row.reported_ids]
+        return Batch(row, groups, reported, lease.window, staged, self.leases.join(row))
+
+    def _begin(self, request: ReadRequest, chosen: Sequence[Choice]) -> Batch:
+        buffer = self._buffer
+        groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
+        for group in groups:
+            if group.state is GroupState.OPEN:
+                buffer.move(group, GroupState.READY)
+        window, buffer.window = buffer.window, buffer.new_window()
+        row = self._new_row(request, chosen, reported)
+        if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
+            row.meta_info = self._with_groups(window.meta_info(), groups, reported)
+        staged = [choice.staged for choice in chosen]
+        return Batch(row, groups, reported, window, staged, self.leases.begin(row, window))
+
+    def _new_row(self, request: ReadRequest, chosen: Sequence[Choice], reported: Sequence[Group]) -> BatchRow:
+        number, batch_id = self._buffer.batches.new_id()
+        return BatchRow(
+            run_id=self._buffer.run.run_id,
+            batch_id=batch_id,
+            number=number,
+            state=BatchState.LEASED,
+            group_ids=[choice.group.group_id for choice in chosen],
+            reported_ids=[group.group_id for group in reported],
+            stale_ids=[choice.group.group_id for choice in chosen if choice.is_stale],
+            num_rows=sum(len(choice.staged.rows) for choice in chosen),
+            request_id=request.request_id,
+            step=request.step,
+            lease_s=0.0 if request.is_slime else request.lease_s,
+            is_self_acking=request.is_slime,
+        )
+
+    # --- making the reply
+
+    async def _fill(self, batch: Batch, *, has_rows: bool) -> None:
+        """Make what is sent while the lease is written down; on failure or cancellation the batch is given back."""
+        is_filled = False
+        try:
+            batch.rows = self._rows(batch)
+            if has_rows:
+                await batch.rows.load()
+            batch.meta_info = await self._meta_of(batch)
+            is_filled = True
+        except StorageFailed as error:
+            await self.broken(batch, error)
+            raise
+        finally:  # also when the reader goes away: its groups must not stay leased
+            if not is_filled:
+                self.leases.abandoned(batch.batch_id)
+
+    async def _meta_of(self, batch: Batch) -> dict[str, Any]:
+        """What the batch's row says, so that a repeated request is told the same; made and kept if it says nothing."""
+        row = batch.row
+        if row.meta_info:
+            return row.meta_info
+        made = self._with_groups(await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
+        if not row.is_self_acking and not row.meta_info and batch.batch_id in self.leases.held:
+            row.meta_info = made
+            batch.stored = self._buffer.record(row)
+        return row.meta_info or made
+
+    def _with_groups(
+        self, meta_info: Mapping[str, Any], groups: Sequence[Group], reported: Sequence[Group]
+    ) -> dict[str, Any]:
+        finished = [group.instance_id for group in (*groups, *reported)]
+        stale = staleness.distribution(groups, self._buffer.run.weight_version)
+        return {**meta_info, "finished_groups": finished} | ({} if stale is None else {"staleness": stale})
+
+    async def confirm(self, batch: Batch) -> bool:
+        """Wait until the lease is on the disk. Raises ``StorageFailed``.
+
+        False if the groups are no longer this reader's, because the run was resumed or rewound meanwhile.
+        """
+        await batch.stored
+        return batch.batch_id in self.leases.held
+
+    async def broken(self, batch: Batch, error: StorageFailed) -> None:
+        """A reply could not read all rows of its batch, or the lease could not be stored.
+
+        Groups whose bodies are damaged end, so that the next read gets past them. A reply that comes so late that the
+        batch is not leased any more changes nothing: its groups are others' now, and their bodies may have moved.
+        """
+        buffer, lease = self._buffer, self.leases.held.get(batch.batch_id)
+        if lease is None:
+            logger.info("an old reply with batch %s ends: %s", batch.batch_id, error)
+            return
+        logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
+        damaged = [] if buffer.has_failed else await self._damaged(batch)
+        if damaged and self.leases.held.get(batch.batch_id) is lease and not buffer.has_failed:
+            self.leases.release_soon(batch.batch_id)
+            for group, damage in damaged:
+                self._pipeline.discard_unreadable(group, damage)
+
+    async def _damaged(self, batch: Batch) -> list[tuple[Group, BodyUnreadable]]:
+        """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
+        damaged: list[tuple[Group, BodyUnreadable]] = []
+        for group in self.leases.groups_of(batch.row):
+            planned = group.staged.planned() if isinstance(group.staged, Staged) else []
+            try:
+                async for _ in Outgoing(self._buffer, planned).chunks():
+                    pass
+            except BodyUnreadable as error:
+                damaged.append((group, error))
+            except StorageFailed:  # the machine is short of something: that says nothing about the body
+                continue
+        return damaged
+
+    def _rows(self, batch: Batch) -> Outgoing:
+        """The batch's rows, to be read; with a mark in those of stale groups."""
+        stale = set(batch.row.stale_ids)
+        finish = {group.group_id: staleness.marked if group.group_id in stale else None for group in batch.groups}
+        planned = (staged.planned(finish[group.group_id]) for group, staged in _pairs(batch))
+        return Outgoing(self._buffer, list(chain.from_iterable(planned)))
+
+    # --- how the reply ended
+
+    def arrived(self, batch_id: str) -> None:
+        """The last byte of the reply went out to a client that was there."""
+        self.leases.arrived(batch_id)
+
+    def abandoned(self, batch_id: str) -> None:
+        """The client went away before."""
+        self.leases.abandoned(batch_id)
+
+    def ack(self, batch_id: str) -> None:
+        """The batch is done, and nobody waits for the disk. An unknown id is ignored: it was acked or released."""
+        self.leases.ack_soon(batch_id)
+
+    def release(self, batch_id: str) -> None:
+        """The groups of the batch are ready again, and what it reported will be reported again."""
+        self.leases.release_soon(batch_id)
+
+    # --- after loading
+
+    @property
+    def held_batches(self) -> set[str]:
+        """Batches of which memory knows more than the disk may."""
+        return self.leases.unsettled
+
+    def resume_with(self, buffer: RunBuffer, pipeline: Pipeline, windows: Mapping[str, MetaWindow]) -> None:
+        """Go on with what was loaded. What is with a trainer stays leased, and what arrived is acknowledged."""
+        self._buffer, self._pipeline = buffer, pipeline
+        self._selection = Selection(buffer, pipeline)
+        self.leases.resume_with(buffer, windows)
+
+
+def _pairs(batch: Batch) -> list[tuple[Group, Staged]]:
+    return list(zip(batch.groups, batch.staged, strict=True))

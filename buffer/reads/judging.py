@@ -1,0 +1,235 @@
+"""What hooks decide: which groups are ready, and what goes out of them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.reads.rows import Finish, Planned
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
+from forebay.core.group import LIVE, DiscardReason, GroupState
+from forebay.core.ids import InstanceId
+from forebay.core.run import RunSettings
+from forebay.hooks.run_hooks import HookRunner
+from forebay.hooks.types import HookInput, Row, Sizes
+
+logger = logging.getLogger(__name__)
+
+GROUPS_PER_TURN = 128
+"""Groups that are judged before other work of the server gets its turn."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A group after its hooks, ready to go out: its rows, and the samples that they refer to."""
+
+    rows: list[Row]
+    samples: list[Sample]
+    made_by: HookRunner
+
+    def planned(self, finish: Finish | None = None) -> list[Planned]:
+        """Each row, and what it is made of; ``finish`` is done to the encoded ones."""
+        samples = self.samples
+        return [
+            Planned(row, samples[row.source] if row.body is None and row.source is not None else None, finish)
+            for row in self.rows
+        ]
+
+    def first(self, num_rows: int) -> "Staged":
+        """At most so many rows: forks are left out before any main row."""
+        rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
+        return Staged(rows[:num_rows], self.samples, self.made_by)
+
+    def _is_fork(self, row: Row) -> bool:
+        return row.source is not None and self.samples[row.source].fork > 0
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the rows take in a reply."""
+        return sum(planned.num_bytes for planned in self.planned())
+
+
+class Pipeline:
+    """Asks the hooks about one run's groups. Its methods are called with the run's lock held."""
+
+    def __init__(self, buffer: RunBuffer) -> None:
+        self._buffer = buffer
+        self._groups = buffer.groups
+        self._sized_by: RunSettings | None = None
+        self._cached_sizes = Sizes(0, 0, 0)
+
+    @property
+    def _hooks(self) -> HookRunner:
+        return self._buffer.hooks
+
+    @property
+    def _settings(self) -> RunSettings:
+        return self._buffer.run.settings
+
+    # --- which groups are ready
+
+    async def evaluate(self) -> None:
+        """Ask ``is_valid_group`` about every open group that changed since it was last asked."""
+        changed = self._groups.changed
+        num_asked = 0
+        while changed:
+            await self._judge_changed(next(iter(changed.values())))
+            num_asked += 1
+            if num_asked % GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _judge_changed(self, group: Group) -> None:
+        changed = self._groups.changed
+        del changed[group.group_id]
+        try:
+            await self._judge(group)
+        except BaseException:  # also a reader that goes away: nobody else would ask about the group again
+            if group.state is GroupState.OPEN:
+                changed[group.group_id] = group
+            raise
+
+    async def _judge(self, group: Group) -> None:
+        if group.state is not GroupState.OPEN:
+            return
+        is_full = self._groups.is_full(group)
+        if not group.num_completed:
+            if is_full:
+                told = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
+                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, told)
+            return
+        num_samples = len(group.samples)
+        try:
+            asked = self._input(group.instance_id, group.completed_mains)
+            verdict = await self._hooks.judge(asked, self._reachable(group))
+        except HookFailed as error:
+            self._discard_failed(group, error)
+            return
+        except BodyUnreadable as error:
+            self.discard_unreadable(group, error)
+            return
+        if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
+            return  # it changed meanwhile, and stands in `changed` again
+        self._groups.short_valid.pop(group.group_id, None)
+        if verdict.is_valid and is_full:
+            self._buffer.move(group, GroupState.READY)
+        elif verdict.is_valid:
+            self._groups.short_valid[group.group_id] = group
+        elif verdict.is_finished or is_full:
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
+
+    def _discard_failed(self, group: Group, error: HookFailed) -> None:
+        if group.state in (GroupState.OPEN, GroupState.READY):
+            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
+            detail = f"{error}\n{error.traceback}".strip()
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
+
+    def discard_unreadable(self, group: Group, error: BodyUnreadable) -> None:
+        """A stored body is damaged: that costs its group. Raises ``error`` if the journal as a whole has failed."""
+        self._buffer.check_storage()
+        if group.state in (GroupState.OPEN, GroupState.READY):
+            logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, str(error))
+
+    def _reachable(self, group: Group) -> Sizes:
+        """The sizes by which validity is judged: failed samples cannot be asked for."""
+        sizes, num_failed = self._sizes, group.row.num_failed
+        if not num_failed:
+            return sizes
+        reachable = max(1, sizes.group_size - num_failed)
+        return Sizes(reachable, min(sizes.min_valid_group_size, reachable), sizes.min_valid_item_size)
+
+    @property
+    def _sizes(self) -> Sizes:
+        settings = self._settings
+        if settings is not self._sized_by:  # computed for each group, it costs as much as normalising it
+            self._sized_by = settings
+            self._cached_sizes = Sizes(settings.group_size, settings.min_valid_group_size, settings.min_valid_item_size)
+        return self._cached_sizes
+
+    def _input(self, instance_id: InstanceId, completed: Sequence[Sample]) -> HookInput:
+        rewards = [sample.reward for sample in completed if sample.reward is not None]
+        rollout_ids = [sample.rollout_id for sample in completed]
+        forks = [sample.fork for sample in completed]
+        return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids, forks)
+
+    # --- what goes out
+
+    async def stage(self, group: Group) -> Staged | None:
+        """The group's rows after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
+
+        A short group of which too little is left stays open, since more samples may come.
+        """
+        if isinstance(group.staged, Staged) and self._still_counts(group, group.staged):
+            return group.staged
+        completed, num_samples = group.completed, len(group.samples)
+        try:
+            processed = await self._hooks.process(self._input(group.instance_id, completed), self._sizes)
+        except HookFailed as error:
+            self._discard_failed(group, error)
+            return None
+        except BodyUnreadable as error:
+            self.discard_unreadable(group, error)
+            return None
+        if len(group.samples) != num_samples or group.state not in LIVE:
+            return None
+        if processed.is_filtered:
+            if group.state is GroupState.READY:
+                detail = f"{processed.num_kept} of {group.num_completed} items were kept"
+                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
+            return None
+        group.staged = Staged(processed.rows, completed, self._hooks)
+        return group.staged
+
+    def _still_counts(self, group: Group, staged: Staged) -> bool:
+        """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""
+        return staged.made_by is self._hooks or group.state is GroupState.LEASED
+
+    async def meta_info(self, window: MetaWindow) -> dict[str, Any]:
+        """The meta info of a successful read; the built-in one where the user's own fails."""
+        if self._hooks.in_host("meta_info"):
+            try:
+                return await self._hooks.meta_info(await self._meta_input(window))
+            except (HookFailed, StorageFailed) as error:
+                logger.warning("get_group_data_meta_info failed, the built-in answer is used: %s", error)
+        return window.meta_info()
+
+    async def _meta_input(self, window: MetaWindow) -> list[HookInput]:
+        by_group: dict[InstanceId, list[Sample]] = {}
+        for group, sample in window.newest:
+            by_group.setdefault(group.instance_id, []).append(sample)
+        return [self._input(instance_id, samples) for instance_id, samples in by_group.items()]
+
+    # --- deadlines
+
+    async def expire(self, groups: Sequence[Group]) -> None:
+        """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
+        try:
+            for group in groups:
+                if group.state is GroupState.OPEN:
+                    await self._expire(group)
+        finally:  # whatever stopped it, the deadline of a group that is still open must be found again
+            for group in groups:
+                if group.state is GroupState.OPEN:
+                    self._groups.schedule(group)
+
+    async def _expire(self, group: Group) -> None:
+        is_full, num_samples = self._groups.is_full(group), len(group.samples)
+        num_completed = group.num_completed
+        is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
+        if group.group_id in self._groups.changed and (is_full or not is_enough):
+            await self._judge_changed(group)
+        if group.state is not GroupState.OPEN:
+            return
+        if len(group.samples) != num_samples:  # one came while the hook was asked
+            return
+        if num_completed and (is_enough or group.group_id in self._groups.short_valid):
+            group.row.is_salvaged = group.group_id not in self._groups.short_valid
+            self._buffer.move(group, GroupState.READY)
+        else:
+            failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
+            detail = f"{num_completed} of {self._settings.group_size} samples had come{failed}"
+            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)

@@ -1,0 +1,56 @@
+"""How far a group's weights are behind the trainer's."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from forebay.buffer.groups.table import Group
+from forebay.buffer.reads.request import ReadRequest
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.group import DiscardReason, GroupState
+from forebay.core.sample import Parts
+
+MARK = b',"is_stale":true}'
+
+
+def bound(buffer: RunBuffer, request: ReadRequest) -> int | None:
+    """The oldest weight version that is not stale; None if nothing is."""
+    most = buffer.run.settings.max_staleness if request.max_staleness is None else request.max_staleness
+    current = buffer.run.weight_version
+    return None if most is None or current is None else current - most
+
+
+def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:
+    """Discard the ready groups that are older than ``oldest``, unless the run keeps them."""
+    if oldest is not None and buffer.run.settings.stale_groups == "discard":
+        for group in buffer.groups.take_older(oldest):
+            discard(buffer, group)
+
+
+def is_stale(group: Group, oldest: int | None) -> bool:
+    """Whether the group has a sample of older weights than ``oldest``."""
+    version = None if oldest is None else group.oldest_version
+    return oldest is not None and version is not None and version < oldest
+
+
+def discard(buffer: RunBuffer, group: Group) -> None:
+    """End a group that is stale."""
+    if group.state in (GroupState.OPEN, GroupState.READY):
+        detail = f"its oldest sample is of weight version {group.oldest_version}, now it is {buffer.run.weight_version}"
+        buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, detail)
+
+
+def distribution(groups: Iterable[Group], current: int | None) -> dict[str, int] | None:
+    """How many of the groups' samples are how stale, ``unknown`` last; None if no sample names a version."""
+    versions = [sample.oldest_version for group in groups for sample in group.completed]
+    if all(version is None for version in versions):
+        return None
+    counts = Counter(None if v is None or current is None else current - v for v in versions)
+    unknown = counts.pop(None, 0)
+    known = {str(staleness): number for staleness, number in sorted(counts.items(), key=lambda item: item[0] or 0)}
+    return known | ({"unknown": unknown} if unknown else {})
+
+
+def marked(row: Parts) -> Parts:
+    """The encoded row with ``is_stale`` in it."""
+    end = bytes(row[-1]).rstrip()
+    return (*row[:-1], end[:-1], MARK)

@@ -1,0 +1,83 @@
+"""Taking over a run's stored groups and samples, at start and after a failed write."""
+
+from collections.abc import Callable, Iterable
+
+from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.abc import Store
+from forebay.buffer.store.rows import StoredSample
+from forebay.core.errors import BodiesGone
+from forebay.core.group import BatchState, GroupState
+
+
+async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
+    """Fill an empty ``RunBuffer``; the samples of each leased batch, which are not in its window."""
+    run_id, groups = buffer.run.run_id, buffer.groups
+    groups.restore(await store.load_groups(run_id))
+    buffer.batches.restore(await store.load_batches(run_id), await store.load_checkpoints(run_id))
+    windows = {row.batch_id: buffer.new_window() for row in buffer.batches.in_state(BatchState.LEASED)}
+    for stored in await store.load_samples(run_id):
+        sample = to_sample(stored)
+        group = groups.by_id[stored.row.group_id]
+        groups.restore_sample(stored.row.group_id, sample, stored.row.at_s)
+        windows.get(group.row.batch_id, buffer.window).add(group, sample)
+    groups.restored()
+    buffer.uids.update(await store.load_uids(run_id))
+    buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
+    groups.schedule_all(buffer.run.process_ended_s)
+    return windows
+
+
+async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[Group]]) -> dict[str, list[Sample]]:
+    """The samples of the acknowledged groups among those ``wanted``. Raises ``BodiesGone``, ``StorageFailed``.
+
+    All are read before anything changes; meanwhile the ack of a batch may make them more, so it is asked again. So it
+    is of those whose bodies are being moved. The caller must revive the groups before anything else happens, or their
+    bodies may go.
+    """
+    lost: dict[str, list[Sample]] = {}
+    while missing := [key for key in _acked(wanted) if not _are_held(buffer.store, lost.get(key))]:
+        await buffer.store.settle()
+        found = await buffer.store.samples_of(buffer.run.run_id, missing)
+        lost.update({group_id: members(samples) for group_id, samples in found.items()})
+        gone = [group_id for group_id in missing if _are_removed(buffer.store, lost[group_id])]
+        if gone:
+            raise BodiesGone(gone)
+    return lost
+
+
+def _acked(wanted: Callable[[], Iterable[Group]]) -> list[str]:
+    return [group.group_id for group in wanted() if group.state is GroupState.ACKED]
+
+
+def _are_held(store: Store, samples: list[Sample] | None) -> bool:
+    return samples is not None and all(s.location is not None and store.holds(s.location) for s in samples)
+
+
+def _are_removed(store: Store, samples: list[Sample]) -> bool:
+    return any(s.location is not None and store.has_removed(s.location) for s in samples)
+
+
+def to_sample(stored: StoredSample) -> Sample:
+    """The sample in memory of a stored one."""
+    row = stored.row
+    span = (row.reward_start, row.reward_end) if row.reward_end else None
+    size, where = stored.location.length, stored.location
+    return Sample(
+        row.uid,
+        row.slot,
+        row.reward,
+        size,
+        span,
+        where,
+        rollout_id=row.rollout_id,
+        oldest_version=row.oldest_version,
+        fork=row.fork,
+        rollout_outcome=row.rollout_outcome,
+    )
+
+
+def members(stored: Iterable[StoredSample]) -> list[Sample]:
+    """Those of a group's stored samples that are in it."""
+    return [to_sample(sample) for sample in stored if sample.row.outcome == "member"]

@@ -1,0 +1,169 @@
+"""Tables made from row types: the fields of the struct are the only declaration of the columns.
+
+Samples as the index keeps them: those of one group that came together are one row, with one JSON text.
+
+A row for each, in trees ordered by uid and by group, costs the writer several times as much.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from forebay.buffer.store.rows import ColumnsRow, Location, SampleRow, StoredSample, from_columns
+from forebay.core.ids import InstanceId
+
+RowT = TypeVar("RowT", bound=msgspec.Struct)
+Values = tuple[Any, ...]
+Convert = Callable[[Any], Any]
+
+
+class Column(NamedTuple):
+    """One field as SQLite has it; the converters are None where the value is stored as it is."""
+
+    name: str
+    sql_type: str
+    to_sql: Convert | None = None
+    from_sql: Convert | None = None
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def column_of(field: msgspec.structs.FieldInfo) -> Column:
+    """How ``field`` is stored. Instance ids, lists and documents are JSON text, which keeps their type and size."""
+    kind = field.type
+    if kind in (InstanceId, dict[str, Any], list[str]):
+        return Column(field.name, "TEXT", _to_json, msgspec.json.decode)
+    if kind is bool:
+        return Column(field.name, "INTEGER", None, bool)
+    if kind in (int, int | None):
+        return Column(field.name, "INTEGER")
+    if kind in (float, float | None):
+        return Column(field.name, "REAL")
+    return Column(field.name, "TEXT", None, kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None)
+
+
+class Table(Generic[RowT]):
+    """A table of ``row_type``, one row for each ``key``; ``written_in`` is the segment that holds the row's record."""
+
+    def __init__(self, name: str, row_type: type[RowT], key: Sequence[str]) -> None:
+        self.name = name
+        self._row_type = row_type
+        self._key = tuple(key)
+        self._columns = [column_of(field) for field in msgspec.structs.fields(row_type)]
+        self._names = [column.name for column in self._columns]
+        self._to_sql = [(i, column.to_sql) for i, column in enumerate(self._columns) if column.to_sql]
+        self._from_sql = [(column.name, column.from_sql) for column in self._columns if column.from_sql]
+
+    @property
+    def schema(self) -> str:
+        """The statement that makes the table. ``seq`` counts in order of arrival."""
+        columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in self._columns)
+        unique = f"UNIQUE ({', '.join(self._key)})"
+        return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, written_in INTEGER, {unique})"
+
+    def selection(self, alias: str) -> str:
+        """The columns for a SELECT from ``alias``, as ``from_values`` takes them."""
+        return ", ".join(f'{alias}."{name}"' for name in self._names)
+
+    def insert_missing(self, num_rows: int) -> str:
+        """The INSERT of ``num_rows`` rows that leaves those alone that are there."""
+        return f"INSERT OR IGNORE {self._into(num_rows)}"
+
+    def upsert(self, num_rows: int) -> str:
+        """The INSERT of ``num_rows`` rows that gives existing ones new values and leaves them in their places."""
+        changed = [*(name for name in self._names if name not in self._key), "written_in"]
+        changes = ", ".join(f'"{name}" = excluded."{name}"' for name in changed)
+        return f"INSERT {self._into(num_rows)} ON CONFLICT ({', '.join(self._key)}) DO UPDATE SET {changes}"
+
+    def _into(self, num_rows: int) -> str:
+        # A field may be called what SQL calls a keyword.
+        names = ", ".join(f'"{name}"' for name in (*self._names, "written_in"))
+        places = f"({', '.join('?' * (len(self._names) + 1))})"
+        return f"INTO {self.name} ({names}) VALUES {', '.join([places] * num_rows)}"
+
+    def to_values(self, row_and_segment: tuple[RowT, int]) -> list[Any]:
+        """The values of the fields, in the order of the columns, and the segment in which the row was found."""
+        row, segment = row_and_segment
+        values = list(msgspec.structs.astuple(row))
+        for index, convert in self._to_sql:
+            values[index] = convert(values[index])
+        values.append(segment)
+        return values
+
+    def from_values(self, values: Values) -> RowT:
+        """The row whose columns ``values`` begins with."""
+        fields = dict(zip(self._names, values, strict=False))
+        for name, convert in self._from_sql:
+            fields[name] = convert(fields[name])
+        return self._row_type(**fields)
+
+
+FIELDS = SampleRow.__struct_fields__
+"""What each sample's list in the text begins with; the segment, offset and length of its body follow."""
+
+SCHEMA = (
+    # ``segment`` holds the bodies, ``written_in`` the record that tells of them: another one for a ``ColumnsRow``.
+    "CREATE TABLE samples (seq INTEGER PRIMARY KEY, run_id TEXT, group_id TEXT, segment INTEGER, written_in INTEGER,"
+    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT) /* {', '.join(FIELDS)} */",
+    "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
+    # In order of arrival, so that it grows at its end, which costs next to nothing.
+    "CREATE INDEX samples_by_segment ON samples (segment)",
+    "CREATE INDEX columns_by_segment ON samples (written_in) WHERE written_in <> segment",
+)
+
+DELETE = "DELETE FROM samples INDEXED BY samples_by_group WHERE run_id = ? AND group_id = ? AND segment = ?"
+"""Takes a run, a group and a segment."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def insert(num_rows: int) -> str:
+    """The INSERT of so many rows, each as ``to_values`` makes it."""
+    columns = "run_id, group_id, segment, written_in, num_bytes, newest_at_s, rows"
+    return f"INSERT INTO samples ({columns}) VALUES {', '.join(['(?, ?, ?, ?, ?, ?, ?)'] * num_rows)}"  # noqa: S608
+
+
+def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Location]]) -> list[object]:
+    """The values of a row of new ``samples``, whose key is their run, their group and their segment."""
+    num_bytes = sum(location.length for _, location in samples)
+    newest_at_s = max(row.received_at_s for row, _ in samples)
+    return [*key, key[2], num_bytes, newest_at_s, _pack(samples)]
+
+
+def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
+    """The same for samples whose columns were written again, in ``segment``."""
+    samples = [(sample.row, sample.location) for sample in from_columns(row)]
+    values = to_values((row.run_id, row.group_id, row.segment), samples)
+    values[3] = segment
+    return values
+
+
+def _pack(samples: Iterable[tuple[SampleRow, Location]]) -> str:
+    values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
+    return _encode(values).decode()
+
+
+def unpack(texts: Iterable[str]) -> list[StoredSample]:
+    """The samples in ``texts`` in the order in which they came; of the same uid only the last."""
+    found: dict[str, StoredSample] = {}
+    for text in texts:
+        for values in _decode(text):
+            row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
+            found[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
+    return sorted(found.values(), key=_arrival)
+
+
+def _arrival(sample: StoredSample) -> tuple[float, int, int]:
+    # The time comes first: a body that was moved lies behind those of later samples.
+    return (sample.row.at_s, sample.location.segment, sample.location.offset)
+
+
+def uids(texts: Iterable[str]) -> set[str]:
+    """The uids in ``texts``."""
+    place = FIELDS.index("uid")
+    return {values[place] for text in texts for values in _decode(text)}

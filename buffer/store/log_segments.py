@@ -1,0 +1,318 @@
+"""The append-only log: numbered segment files, one record after the other.
+
+Reading one segment from a place to its end, across whatever is damaged in it.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from forebay.buffer.store.files import AppendFile, BytesLike, Files, ReadFile, write_durably
+from forebay.buffer.store.log_records import (
+    HEADER_BYTES,
+    MAGIC,
+    Entry,
+    Position,
+    Record,
+    decode_header,
+    decode_payload,
+    encode_header,
+)
+from forebay.buffer.store.rows import Location
+
+WINDOW_BYTES = 4 * 1024 * 1024
+
+
+class Damage(NamedTuple):
+    """Bytes from ``start`` to ``end`` of a segment that are no record."""
+
+    start: int
+    end: int
+
+
+class SegmentScan:
+    """The records of one open segment, whose first ``size`` bytes count."""
+
+    def __init__(self, file: ReadFile, segment: int, size: int) -> None:
+        self._file = file
+        self._segment = segment
+        self._size = size
+        self._window = b""
+        self._window_start = 0
+
+    def parts(self, start: int) -> Iterator[Record | Damage]:
+        """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
+        while start < self._size:
+            record = self._record(start)
+            if record is None:
+                end = self._next_record(start + 1)
+                yield Damage(start, end)
+                start = end
+            else:
+                yield record
+                start = record.end.offset
+
+    def _record(self, offset: int) -> Record | None:
+        position = Position(self._segment, offset)
+        data = self._bytes(offset, HEADER_BYTES)
+        header = decode_header(data, position)
+        if header is None:
+            return None
+        length = header.packed_length + header.body_length
+        payload = self._bytes(offset + HEADER_BYTES, length)
+        return decode_payload(header, data, payload, position) if len(payload) == length else None
+
+    def _next_record(self, offset: int) -> int:
+        """Where the next whole record begins, at or behind ``offset``; the end of the segment if there is none."""
+        while (offset := self._find_magic(offset)) < self._size and self._record(offset) is None:
+            offset += 1
+        return offset
+
+    def _find_magic(self, offset: int) -> int:
+        while offset < self._size:
+            self._load(offset, HEADER_BYTES)
+            found = self._window.find(MAGIC, offset - self._window_start)
+            if found >= 0:
+                return self._window_start + found
+            # The last bytes of the window may be the beginning of one.
+            offset = max(offset + 1, self._window_start + len(self._window) - len(MAGIC) + 1)
+        return self._size
+
+    def _bytes(self, offset: int, length: int) -> memoryview:
+        """Up to ``length`` bytes at ``offset``: fewer where the segment ends."""
+        self._load(offset, length)
+        start = offset - self._window_start
+        return memoryview(self._window)[start : start + length]
+
+    def _load(self, offset: int, length: int) -> None:
+        end = min(offset + length, self._size)
+        if self._window_start <= offset and end <= self._window_start + len(self._window):
+            return
+        wanted = min(max(length, WINDOW_BYTES), self._size - offset)
+        self._window = self._file.read(offset, wanted)
+        self._window_start = offset
+
+
+SEGMENT_BYTES = 256 * 1024 * 1024
+PROBE_NAME = "probe.tmp"
+
+logger = logging.getLogger(__name__)
+
+
+def segment_path(directory: Path, segment: int) -> Path:
+    """The file of a segment."""
+    return directory / f"{segment:08d}.log"
+
+
+class SegmentLog:
+    """Records in ``directory``; what is damaged goes to ``quarantine``. Everything raises ``OSError``.
+
+    Used from one thread. ``end`` is the place behind the last record that the disk has confirmed.
+    """
+
+    def __init__(self, directory: Path, quarantine: Path, files: Files, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.end = Position(1, 0)
+        self.num_torn_bytes = 0
+        self._directory = directory
+        self._quarantine = quarantine
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._active: AppendFile | None = None
+        self._sizes: dict[int, int] = {}
+        self._quarantined: set[tuple[int, int]] = set()
+        self._tail_is_confirmed = False
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of all segments together."""
+        return sum(self._sizes.values())
+
+    @property
+    def num_quarantined(self) -> int:
+        """How many damaged places were found since the log was opened."""
+        return len(self._quarantined)
+
+    @property
+    def num_segments(self) -> int:
+        """How many segment files there are."""
+        return len(self._sizes)
+
+    @property
+    def closed(self) -> dict[int, int]:
+        """The length of every segment but the last, by number, ascending. Any thread may ask."""
+        last = self.end.segment
+        return {number: size for number, size in sorted(self._sizes.copy().items()) if number < last}
+
+    def has(self, segment: int) -> bool:
+        """Whether the segment is there. Any thread may ask."""
+        return segment in self._sizes
+
+    def open(self) -> None:
+        """Find the segments and open the last one, or the first of a new log; a ``scan`` must follow."""
+        self._sizes = {number: self._size_on_disk(number) for number in self._numbers()}
+        last = max(self._sizes, default=1)
+        self._active = self._files.open_append(segment_path(self._directory, last))
+        # A killed process may have left data and a name that the disk does not have yet; what is read must last.
+        self._active.sync()
+        self._files.sync_directory(self._directory)
+        self._sizes.setdefault(last, 0)
+        self.end = Position(last, self._sizes[last])
+        self.num_torn_bytes = 0
+        self._quarantined.clear()
+        self._tail_is_confirmed = False
+
+    def holds(self, position: Position) -> bool:
+        """Whether ``position`` lies within the log."""
+        return position.segment in self._sizes and position.offset <= self._sizes[position.segment]
+
+    @property
+    def start(self) -> Position:
+        """The beginning of the log."""
+        return Position(min(self._sizes), 0)
+
+    def scan(self, start: Position) -> Iterator[Record]:
+        """Every record from ``start`` to the end; what is damaged is set aside.
+
+        The first scan after ``open`` cuts a torn tail. Later everything up to ``end`` was once confirmed.
+        """
+        for segment in sorted(number for number in self._sizes if number >= start.segment):
+            offset = start.offset if segment == start.segment else 0
+            if offset < self._sizes[segment]:
+                yield from self._scan_segment(segment, offset)
+        self._tail_is_confirmed = True
+
+    def _scan_segment(self, segment: int, offset: int) -> Iterator[Record]:
+        size = self._sizes[segment]
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            for part in SegmentScan(file, segment, size).parts(offset):
+                if isinstance(part, Record):
+                    yield part
+                elif part.end == size and segment == self.end.segment and not self._tail_is_confirmed:
+                    self._cut_tail(part)
+                else:
+                    self._set_aside(segment, part, file.read(part.start, part.end - part.start))
+        finally:
+            file.close()
+
+    def _cut_tail(self, damage: Damage) -> None:
+        self.num_torn_bytes += damage.end - damage.start
+        logger.warning("cut an unfinished write of %d bytes off the log", damage.end - damage.start)
+        self.end = Position(self.end.segment, damage.start)
+        self.cut()
+
+    def _set_aside(self, segment: int, damage: Damage, data: bytes) -> None:
+        self._quarantined.add((segment, damage.start))
+        path = self._quarantine / f"{segment:08d}-{damage.start:012d}.bin"
+        logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage, segment, path)
+        self._quarantine.mkdir(exist_ok=True)
+        write_durably(path, data)
+
+    def write(self, entries: Sequence[Entry]) -> list[Location | None]:
+        """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
+        if self.end.offset >= self._segment_bytes:
+            self._roll()
+        buffers, locations, end = self._lay_out(entries)
+        active = self._require_active()
+        active.write(buffers)
+        active.sync()
+        self.end = end
+        self._sizes[end.segment] = end.offset
+        return locations
+
+    def _lay_out(self, entries: Sequence[Entry]) -> tuple[list[BytesLike], list[Location | None], Position]:
+        segment, offset = self.end
+        buffers: list[BytesLike] = []
+        locations: list[Location | None] = []
+        for entry in entries:
+            buffers.append(encode_header(entry, (segment, offset)) + entry.packed)
+            body, length = entry.body, entry.body_length
+            offset += entry.num_bytes
+            if body is None:
+                locations.append(None)
+                continue
+            locations.append(Location(segment, offset - length, length))
+            if length:
+                buffers.append(body)
+        return buffers, locations, Position(segment, offset)
+
+    def _roll(self) -> None:
+        """Begin the next segment; its name is on the disk before anything is written to it."""
+        segment = self.end.segment + 1
+        active = self._files.open_append(segment_path(self._directory, segment))
+        try:
+            active.sync()
+            self._files.sync_directory(self._directory)
+        except OSError:
+            active.close()
+            raise
+        self._require_active().close()
+        self._active = active
+        self.end = Position(segment, 0)
+        self._sizes[segment] = 0
+
+    def cut(self) -> None:
+        """Take everything behind ``end`` off the log, and wait for the disk."""
+        for segment in self._numbers():
+            if segment > self.end.segment:
+                self._files.remove(segment_path(self._directory, segment))
+        self._files.sync_directory(self._directory)
+        # A descriptor that has reported an error is not to be trusted with the next one.
+        self.close()
+        self._active = self._files.open_append(segment_path(self._directory, self.end.segment))
+        self._active.truncate(self.end.offset)
+        self._active.sync()
+        self._sizes[self.end.segment] = self.end.offset
+
+    def remove(self, segment: int) -> None:
+        """Delete a segment that is not the last one: its number must not be given again."""
+        if segment >= self.end.segment:
+            raise ValueError(f"segment {segment} is being written to")
+        self._files.remove(segment_path(self._directory, segment))
+        del self._sizes[segment]
+        self._files.sync_directory(self._directory)
+
+    def parts_of(self, segment: int) -> Iterator[Record | Damage]:
+        """Every record of a closed segment, and what is none, without setting it aside. Any thread may ask."""
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            yield from SegmentScan(file, segment, self._sizes[segment]).parts(0)
+        finally:
+            file.close()
+
+    def probe(self, num_bytes: int) -> None:
+        """Raise ``OSError`` unless the disk takes ``num_bytes`` more."""
+        path = self._directory / PROBE_NAME
+        file = self._files.open_append(path)
+        try:
+            file.truncate(0)
+            file.write([b"\x55" * num_bytes])
+            file.sync()
+        finally:
+            file.close()
+            self._files.remove(path)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        active, self._active = self._active, None
+        if active is not None:
+            with suppress(OSError):  # everything that counts is synced already
+                active.close()
+
+    def _require_active(self) -> AppendFile:
+        if self._active is None:
+            raise OSError("the log has no open segment")
+        return self._active
+
+    def _numbers(self) -> list[int]:
+        names = (Path(name) for name in self._files.list(self._directory))
+        return sorted(int(name.stem) for name in names if name.suffix == ".log" and name.stem.isdigit())
+
+    def _size_on_disk(self, segment: int) -> int:
+        file = self._files.open_read(segment_path(self._directory, segment))
+        try:
+            return file.size()
+        finally:
+            file.close()

@@ -1,0 +1,275 @@
+"""The one thread that owns the log and the index, and what the event loop's thread hands to it."""
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import msgspec
+
+from forebay.buffer.store.abc import Done
+from forebay.buffer.store.index import batches
+from forebay.buffer.store.index_feeder import Feeder
+from forebay.buffer.store.log_records import Entry, make_entry
+from forebay.buffer.store.log_segments import SegmentLog
+from forebay.buffer.store.rows import Location, Row
+from forebay.core.errors import StorageFailed
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""A commit takes in no further entry once it is this large."""
+IDLE_S = 0.01
+"""How long nothing must come before the index is fed."""
+PROBE_BYTES = 64 * 1024
+ROWS_PER_ENTRY = 64
+ENTRIES_PER_COMMIT = 64
+
+_LATE = "it was refused before, and has recovered since"
+
+logger = logging.getLogger(__name__)
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """An entry to commit. ``generation`` counts the recoveries that its caller has seen."""
+
+    entry: Entry
+    generation: int
+    done: Done
+
+
+class Job(NamedTuple):
+    """A call to make once everything queued before it is committed."""
+
+    call: Callable[[], Any]
+    done: "asyncio.Future[Any]"
+
+
+class Writer:
+    """Commits appends in groups: one write, one wait for the disk, one wake-up of the loop.
+
+    After a failure it refuses everything until ``recover``, and afterwards still what was appended by a caller that
+    does not know of the recovery.
+    """
+
+    def __init__(self, log: SegmentLog, feeder: Feeder, loop: asyncio.AbstractEventLoop) -> None:
+        self._log = log
+        self._feeder = feeder
+        self.loop = loop
+        self._queue: SimpleQueue[list[Append | Job]] = SimpleQueue()
+        self._taken: deque[Append | Job] = deque()
+        self._gathered: list[Append | Job] = []
+        self._thread = threading.Thread(target=self._run, name="forebay-journal", daemon=True)
+        self._failure: Exception | None = None
+        self._failed_bytes = 0
+        self._index_failed = False
+        self._generation = 0
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, item: Append | Job) -> None:
+        """Queue ``item``, from the loop's thread. What one turn of the loop queues is handed over together.
+
+        Each hand-over wakes the thread, which then competes for the interpreter with the loop that feeds it.
+        """
+        self._gathered.append(item)
+        if len(self._gathered) == 1:
+            self.loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._queue.put(gathered)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether everything is refused until ``recover``. Any thread may ask."""
+        return self._failure is not None
+
+    def join(self) -> None:
+        """Wait for the thread, which ends after ``close`` was called in it."""
+        self._thread.join()
+
+    # What follows runs in the thread: as a job, or from the loop below.
+
+    def open(self) -> None:
+        """Mend the log, and bring the index up to date."""
+        self._log.open()
+        self._feeder.open()
+
+    def flush(self) -> None:
+        """Bring the index up to date. Raises ``StorageFailed``."""
+        if self._index_failed:
+            raise self._refusal()
+        self._feed(self._feeder.flush)
+        if self._index_failed:
+            raise self._refusal()
+
+    def rebuild_index(self) -> None:
+        """Build the index from the log."""
+        self._feeder.rebuild()
+
+    def rewrite(self, find_rows: Callable[[], Sequence[Row]], generation: int) -> None:
+        """Write the rows again that ``find_rows`` takes out of the index. Nothing comes in between.
+
+        Raises ``StorageFailed``, also if the caller has not seen the last recovery.
+        """
+        self.check(generation)
+        self.flush()
+        entries = [make_entry(part, None) for part in batches(find_rows(), ROWS_PER_ENTRY)]
+        try:
+            for part in batches(entries, ENTRIES_PER_COMMIT):
+                self._feeder.add(part, self._log.write(part))
+        except OSError as error:
+            self._failed_bytes = PROBE_BYTES
+            self._fail(error)
+            raise self._refusal() from error
+        self.flush()
+
+    def remove(self, segment: int, generation: int) -> None:
+        """Remove a segment of which nothing is needed any more. Raises ``StorageFailed`` and ``OSError``."""
+        self.check(generation)
+        self._log.remove(segment)
+
+    def check(self, generation: int) -> None:
+        """Raise ``StorageFailed`` after a failure, also after its recovery if the caller has not seen that."""
+        if self._failure is not None or generation != self._generation:
+            raise StorageFailed(str(self._failure or _LATE))
+
+    def recover(self) -> int:
+        """Make the log end with its last confirmed record, try the disk, and mend the index; the new generation."""
+        if self._failure is not None:
+            self._log.cut()
+            self._log.probe(min(max(self._failed_bytes, PROBE_BYTES), BATCH_BYTES))
+            if self._index_failed:
+                self._feeder.close()
+                self._feeder.open()
+            self._failure, self._index_failed, self._failed_bytes = None, False, 0
+            logger.warning("the journal takes writes again")
+        return self._generation
+
+    def close(self) -> None:
+        """End the thread and close everything."""
+        self._is_stopping = True
+        if self._failure is not None:
+            self._cut_quietly()
+        with suppress(sqlite3.Error):  # the next opening reads from the log what the index did not get
+            self._feeder.flush()
+        self._feeder.close()
+        self._log.close()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            appends, job = self._take()
+            if appends:
+                self._commit(appends)
+            if job is not None:
+                self._do(job)
+            while self._feeder.is_pressing and not self._is_stopping:
+                self._feed(self._feeder.feed)
+
+    def _take(self) -> tuple[list[Append], Job | None]:
+        """What is queued, up to the first job and up to ``BATCH_BYTES``; waits for something to be there."""
+        appends: list[Append] = []
+        num_bytes = 0
+        while num_bytes < BATCH_BYTES and self._has_more(wait=not appends):
+            item = self._taken.popleft()
+            if isinstance(item, Job):
+                return appends, item
+            appends.append(item)
+            num_bytes += item.entry.num_bytes
+        return appends, None
+
+    def _has_more(self, *, wait: bool) -> bool:
+        """Whether something is queued; with ``wait`` it is, in the end."""
+        while not self._taken:
+            try:
+                self._taken += self._wait() if wait else self._queue.get_nowait()
+            except Empty:
+                return False
+        return True
+
+    def _wait(self) -> list[Append | Job]:
+        while self._feeder.has_backlog:
+            with suppress(Empty):
+                return self._queue.get(timeout=IDLE_S)
+            self._feed(self._feeder.feed)
+        return self._queue.get()
+
+    def _commit(self, appends: Sequence[Append]) -> None:
+        taken = [append for append in appends if self._failure is None and append.generation == self._generation]
+        refused = [append for append in appends if self._failure is not None or append.generation != self._generation]
+        entries = [append.entry for append in taken]
+        try:
+            locations = self._log.write(entries) if entries else []
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, nobody may wait for ever
+            self._failed_bytes = sum(entry.num_bytes for entry in entries)
+            self._fail(error)
+            taken, refused, locations = [], list(appends), []
+        else:
+            self._feeder.add(entries, locations)
+        if taken:
+            self._tell(_confirm, taken, locations)
+        if refused:
+            self._tell(_refuse_all, refused, str(self._failure or _LATE))
+
+    def _feed(self, feed: Callable[[], None]) -> None:
+        try:
+            feed()
+        except Exception as error:  # noqa: BLE001 - the thread must go on, to answer those who wait
+            self._index_failed = True
+            self._fail(error)
+            self._feeder.forget()
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("the journal cannot be written: %s", error, exc_info=not isinstance(error, OSError))
+        self._failure = error
+        self._generation += 1
+        self._cut_quietly()
+
+    def _cut_quietly(self) -> None:
+        with suppress(OSError):  # `recover` does it again, and tells
+            self._log.cut()
+
+    def _refusal(self) -> StorageFailed:
+        return StorageFailed(str(self._failure))
+
+    def _do(self, job: Job) -> None:
+        try:
+            result = job.call()
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is waiting
+            self._tell(_refuse, job.done, error)
+        else:
+            self._tell(_resolve, job.done, result)
+
+    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left to tell
+            self.loop.call_soon_threadsafe(call, *arguments)
+
+
+def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) -> None:
+    for append, location in zip(appends, locations, strict=True):
+        try:
+            append.done(location, None)
+        except Exception:  # one caller's fault must not leave the others waiting
+            logger.exception("a caller could not be told that its append is stored")
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _refuse(future: "asyncio.Future[Any]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _refuse_all(appends: Sequence[Append], reason: str) -> None:
+    for append in appends:
+        append.done(None, StorageFailed(reason))

@@ -1,0 +1,241 @@
+"""What of a segment must be written again before it is removed. Used in any thread, by one caller at a time.
+
+What is asked of the index before a segment is removed. Each function takes a connection, in any thread.
+
+Whether the index has what a record of the log tells.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from forebay.buffer.store import index_queries
+from forebay.buffer.store.abc import GroupBodies
+from forebay.buffer.store.bodies import BodyReader
+from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, batches
+from forebay.buffer.store.index_rows import Table
+from forebay.buffer.store.log_records import Record
+from forebay.buffer.store.log_segments import SegmentLog
+from forebay.buffer.store.rows import (
+    BatchRow,
+    CheckpointRow,
+    ColumnsRow,
+    GroupRow,
+    Location,
+    Row,
+    RunRow,
+    SampleRow,
+    StoredSample,
+    TickRow,
+    to_columns,
+)
+from forebay.core.errors import StorageFailed
+
+TABLES: Sequence[Table[Any]] = (RUNS, GROUPS, BATCHES, CHECKPOINTS)
+ROW_BYTES = 400
+"""About what a row of these takes in the log, besides its longest fields."""
+_LONG_FIELDS = {
+    "runs": "length(document)",
+    "groups": "length(detail)",
+    "batches": "length(group_ids) + length(reported_ids) + length(meta_info)",
+    "checkpoints": "0",
+}
+_COLUMNS_IN = "FROM samples WHERE written_in = ? AND written_in <> segment"
+
+GroupKey = tuple[str, str]
+"""A run and a group."""
+
+
+def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
+    """What of each group lies in the segment."""
+    cursor = connection.execute(
+        "SELECT run_id, group_id, sum(num_bytes), max(newest_at_s) FROM samples WHERE segment = ? GROUP BY 1, 2",
+        (segment,),
+    )
+    return [GroupBodies(*values) for values in cursor]
+
+
+def groups(connection: sqlite3.Connection, segment: int) -> list[GroupKey]:
+    """The groups that samples with a body in the segment name, in the order in which the samples came."""
+    query = "SELECT run_id, group_id FROM samples WHERE segment = ? GROUP BY 1, 2 ORDER BY min(seq)"
+    return list(connection.execute(query, (segment,)))
+
+
+def foreign_columns(connection: sqlite3.Connection, segment: int) -> list[tuple[str, str, int]]:
+    """Run, group and segment of bodies of whose samples only a record in ``segment`` tells, which has other bodies."""
+    return list(connection.execute(f"SELECT run_id, group_id, segment {_COLUMNS_IN} ORDER BY seq", (segment,)))
+
+
+def num_row_bytes(connection: sqlite3.Connection, segment: int) -> int:
+    """About how much must be written again when the segment is removed, besides bodies."""
+    counted = [f"SELECT {ROW_BYTES} * count(*) + total({_LONG_FIELDS[t.name]}) {_rows_in(t)}" for t in TABLES]
+    counted += [
+        "SELECT total(length(rows)) FROM samples WHERE segment = ?",
+        f"SELECT total(length(rows)) {_COLUMNS_IN}",
+    ]
+    return sum(int(connection.execute(query, (segment,)).fetchone()[0]) for query in counted)
+
+
+def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
+    """Every row, but samples and their columns, whose present value only a record in the segment tells.
+
+    The active seconds of all runs are among them: samples tell of them, too, and ticks are not told apart.
+    """
+    rows: list[Row] = []
+    for table in TABLES:
+        cursor = connection.execute(f"SELECT {table.selection('t')} {_rows_in(table)} ORDER BY seq", (segment,))
+        rows += [table.from_values(values) for values in cursor]
+    ticks = connection.execute("SELECT run_id, active_s FROM active_times ORDER BY run_id")
+    return rows + [TickRow(run_id=run_id, active_s=active_s) for run_id, active_s in ticks]
+
+
+def is_needed(connection: sqlite3.Connection, segment: int) -> bool:
+    """Whether the present value of anything is told by nothing but a record in the segment."""
+    queries = [f"SELECT 1 {_rows_in(table)} LIMIT 1" for table in TABLES]
+    queries.append("SELECT 1 FROM samples WHERE segment = ? AND written_in = segment LIMIT 1")
+    queries.append(f"SELECT 1 {_COLUMNS_IN} LIMIT 1")
+    return any(connection.execute(query, (segment,)).fetchone() for query in queries)
+
+
+def _rows_in(table: Table[Any]) -> str:
+    return f"FROM {table.name} t WHERE written_in = ?"
+
+
+REMEMBERED_GROUPS = 4_096
+
+
+class Known:
+    """Keys that the index behind ``connection`` has, looked up once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._runs = set(self._column("SELECT run_id FROM runs"))
+        self._keys: dict[tuple[str, str], set[object]] = {}
+        self._uids: dict[tuple[str, str], set[str]] = {}
+
+    def has(self, row: Row) -> bool:
+        """Whether there is a value, this or a later one, for the key of ``row``."""
+        if isinstance(row, SampleRow):
+            return row.uid in self._uids_of(row.run_id, row.group_id)
+        if isinstance(row, ColumnsRow):
+            return {sample.uid for sample in row.samples} <= self._uids_of(row.run_id, row.group_id)
+        if isinstance(row, GroupRow):
+            return row.group_id in self._keys_of(row.run_id, "SELECT group_id FROM groups WHERE run_id = ?")
+        if isinstance(row, BatchRow):
+            return row.batch_id in self._keys_of(row.run_id, "SELECT batch_id FROM batches WHERE run_id = ?")
+        if isinstance(row, CheckpointRow):
+            return row.step in self._keys_of(row.run_id, "SELECT step FROM checkpoints WHERE run_id = ?")
+        if isinstance(row, RunRow):
+            return row.run_id in self._runs
+        return bool(self._keys_of(row.run_id, "SELECT run_id FROM active_times WHERE run_id = ?"))
+
+    def _keys_of(self, run_id: str, query: str) -> set[object]:
+        found = self._keys.get((run_id, query))
+        if found is None:
+            found = self._keys[run_id, query] = set(self._column(query, run_id))
+        return found
+
+    def _uids_of(self, run_id: str, group_id: str) -> set[str]:
+        found = self._uids.get((run_id, group_id))
+        if found is None:
+            if len(self._uids) >= REMEMBERED_GROUPS:
+                self._uids.clear()
+            samples = index_queries.group_samples(self._connection, run_id, group_id)
+            found = self._uids[run_id, group_id] = {sample.row.uid for sample in samples}
+        return found
+
+    def _column(self, query: str, *values: object) -> list[object]:
+        return [value for (value,) in self._connection.execute(query, values)]
+
+
+GROUPS_PER_ENTRY = 16
+
+logger = logging.getLogger(__name__)
+
+
+class Addition(NamedTuple):
+    """An append to make."""
+
+    rows: Sequence[Row]
+    body: bytes | None
+
+
+class Clearing:
+    """The samples of one segment: moved are those of the groups in ``moved``, of the others the columns are kept."""
+
+    def __init__(self, log: SegmentLog, bodies: BodyReader, segment: int, moved: Collection[GroupKey]) -> None:
+        self._log = log
+        self._bodies = bodies
+        self._segment = segment
+        self._moved = moved
+        self._whole: set[Location] = set()
+        """Where the bodies of undamaged records lie."""
+        self._told: dict[GroupKey, set[int]] = {}
+        """By group, the segments with bodies of which this one tells: itself, and those whose columns it has."""
+
+    def verify(self, connection: sqlite3.Connection) -> None:
+        """Read the whole segment, and compare it with the index: what that lacks would be lost.
+
+        Raises ``StorageFailed`` if it lacks something.
+        """
+        self._whole.clear()
+        known = Known(connection)
+        for part in self._log.parts_of(self._segment):
+            if not isinstance(part, Record):
+                logger.warning("bytes %d to %d of segment %d are damaged", *part, self._segment)
+                continue
+            for row in part.rows:
+                if not known.has(row):
+                    raise StorageFailed(
+                        f"the index lacks a {type(row).__name__} that is in it",
+                        what=f"segment {self._segment} cannot be removed",
+                        hint="stop the server, delete index.sqlite*, and start it again",
+                    )
+            if part.location is not None:
+                self._whole.add(part.location)
+
+    def keys(self, connection: sqlite3.Connection) -> list[GroupKey]:
+        """The groups for which there may be something to write."""
+        for key in groups(connection, self._segment):
+            self._told[key] = {self._segment}
+        for run_id, group_id, segment in foreign_columns(connection, self._segment):
+            self._told.setdefault((run_id, group_id), set()).add(segment)
+        return list(self._told)
+
+    def additions(self, connection: sqlite3.Connection, keys: Sequence[GroupKey]) -> list[Addition]:
+        """What to append for these groups, in order. Raises ``StorageFailed`` if a body to move is damaged."""
+        made: list[Addition] = []
+        columns: list[ColumnsRow] = []
+        for key in keys:
+            samples = index_queries.group_samples(connection, *key)
+            if key in self._moved:
+                made += self._moves(samples)
+            columns += self._columns(key, samples)
+        return made + [Addition(part, None) for part in batches(columns, GROUPS_PER_ENTRY)]
+
+    def _moves(self, samples: Sequence[StoredSample]) -> Iterator[Addition]:
+        moving = [sample for sample in samples if sample.location.segment == self._segment]
+        locations = [sample.location for sample in moving]
+        if not self._whole.issuperset(locations):
+            raise StorageFailed(
+                "a body that is still needed is damaged",
+                what=f"segment {self._segment} cannot be removed",
+                hint="it stays until its group is delivered or discarded",
+            )
+        for sample, body in zip(moving, self._bodies.read(locations), strict=True):
+            yield Addition([sample.row], body)
+
+    def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:
+        row = samples[0].row
+        for segment in sorted(self._told[key]):
+            is_moved = segment == self._segment and key in self._moved
+            left = [] if is_moved else [sample for sample in samples if sample.location.segment == segment]
+            yield ColumnsRow(
+                run_id=row.run_id,
+                group_id=row.group_id,
+                instance_id=row.instance_id,
+                epoch=row.epoch,
+                segment=segment,
+                samples=[to_columns(sample) for sample in left],
+            )

@@ -1,0 +1,239 @@
+"""Running flows over HTTP: one driver that blocks, one that awaits."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from forebay.client.calls.cutting import Breakable, Connections
+from forebay.client.calls.flow import Call, Flow, Lost, Pause, Reply, Work
+from forebay.core.addresses import is_loopback
+from forebay.core.errors import InvalidInput
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Transport:
+    """Runs flows, blocking the calling thread. May be used by several threads at once."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._http = httpx.Client(**_options(url, token))
+        self._connections = Connections()
+
+    def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
+        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        return _driven(flow, self._answer, pause or self._pause)
+
+    def cut(self) -> None:
+        """Break off every flow, those of other threads too. Only ``run_last`` asks anything from now on."""
+        self._connections.cut()
+
+    def run_last(self, flow: Flow[T]) -> T:
+        """Run ``flow`` although all others are cut; its result."""
+        return _driven(flow, self._ask, lambda pause: time.sleep(pause.seconds))
+
+    def _answer(self, call: Call) -> Reply | Lost:
+        self._connections.check()
+        try:
+            told = self._ask(call, trace=self._connections.trace)
+        except RuntimeError:  # the connections are let go of while a thread is about to ask
+            self._connections.check()
+            raise
+        if isinstance(told, Lost):
+            self._connections.check()
+        return told
+
+    def _ask(self, call: Call, **extensions: Any) -> Reply | Lost:
+        try:
+            return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
+        except httpx.TransportError as error:
+            return _lost(error)
+
+    def _pause(self, pause: Pause) -> None:
+        self._connections.pause(pause.seconds)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._http.close()
+
+
+class AsyncTransport:
+    """Runs flows in an event loop."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._http = httpx.AsyncClient(**_options(url, token))
+        self._breakable = Breakable()
+
+    async def run(self, flow: Flow[T], pause: Callable[[Pause], Awaitable[object]] | None = None) -> T:
+        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        return await _awaited(flow, self._answer, pause or self._pause)
+
+    async def cut(self) -> None:
+        """Break off every flow, those of other tasks too. Only ``run_last`` asks anything from now on."""
+        await self._breakable.cut()
+
+    async def run_last(self, flow: Flow[T]) -> T:
+        """Run ``flow`` although all others are cut; its result."""
+        return await _awaited(flow, self._ask, lambda pause: asyncio.sleep(pause.seconds))
+
+    async def _answer(self, call: Call) -> Reply | Lost:
+        async with self._breakable.part():
+            return await self._ask(call)
+
+    async def _pause(self, pause: Pause) -> None:
+        async with self._breakable.part():
+            await asyncio.sleep(pause.seconds)
+
+    async def _ask(self, call: Call) -> Reply | Lost:
+        try:
+            return _reply(await self._http.request(call.method, call.path, **_request(call)))
+        except httpx.TransportError as error:
+            return _lost(error)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+
+def _driven(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[Pause], object]) -> T:
+    told: Any = None
+    try:
+        while True:
+            wish = flow.send(told)
+            match wish:
+                case Call():
+                    told = ask(wish)
+                case Pause():
+                    told = pause(wish)
+                case Work():
+                    told = wish.function()
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+async def _awaited(
+    flow: Flow[T], ask: Callable[[Call], Awaitable[Reply | Lost]], pause: Callable[[Pause], Awaitable[object]]
+) -> T:
+    told: Any = None
+    try:
+        while True:
+            wish = flow.send(told)
+            match wish:
+                case Call():
+                    told = await ask(wish)
+                case Pause():
+                    told = await pause(wish)
+                case Work():
+                    told = await asyncio.to_thread(wish.function)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+class Background:
+    """A flow that runs in a thread of its own until it ends or is stopped."""
+
+    def __init__(self, transport: Transport, flow: Flow[None], name: str) -> None:
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(transport, flow), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self, transport: Transport, flow: Flow[None]) -> None:
+        try:
+            transport.run(flow, self._pause)
+        except Exception:  # whatever it is: once the client is closed, nobody wants to know
+            if not self._stopping.is_set():  # a request may be under way when the connections are let go of
+                raise
+
+    def _pause(self, pause: Pause) -> None:
+        event = self._woken if pause.is_wakeable else self._stopping
+        event.wait(pause.seconds)
+        self._woken.clear()
+        if self._stopping.is_set():
+            raise _Stopped
+
+    def wake(self) -> None:
+        """End the present pause, if it may be, or the next."""
+        self._woken.set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the flow's end."""
+        self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """End the flow at its next pause."""
+        self._stopping.set()
+        self.wake()
+
+
+class AsyncBackground:
+    """The same as a task."""
+
+    def __init__(self, transport: AsyncTransport, flow: Flow[None], name: str) -> None:
+        self._woken = asyncio.Event()
+        self._task = asyncio.create_task(transport.run(flow, self._pause), name=name)
+
+    async def _pause(self, pause: Pause) -> None:
+        if not pause.is_wakeable:
+            await asyncio.sleep(pause.seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause.seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """End the present pause, if it may be, or the next."""
+        self._woken.set()
+
+    async def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the flow's end."""
+        await asyncio.wait({self._task}, timeout=timeout_s)
+
+    async def stop(self) -> None:
+        """End the flow where it is."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+class _Stopped(Exception):
+    """A pause in a thread that is to end."""
+
+
+def _options(url: str, token: str | None) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidInput(
+            f"{url!r} is not a server's address", hint="it looks like http://127.0.0.1:8889", field="url"
+        )
+    return {
+        "base_url": url.rstrip("/"),
+        "headers": {"Authorization": f"Bearer {token}"} if token else {},
+        "trust_env": not is_loopback(parts.hostname),  # no proxy is asked for this machine's own addresses
+    }
+
+
+def _request(call: Call) -> dict[str, Any]:
+    timeout = httpx.Timeout(call.timeout_s, connect=CONNECT_TIMEOUT_S)
+    return {"content": call.body, "headers": dict(call.headers), "timeout": timeout}
+
+
+def _reply(response: httpx.Response) -> Reply:
+    return Reply(response.status_code, response.headers, response.content)
+
+
+def _lost(error: httpx.TransportError) -> Lost:
+    return Lost(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -1,0 +1,1 @@
+"""What a generator elsewhere writes with."""

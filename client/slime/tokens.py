@@ -1,0 +1,116 @@
+"""Tokens of samples as slime wants them: prompt and response in one list, masks and logprobs of the response alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forebay.client.model import Batch, Row
+from forebay.client.tensors import collate, numpy_arrays
+from forebay.client.tensors.tokenize import Tokenizer, chat_tokens
+from forebay.core.errors import InvalidInput, MissingExtra
+
+if TYPE_CHECKING:
+    import numpy
+
+
+class TokenizerSource(Protocol):
+    """Gives the tokenizer when a sample came without tokens."""
+
+    def __call__(self) -> Tokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """``ids`` of prompt and response; ``loss_mask`` and ``logprobs`` have one item for each of the response."""
+
+    ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float] | None
+    """None where a token that is trained on came without."""
+    is_retokenized: bool
+
+    @property
+    def response_length(self) -> int:
+        return len(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What a sample carries: three arrays of one length, and the length of its response where it tells one."""
+
+    ids: "numpy.ndarray[Any, Any]"
+    loss_mask: "numpy.ndarray[Any, Any]"
+    logprobs: "numpy.ndarray[Any, Any]"
+    response_length: int
+    """-1 where it is not told."""
+
+
+def arrays_of_batch(batch: Batch) -> tuple[list[Arrays], list[int]]:
+    """The arrays of each row of a batch that was asked for as tensors, and the number of each row's group."""
+    flat = numpy_arrays(batch)
+    parts = [
+        Arrays(flat["tokens"][start:end], flat["loss_mask"][start:end], flat["logprobs"][start:end], int(length))
+        for start, end, length in zip(flat["offsets"][:-1], flat["offsets"][1:], flat["response_length"], strict=True)
+    ]
+    return parts, flat["group_index"].tolist()
+
+
+def arrays_of_row(row: Row) -> Arrays:
+    """The arrays of a sample with plain lists. Raises ``InvalidInput`` if they are none."""
+    if not row.get("tokens"):
+        nothing = _numpy().empty(0)
+        return Arrays(nothing, nothing, nothing, -1)
+    made = {name: tensor[0].numpy() for name, tensor in collate([row], 0).items() if tensor.dim() == 2}
+    told = row.get("response_length")
+    length = told if type(told) is int and 0 <= told <= len(row["tokens"]) else -1
+    return Arrays(made["tokens"], made["loss_mask"], made["logprobs"], length)
+
+
+def tokens_of(row: Row, arrays: Arrays, tokenizer: TokenizerSource) -> Tokens:
+    """A sample's tokens; made of its messages where it has none. Raises ``InvalidInput`` if slime cannot use them."""
+    if len(arrays.ids):
+        return _split(arrays)
+    if row.get("tokens"):
+        raise InvalidInput("its token arrays cannot be used", field="tokens")
+    return _retokenized(row["messages"], tokenizer())
+
+
+def _split(arrays: Arrays) -> Tokens:
+    start = _response_start(arrays.loss_mask, arrays.response_length)
+    mask = arrays.loss_mask[start:].astype(bool)
+    logprobs = arrays.logprobs[start:].copy()
+    logprobs[~mask] = 0.0
+    has_all = not _numpy().isnan(logprobs).any()
+    return Tokens(arrays.ids.tolist(), mask.astype(int).tolist(), logprobs.tolist() if has_all else None, False)
+
+
+def _retokenized(messages: Sequence[Any], tokenizer: Tokenizer) -> Tokens:
+    try:
+        ids, mask = chat_tokens(messages, tokenizer)
+    except InvalidInput:
+        raise
+    except Exception as error:  # whatever a template finds wrong with one conversation costs that one
+        raise InvalidInput(f"its messages cannot be tokenised: {error!r}", field="messages") from error
+    start = _response_start(_numpy().asarray(mask), -1)
+    return Tokens(ids, mask[start:], None, True)
+
+
+def _response_start(mask: "numpy.ndarray[Any, Any]", response_length: int) -> int:
+    """Where the response begins: as told, else at the first token that is trained on.
+
+    Nothing predicts the first token, and slime divides by the number of the others: one is the prompt at least, and one
+    the response.
+    """
+    if len(mask) < 2:
+        raise InvalidInput("it has less than two tokens", field="tokens")
+    first_trained = int(mask.argmax()) if mask.any() else len(mask)
+    start = len(mask) - response_length if response_length >= 0 else first_trained
+    return min(max(start, 1), len(mask) - 1)
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise MissingExtra("numpy", "torch") from None
+    return numpy

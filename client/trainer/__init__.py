@@ -1,0 +1,1 @@
+"""What a trainer reads with: batches, leases, checkpoints, weight versions."""

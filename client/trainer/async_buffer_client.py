@@ -1,0 +1,189 @@
+"""The client of an asynchronous trainer: ``BufferClient`` to be awaited."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.client.calls.transport import AsyncBackground, AsyncTransport
+from forebay.client.model import (
+    PAUSE_LIMIT_S,
+    PAUSE_TIMEOUT_S,
+    UPDATE_TIMEOUT_S,
+    Batch,
+    BatchLike,
+    CheckpointInfo,
+    CheckpointResult,
+    EnginePause,
+    RewindResult,
+    RunStats,
+    WeightUpdate,
+)
+from forebay.client.trainer.buffer_client import DEFAULT_URL, LEASE_S, RETRY_FOR_S
+from forebay.client.trainer.protocol import Reading, Wanted, start_payload
+from forebay.core.weight_versions import PauseMode
+
+
+class AsyncBufferClient:
+    """``BufferClient`` to be awaited: the same methods, entered with ``async with``, iterated with ``async for``.
+
+    Leases are extended by a task. A read that is cancelled loses nothing: what it had leased is the next read's, or is
+    given back when the client is left. Leaving breaks off what other tasks are doing with it: ``ClientClosed``.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        *,
+        retry_for_s: float = RETRY_FOR_S,
+        as_tensors: bool = False,
+    ) -> None:
+        self._transport = AsyncTransport(url, token or os.environ.get("FOREBAY_TOKEN"))
+        self._run = self._transport.run
+        self._reading = Reading(retry_for_s, as_tensors=as_tensors)
+        self._reading.leases.wake = self._keep
+        self._keeper: AsyncBackground | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As ``BufferClient.close``."""
+        if not self._reading.reads.end():  # from here on no keeper is started either
+            return
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.stop()
+        try:
+            await self._transport.cut()
+            await self._transport.run_last(self._reading.leave())
+        finally:
+            await self._transport.close()
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = AsyncBackground(self._transport, self._reading.keep(), "forebay-leases")
+        else:
+            self._keeper.wake()
+
+    # --- runs
+
+    @property
+    def run_id(self) -> str:
+        """The run that was started or attached to; empty before."""
+        return self._reading.run_id
+
+    async def start(
+        self, task_type: str, group_size: int, input_file: str | Path | None = None, **settings: Any
+    ) -> RunStats:
+        """As ``BufferClient.start``."""
+        return await self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
+
+    async def attach(self, run_id: str) -> RunStats:
+        """As ``BufferClient.attach``."""
+        return await self._run(self._reading.attach(run_id))
+
+    async def runs(self) -> list[RunStats]:
+        """As ``BufferClient.runs``."""
+        return await self._run(self._reading.runs())
+
+    async def stats(self) -> RunStats:
+        """As ``BufferClient.stats``."""
+        return await self._run(self._reading.stats())
+
+    async def stop(self) -> RunStats:
+        """As ``BufferClient.stop``."""
+        return await self._run(self._reading.stop())
+
+    # --- weights
+
+    async def set_weight_version(self, version: int) -> None:
+        """As ``BufferClient.set_weight_version``."""
+        await self._run(self._reading.set_weight_version(version))
+
+    async def update_weights(
+        self,
+        version: int,
+        model_path: str | Path,
+        mode: PauseMode = "abort",
+        *,
+        timeout_s: float = UPDATE_TIMEOUT_S,
+    ) -> WeightUpdate:
+        """As ``BufferClient.update_weights``."""
+        return await self._run(self._reading.update_weights(version, str(model_path), mode, timeout_s))
+
+    @asynccontextmanager
+    async def paused_engines(
+        self, mode: PauseMode = "abort", *, weight_version: int | None = None, limit_s: float = PAUSE_LIMIT_S
+    ) -> AsyncIterator[EnginePause]:
+        """As ``BufferClient.paused_engines``."""
+        pause = await self._run(self._reading.pause_engines(mode, limit_s, PAUSE_TIMEOUT_S))
+        try:
+            yield pause
+        except BaseException:  # however the block ends, engines must not stand still
+            await asyncio.shield(self._run(self._reading.continue_engines(None)))
+            raise
+        await self._run(self._reading.continue_engines(weight_version))
+
+    # --- batches
+
+    def batches(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+        drop_last: bool = False,
+    ) -> AsyncIterator[Batch]:
+        """As ``BufferClient.batches``."""
+        return self._iterate(Wanted(num_groups, batch_size, lease_s, step, max_staleness), drop_last=drop_last)
+
+    async def _iterate(self, wanted: Wanted, *, drop_last: bool) -> AsyncIterator[Batch]:
+        while batch := await self._run(self._reading.next_batch(wanted, drop_last=drop_last)):
+            yield batch
+            wanted = wanted.next()
+
+    async def read(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        wait_s: float | None = None,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+    ) -> Batch | None:
+        """As ``BufferClient.read``."""
+        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
+        return await self._run(self._reading.read(wanted, wait_s))
+
+    async def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
+        """As ``BufferClient.checkpoint``."""
+        return await self._run(self._reading.checkpoint(step, batches))
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """As ``BufferClient.checkpoints``."""
+        return await self._run(self._reading.checkpoints())
+
+    async def rewind(self, step: int | None) -> RewindResult:
+        """As ``BufferClient.rewind``."""
+        return await self._run(self._reading.rewind(step))
+
+    async def ack(self, batch: BatchLike) -> None:
+        """As ``BufferClient.ack``."""
+        await self._run(self._reading.ack(batch))
+
+    async def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
+        """As ``BufferClient.release``."""
+        await self._run(self._reading.release(batches))

@@ -1,0 +1,233 @@
+"""The rows of a batch as tensors: each row's arrays brought to one length, and all rows one after the other."""
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from forebay.core.binary_sample import (
+    ARRAYS,
+    ITEM_SIZES,
+    TYPE_CODES,
+    Field,
+    is_binary,
+    number_bytes,
+    response_length,
+    unpack,
+    value_of,
+)
+from forebay.core.safetensors_format import Dtype
+from forebay.core.weight_versions import oldest_version
+
+Piece = bytes | memoryview
+P = TypeVar("P")
+
+UNKNOWN = -1
+_NAN = array("f", [math.nan]).tobytes()
+_CODES = {"I64": "q", "F64": "d"}
+"""As the module ``array`` names the types."""
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class _Head(msgspec.Struct):
+    """The fields of a row that become tensors."""
+
+    reward: Field = msgspec.UNSET
+    raw_reward: Field = msgspec.UNSET
+    response_length: Field = msgspec.UNSET
+    weight_version: Field = msgspec.UNSET
+    weight_versions: Field = msgspec.UNSET
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class TokenRow(msgspec.Struct, Generic[P], frozen=True, gc=False):
+    """One row. Logprobs and loss mask, in pieces, are as long as its tokens. ``P`` stands for a piece of an array."""
+
+    num_tokens: int
+    tokens: P
+    logprobs: Sequence[P | bytes]
+    loss_mask: Sequence[P | bytes]
+    has_logprobs: bool
+    response_length: int
+    reward: float
+    raw_reward: float
+    weight_version: int
+    rest: bytes
+    """The row as JSON without its arrays."""
+
+
+class Column(NamedTuple, Generic[P]):
+    """One tensor of a batch: its bytes in pieces."""
+
+    name: str
+    dtype: Dtype
+    num_items: int
+    pieces: Sequence[P | bytes]
+
+
+class Stretch(msgspec.Struct, Generic[P], frozen=True, gc=False):
+    """An array, and how many items it has."""
+
+    num_items: int
+    piece: P
+
+
+class _Arrays(NamedTuple):
+    tokens: Piece
+    logprobs: Piece | None
+    loss_mask: Piece | None
+    rest: bytes
+
+
+class Numbers(msgspec.Struct, frozen=True, gc=False):
+    """What the JSON of a row says that becomes a tensor: its values as they are, whatever they are."""
+
+    reward: Any
+    raw_reward: Any
+    response_length: Any
+    oldest_version: int | None
+
+
+def read_numbers(rest: bytes) -> Numbers:
+    """The numbers in a row's JSON."""
+    head = _decode_head(rest)
+    oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
+    return Numbers(value_of(head.reward), value_of(head.raw_reward), value_of(head.response_length), oldest)
+
+
+def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
+    """A row of a batch, given as the pieces of a body, binary or JSON.
+
+    ``logprobs`` and ``loss_mask`` of the response alone get zeros in front. Without logprobs they are NaN, so that
+    whoever uses them notices; without a loss mask it is 1 for the response, for every token if ``response_length``
+    does not tell the response. A JSON row whose lists are no such arrays keeps them, and has no tokens.
+    """
+    arrays = _binary_arrays(row) if is_binary(row[0]) else _json_arrays(b"".join(row))
+    logprobs, loss_mask = arrays.logprobs, arrays.loss_mask
+    return make_row(
+        Stretch(len(arrays.tokens) // 4, arrays.tokens),
+        None if logprobs is None else Stretch(len(logprobs) // 4, logprobs),
+        None if loss_mask is None else Stretch(len(loss_mask), loss_mask),
+        arrays.rest,
+    )
+
+
+def make_row(
+    tokens: Stretch[P],
+    logprobs: Stretch[P] | None,
+    loss_mask: Stretch[P] | None,
+    rest: bytes,
+    numbers: Numbers | None = None,
+) -> TokenRow[P]:
+    """The row of these arrays and of ``rest``, its JSON without them: see ``token_row``.
+
+    ``numbers`` are what ``read_numbers`` would find in ``rest``.
+    """
+    numbers = numbers or read_numbers(rest)
+    num_tokens, oldest = tokens.num_items, numbers.oldest_version
+    response = response_length(numbers.response_length, num_tokens)
+    if loss_mask is None:
+        mask: Sequence[P | bytes] = _ones(num_tokens, response)
+    else:
+        mask = _padded(loss_mask.piece, num_tokens - loss_mask.num_items)
+    return TokenRow(
+        num_tokens,
+        tokens.piece,
+        [_NAN * num_tokens] if logprobs is None else _padded(logprobs.piece, 4 * (num_tokens - logprobs.num_items)),
+        mask,
+        logprobs is not None,
+        UNKNOWN if response is None else response,
+        _number(numbers.reward),
+        _number(numbers.raw_reward),
+        UNKNOWN if oldest is None else oldest,
+        rest,
+    )
+
+
+def _ones(num_tokens: int, response: int | None) -> Sequence[bytes]:
+    num_trained = num_tokens if response is None else response
+    return [bytes(num_tokens - num_trained), b"\1" * num_trained]
+
+
+def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:
+    return [bytes(num_missing_bytes), piece] if num_missing_bytes else [piece]
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    try:
+        return float(value) if type(value) is int else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _binary_arrays(row: Sequence[bytes | memoryview]) -> _Arrays:
+    sample = unpack(row[0])
+    return _Arrays(sample.tokens, sample.logprobs, sample.loss_mask, b"".join((sample.json, *row[1:])))
+
+
+def _json_arrays(text: bytes) -> _Arrays:
+    return (b'"tokens"' in text and _lists(text)) or _Arrays(b"", None, None, text)
+
+
+def _lists(text: bytes) -> _Arrays | None:
+    """The lists of a JSON row as arrays; None if they are not what arrays must be."""
+    try:
+        fields = _decode_fields(text)
+    except msgspec.DecodeError:  # a key with half a surrogate pair
+        return None
+    given = {name: raw for name in ARRAYS if (raw := fields.get(name)) is not None and bytes(raw) != b"null"}
+    arrays = {name: _list_bytes(raw, name) for name, raw in given.items()}
+    if (tokens := arrays.get("tokens")) is None or None in arrays.values():
+        return None
+    num_tokens, logprobs, loss_mask = len(tokens) // 4, arrays.get("logprobs"), arrays.get("loss_mask")
+    allowed = {num_tokens, response_length(value_of(fields.get("response_length")), num_tokens)}
+    if any(len(data or b"") // ITEM_SIZES[name] not in allowed for name, data in arrays.items()):
+        return None
+    rest = {name: raw for name, raw in fields.items() if name not in arrays}
+    return _Arrays(tokens, logprobs, loss_mask, _encode(rest))
+
+
+def _list_bytes(raw: msgspec.Raw, name: str) -> bytes | None:
+    values = value_of(raw)
+    if not isinstance(values, list):
+        return None
+    return number_bytes(values, TYPE_CODES[name])
+
+
+def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[Column[P]]:
+    """The tensors of a batch, those with larger items first.
+
+    ``offsets`` [num_rows + 1] tells where each row's tokens begin in ``tokens``, ``logprobs`` and ``loss_mask``;
+    ``group_index``, ``weight_version``, ``response_length``, ``rewards``, ``raw_rewards`` and ``has_logprobs`` are
+    [num_rows]; ``rest`` is JSON.
+    """
+    num_rows, offsets = len(rows), [*accumulate(map(attrgetter("num_tokens"), rows), initial=0)]
+    group_index = chain.from_iterable([number] * size for number, size in enumerate(group_sizes))
+    return [
+        Column("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
+        Column("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
+        _numbers("weight_version", "I64", "weight_version", rows),
+        _numbers("response_length", "I64", "response_length", rows),
+        _numbers("rewards", "F64", "reward", rows),
+        _numbers("raw_rewards", "F64", "raw_reward", rows),
+        Column("tokens", "I32", offsets[-1], [row.tokens for row in rows]),
+        Column("logprobs", "F32", offsets[-1], [piece for row in rows for piece in row.logprobs]),
+        Column("loss_mask", "U8", offsets[-1], [piece for row in rows for piece in row.loss_mask]),
+        Column("has_logprobs", "U8", num_rows, [bytes(row.has_logprobs for row in rows)]),
+        Column("rest", "U8", sum(map(len, rest)), rest),
+    ]
+
+
+def _numbers(name: str, dtype: Literal["I64", "F64"], field: str, rows: Sequence[TokenRow[P]]) -> Column[P]:
+    values: array[Any] = array(_CODES[dtype], map(attrgetter(field), rows))
+    return Column(name, dtype, len(rows), [values.tobytes()])

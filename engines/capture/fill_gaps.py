@@ -1,0 +1,151 @@
+"""Asking afterwards for what a stream does not tell: its weight version, and the logprobs that are missing.
+
+Asking an SGLang server for the logprobs of given tokens.
+"""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import msgspec
+
+from forebay.core.errors import EngineError
+from forebay.engines.admin import WorkerAdmin
+from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.capture.turn_fields import NOT_TOLD, logprob_of
+from forebay.engines.openai_wire import status_error, unreachable
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """``logprobs[i]`` is that of token ``start + i`` after all before it.
+
+    NaN for the very first token, and for the last id of the vocabulary: SGLang (0.5.23) tells id 0 in its place.
+    """
+
+    start: int
+    logprobs: list[float]
+    weight_version: str | None
+
+
+async def score(
+    http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
+) -> Scores:
+    """The logprobs of ``ids[start:]`` under the weights that the server at ``url`` has now, at temperature 1.
+
+    ``extra_key`` is that of the call which has left ``ids`` in the cache, if it had one.
+    Raises ``EngineError`` for a server that cannot tell them, ``TimeoutError``, and ``EngineUnavailable``.
+    """
+    body: dict[str, Any] = {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": start,
+    }
+    if extra_key is not None:
+        body["extra_key"] = extra_key
+    reply = await _posted(http, url, body)
+    try:
+        meta_info = msgspec.json.decode(reply)["meta_info"]
+        told = [(token_id, logprob_of(value)) for value, token_id, *_ in meta_info["input_token_logprobs"]]
+        pairs = list(zip(ids[start:], told, strict=True))
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise EngineError(f"{url}/generate tells no input_token_logprobs: {reply[:200]!r}", status_code=200) from error
+    logprobs = [value if asked == token_id else NOT_TOLD for asked, (token_id, value) in pairs]
+    version = meta_info.get("weight_version")
+    return Scores(start, logprobs, None if version is None else str(version))
+
+
+async def _posted(http: httpx.AsyncClient, url: str, body: object) -> bytes:
+    try:
+        reply = await http.post(f"{url}/generate", json=body)
+    except httpx.TimeoutException as error:
+        raise TimeoutError(f"{url}/generate did not answer in time") from error
+    except httpx.TransportError as error:
+        raise unreachable(url, error) from error
+    if reply.status_code != HTTPStatus.OK:
+        raise status_error(url, reply.status_code, reply.content)
+    return reply.content
+
+
+logger = logging.getLogger(__name__)
+
+AGREEMENT = 0.05
+"""Asked-for logprobs are taken if they are nowhere further than this from those that the stream told, in nats.
+
+At another temperature they are far off; rounding in bfloat16 is within it.
+"""
+
+
+async def weight_version_of(http: httpx.AsyncClient, url: str) -> str | None:
+    """The weights that the server has now; None where it does not tell."""
+    try:
+        info = await WorkerAdmin(http, url).model_info()
+    except (EngineError, TimeoutError):
+        return None
+    return info.weight_version if info is not None else None
+
+
+async def complete(
+    http: httpx.AsyncClient,
+    url: str,
+    turns: Sequence[Turn],
+    version_before: str | None,
+    *,
+    temperature: object = None,
+    extra_key: str | None = None,
+    version_of: Callable[[httpx.AsyncClient, str], Awaitable[str | None]] = weight_version_of,
+) -> list[Turn]:
+    """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
+
+    ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
+    versions are ``seen_versions`` and nothing is filled in. An answer of which the stream told no logprob at all is
+    scored if ``temperature``, that of the request, is 1; ``extra_key`` is that of the request. ``version_of`` asks for
+    the version once the stream has ended. Never raises for what the server does.
+    """
+    version_after = await version_of(http, url)
+    if version_before is None or version_after != version_before:
+        seen = [version for version in (version_before, version_after) if version is not None]
+        return [_seen(turn, seen) for turn in turns]
+    known = [_of_one_version(turn, version_before) for turn in turns]
+    return [await _filled(http, url, turn, is_trusted=temperature == 1, extra_key=extra_key) for turn in known]
+
+
+def _seen(turn: Turn, versions: list[str]) -> Turn:
+    told = turn.versions or turn.sampled_ids == []
+    return turn if told else msgspec.structs.replace(turn, seen_versions=versions, is_kv_mixed=len(versions) > 1)
+
+
+def _of_one_version(turn: Turn, version: str) -> Turn:
+    if turn.versions:
+        return turn
+    return msgspec.structs.replace(turn, versions=[VersionSpan(version, 0, len(turn.sampled_ids or ()))])
+
+
+async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool, extra_key: str | None) -> Turn:
+    if turn.prompt_ids is None or not turn.sampled_ids:
+        return turn
+    told = turn.logprobs or [NOT_TOLD] * len(turn.sampled_ids)
+    if not any(map(math.isnan, told)):
+        return turn
+    try:
+        ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
+        scores = await score(http, url, ids, start=start, extra_key=extra_key)
+    except (EngineError, TimeoutError) as error:
+        logger.info("the logprobs that a stream did not tell stay unknown: %s", error)
+        return turn
+    asked = scores.logprobs[1:]
+    if scores.weight_version not in {turn.versions[0].version, None} or not _agree(told, asked, is_trusted=is_trusted):
+        logger.info("the logprobs that a stream did not tell stay unknown: the engine's answer differs from the others")
+        return turn
+    filled = [other if math.isnan(one) else one for one, other in zip(told, asked, strict=True)]
+    return msgspec.structs.replace(turn, logprobs=filled)
+
+
+def _agree(told: Sequence[float], asked: Sequence[float], *, is_trusted: bool) -> bool:
+    """Whether they are close wherever both are known; with nothing to compare, whether the answer is trusted."""
+    differences = [abs(one - other) for one, other in zip(told, asked, strict=True)]
+    known = [difference for difference in differences if not math.isnan(difference)]
+    return max(known) <= AGREEMENT if known else is_trusted

@@ -1,0 +1,160 @@
+"""Reading a streamed chat, chunk by chunk, into turns."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.turn_fields import NOT_TOLD, call_fields, logprob_of, token_ids
+
+
+class StreamReader:
+    """Takes in the chunks of one streamed chat; ``turns`` gives what they tell, at the end or before it.
+
+    SGLang tells the ids of a stream in its last chunks (``sglext``), vLLM with each chunk. A stream tells no weight
+    version, and no logprob for a token that has no text of its own: ``complete`` in ``completing.py`` asks for both.
+    """
+
+    def __init__(
+        self, request_body: Mapping[str, Any], *, rid: str | None = None, engine_url: str = "", began_s: float = 0.0
+    ) -> None:
+        self._call = call_fields(request_body, rid=rid, engine_url=engine_url, began_s=began_s)
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_ids: list[int] | None = None
+        self._usage: dict[str, Any] = {}
+        self._first_token_s: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the ids were told: an SGLang stream tells them after everything that its client wants to see."""
+        return self._prompt_ids is not None and all(c.sampled_ids is not None for c in self._choices.values())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has told why it ended."""
+        return bool(self._choices) and all(choice.finish_reason for choice in self._choices.values())
+
+    def stop(self) -> None:
+        """The client reads no further: of what comes now only the ids count, and only of tokens that it has read."""
+        for choice in self._choices.values():
+            choice.stop()
+
+    def feed(self, chunk: Mapping[str, Any]) -> None:
+        """Take in one decoded chunk."""
+        for choice in chunk.get("choices") or []:
+            self._choice(choice.get("index") or 0).feed(choice, _num_sampled(chunk))
+            self._note_first(choice)
+        if chunk.get("usage") and not chunk.get("choices"):
+            self._usage = dict(chunk["usage"])
+        self._read_ids(chunk)
+
+    def turns(self, *, ended_s: float = 0.0) -> list[Turn]:
+        """A turn for every choice that has begun."""
+        common: dict[str, Any] = {"usage": self._usage, "first_token_s": self._first_token_s, "ended_s": ended_s}
+        return [
+            Turn(**self._call, **choice.fields(self._prompt_ids), **common, choice=index)
+            for index, choice in sorted(self._choices.items())
+        ]
+
+    def _choice(self, index: int) -> "_Choice":
+        return self._choices.setdefault(index, _Choice())
+
+    def _note_first(self, choice: Mapping[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        if self._first_token_s is None and any(
+            delta.get(name) for name in ("content", "reasoning_content", "tool_calls")
+        ):
+            self._first_token_s = time.time()
+
+    def _read_ids(self, chunk: Mapping[str, Any]) -> None:
+        sglext = chunk.get("sglext") or {}
+        prompt = token_ids(sglext.get("input_ids") or chunk.get("prompt_token_ids"))
+        self._prompt_ids = prompt if prompt is not None else self._prompt_ids
+        for index, told in enumerate(sglext.get("output_ids") or []):
+            self._choice(index).sampled_ids = token_ids(told)
+
+
+@dataclass
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logprobs: dict[int, float] = field(default_factory=dict)
+    """By position among the sampled tokens."""
+    is_placed: bool = True
+    """Each chunk told which positions its logprobs belong to."""
+    sampled_ids: list[int] | None = None
+    finish_reason: str = ""
+    num_read: int = 0
+    """Tokens that the client has read, as far as the engine tells."""
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """Read no further, unless it has ended anyway."""
+        if not self.finish_reason:
+            self.is_stopped, self.finish_reason = True, "stop"
+
+    def feed(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
+        """``num_sampled`` tokens of this choice were sampled when the chunk was made, if it tells."""
+        if self.is_stopped:
+            return
+        self.num_read = max(self.num_read, num_sampled or 0)
+        delta = choice.get("delta") or {}
+        self.text.append(delta.get("content") or "")
+        self.reasoning.append(delta.get("reasoning_content") or "")
+        for call in delta.get("tool_calls") or []:
+            _add_tool_call(self.tool_calls.setdefault(call.get("index") or 0, {}), call)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if (ids := token_ids(choice.get("token_ids"))) is not None:
+            self.sampled_ids = [*(self.sampled_ids or []), *ids]
+        self._read_logprobs(choice, num_sampled)
+
+    def fields(self, prompt_ids: list[int] | None) -> dict[str, Any]:
+        told: dict[str, Any] = {"reply": self._reply(), "finish_reason": self.finish_reason}
+        if prompt_ids is None or self.sampled_ids is None:
+            return told
+        sampled_ids = self.sampled_ids[: self.num_read] if self.is_stopped else self.sampled_ids
+        return told | {
+            "prompt_ids": prompt_ids,
+            "sampled_ids": sampled_ids,
+            "logprobs": self._placed_logprobs(len(sampled_ids)),
+        }
+
+    def _placed_logprobs(self, num_tokens: int) -> list[float] | None:
+        positions = range(num_tokens)
+        if not self.is_placed and self.logprobs.keys() != set(positions):
+            return None
+        return [self.logprobs.get(position, NOT_TOLD) for position in positions] if self.logprobs else None
+
+    def _read_logprobs(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
+        content = (choice.get("logprobs") or {}).get("content") or []
+        if content and num_sampled is None:
+            self.is_placed = False
+        first = len(self.logprobs) if num_sampled is None else num_sampled - len(content)
+        told = {first + place: logprob_of(token.get("logprob")) for place, token in enumerate(content)}
+        self.logprobs.update(told)
+
+    def _reply(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.text)}
+        if any(self.reasoning):
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.tool_calls:
+            message["tool_calls"] = [call for _, call in sorted(self.tool_calls.items())]
+        return message
+
+
+def _num_sampled(chunk: Mapping[str, Any]) -> int | None:
+    """Only a chunk of one choice tells how many tokens that choice has."""
+    told = (chunk.get("usage") or {}).get("completion_tokens")
+    return told if isinstance(told, int) and len(chunk.get("choices") or []) == 1 else None
+
+
+def _add_tool_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Names and ids come once, arguments in pieces."""
+    function = call.setdefault("function", {"name": "", "arguments": ""})
+    told = delta.get("function") or {}
+    function["name"] = function["name"] or told.get("name") or ""
+    function["arguments"] += told.get("arguments") or ""
+    call["id"] = call.get("id") or delta.get("id") or ""
+    call["type"] = "function"

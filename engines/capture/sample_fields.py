@@ -1,0 +1,154 @@
+"""What a sample says about its tokens, from the turns on one branch."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from forebay.engines.capture.token_tree import Node
+from forebay.engines.capture.turn import Source, Turn, VersionSpan
+
+
+class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens from ``start`` to before ``end`` of a sample have one source, and one weight version."""
+
+    source: Source
+    start: int
+    end: int
+    weight_version: int | None = None
+    mixed_kv: bool = False
+
+
+class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to train on. ``tokens``, ``loss_mask``, ``logprobs`` and ``token_spans`` have one length.
+
+    ``loss_mask`` is 1 where a token was sampled in this rollout and is trained on in this sample. ``logprobs`` are 0
+    where no token was sampled, or where its logprob was not told. ``tokens`` is None where the engine told no ids,
+    ``logprobs`` where it told none for a whole turn.
+    """
+
+    messages: list[dict[str, Any]]
+    finish_reason: str
+    weight_versions: list[int]
+    """Each once, in the order of first use; versions that are no numbers are left out."""
+    tokens: list[int] | None = None
+    loss_mask: list[int] | None = None
+    logprobs: list[float] | None = None
+    token_spans: list[TokenSpan] = []
+
+    def fields(self) -> dict[str, Any]:
+        """What a sample gets of it, as JSON values."""
+        told: dict[str, Any] = {"messages": self.messages}
+        if len(self.weight_versions) == 1:
+            told["weight_version"] = self.weight_versions[0]
+        elif self.weight_versions:
+            told["weight_versions"] = self.weight_versions
+        if self.tokens is None:
+            return {**told, "retokenized": True}
+        told |= {"tokens": self.tokens, "loss_mask": self.loss_mask}
+        if self.logprobs is not None:
+            told["logprobs"] = self.logprobs
+        return {**told, "token_spans": msgspec.to_builtins(self.token_spans)}
+
+
+class HasFields(Protocol):
+    """A sample, as far as it is sent."""
+
+    def fields(self) -> dict[str, Any]: ...
+
+
+class Recorded(Protocol):
+    """What a rollout's engine calls came to: a ``Trajectory``, or what another process tells of one."""
+
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+
+    def samples(self) -> Sequence[HasFields]: ...
+
+
+def untold_sample(turns: Sequence[Turn]) -> CapturedSample:
+    """The sample of a rollout of which not all token ids are known: messages, and the weight versions."""
+    last = turns[-1]
+    versions = [name for turn in turns for name in _version_names(turn)]
+    return CapturedSample(
+        messages=[*last.messages, last.reply], finish_reason=last.finish_reason, weight_versions=_numbers(versions)
+    )
+
+
+def sample_of(leaf: Node, claimed: dict[Node, int]) -> CapturedSample:
+    """The branch that ends with ``leaf``.
+
+    ``claimed`` says up to where the sampled tokens of a node are trained on in other samples; this one's are added.
+    """
+    path = leaf.path()
+    cuts = [*(node.kept for node in path[1:]), leaf.end]
+    parts = list(zip(path, cuts, strict=True))
+    return CapturedSample(
+        messages=[*leaf.turn.messages, leaf.turn.reply],
+        finish_reason=leaf.turn.finish_reason,
+        weight_versions=_numbers(name for node in path for name in _version_names(node.turn)),
+        tokens=list(leaf.sequence()),
+        loss_mask=[bit for node, cut in parts for bit in _mask(node, cut, claimed)],
+        logprobs=_logprobs(parts),
+        token_spans=_joined(span for node, cut in parts for span in _spans(node, cut)),
+    )
+
+
+def _mask(node: Node, cut: int, claimed: dict[Node, int]) -> list[int]:
+    start = node.sampled_start
+    free = max(claimed.get(node, start), start)
+    claimed[node] = max(free, cut)
+    told = node.turn.logprobs
+    bits = [int(at >= free and (told is None or not math.isnan(told[at - start]))) for at in range(start, cut)]
+    return [0] * len(node.prompt) + bits
+
+
+def _logprobs(parts: Sequence[tuple[Node, int]]) -> list[float] | None:
+    if any(node.turn.logprobs is None for node, _ in parts):
+        return None
+    values: list[float] = []
+    for node, cut in parts:
+        told = (node.turn.logprobs or [])[: cut - node.sampled_start]
+        values += [0.0] * len(node.prompt) + [0.0 if math.isnan(value) else value for value in told]
+    return values
+
+
+def _spans(node: Node, cut: int) -> Iterator[TokenSpan]:
+    """The spans of one node, at their places in the sample."""
+    start = node.sampled_start
+    yield TokenSpan(_prompt_source(node), node.kept, start)
+    turn = node.turn
+    for span in turn.versions or [VersionSpan("", 0, len(node.sampled))]:
+        numbers = _numbers([span.version])
+        end = min(start + span.end, cut)
+        yield TokenSpan("llm", start + span.start, end, numbers[0] if numbers else None, turn.is_kv_mixed)
+
+
+def _prompt_source(node: Node) -> Source:
+    """A tool's result if that is all that the prompt brings; template tokens around it count with it."""
+    parent = node.parent
+    if parent is None or node.kept < parent.end:
+        return "environment"
+    new = node.turn.messages[len(parent.turn.messages) + 1 :]
+    return "tool" if new and all(message.get("role") == "tool" for message in new) else "environment"
+
+
+def _joined(spans: Iterable[TokenSpan]) -> list[TokenSpan]:
+    """Without empty spans, and neighbours that say the same as one."""
+    joined: list[TokenSpan] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last is not None and msgspec.structs.replace(last, start=span.start, end=span.end) == span:
+            joined[-1] = msgspec.structs.replace(last, end=max(last.end, span.end))
+        elif span.end > span.start:
+            joined.append(span)
+    return joined
+
+
+def _version_names(turn: Turn) -> list[str]:
+    return [*(span.version for span in turn.versions), *turn.seen_versions]
+
+
+def _numbers(versions: Iterable[str]) -> list[int]:
+    return [int(version) for version in dict.fromkeys(versions) if version.isdecimal()]

@@ -1,0 +1,192 @@
+"""Chats over SGLang's ``/generate``: the prompt is rendered here, and token ids come back through any router.
+
+A chat of a rollout that goes over ``/generate`` of a router: its prompt is rendered here.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from forebay.core.errors import EngineError, InvalidInput
+from forebay.engines.abc import ChatReply, ChatRequest
+from forebay.engines.capture.turn_fields import logprob_of
+from forebay.engines.chat_template import ChatTemplate, TextOf
+from forebay.engines.openai_wire import chat_body, read_reply, status_error, unreachable
+
+Json = dict[str, Any]
+
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+PARAM_NAMES = {
+    **dict.fromkeys(LIMIT_NAMES, "max_new_tokens"),
+    **dict.fromkeys(("min_new_tokens", "min_tokens"), "min_new_tokens"),
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos")},
+    **{name: name for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")},
+    **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
+}
+"""The sampling parameters of a chat that ``/generate`` has too, and their names there."""
+KNOWN_NAMES = PARAM_NAMES.keys() | {
+    *("messages", "input_ids", "n", "rid", "extra_key", "logprobs"),
+    *("return_token_ids", "return_prompt_token_ids", "return_meta_info"),
+    # Without meaning where there are no tools, or where a router has one model.
+    *("model", "user", "tool_choice", "parallel_tool_calls", "add_generation_prompt"),
+}
+"""The fields of a chat that can go over ``/generate``; any other may only be null, false, 0 or empty."""
+PASSED_ON = ("rid", "extra_key")
+
+
+def rendered(body: Mapping[str, Any], template: ChatTemplate) -> list[int] | None:
+    """The prompt of a chat with this body; None for one that ``/generate`` cannot answer as a chat does.
+
+    That is one with tools, a stream, one without a limit of tokens (there it would be 128), and others that have what
+    only a chat knows. Messages that the template refuses are for the engine to refuse.
+    """
+    asked = {name for name, value in body.items() if value or name in PARAM_NAMES}
+    if not asked <= KNOWN_NAMES or not any(body.get(name) for name in LIMIT_NAMES):
+        return None
+    if body.get("input_ids"):
+        return list(body["input_ids"])
+    if not all(map(_is_text, body["messages"])):
+        return None
+    try:
+        return template.render(body["messages"])
+    except InvalidInput:
+        return None
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    is_plain = message.get("role") != "tool" and not message.get("tool_calls")
+    return is_plain and isinstance(message.get("content"), str | None)
+
+
+def generate_body(body: Mapping[str, Any], prompt_ids: Sequence[int]) -> Json:
+    """What ``/generate`` is asked in place of a chat with this body."""
+    params = {theirs: body[ours] for ours, theirs in PARAM_NAMES.items() if body.get(ours) is not None}
+    passed_on = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
+    return {
+        "input_ids": list(prompt_ids),
+        "sampling_params": {**params, "n": body.get("n") or 1},
+        "return_logprob": True,
+        **passed_on,
+    }
+
+
+def as_chat(content: bytes, body: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> bytes:
+    """The reply of ``/generate`` as that to a chat with this body; its choices hold ids and logprobs as SGLang's do.
+
+    Reasoning is not told apart from the text. Raises ``EngineError`` for what is no reply.
+    """
+    try:
+        told = msgspec.json.decode(content)
+        replies = told if isinstance(told, list) else [told]
+        texts = template.text_of if body.get("logprobs") else None
+        choices = [_choice(index, reply, prompt_ids, texts) for index, reply in enumerate(replies)]
+        return msgspec.json.encode(_chat(replies, choices, body.get("model"), len(prompt_ids)))
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+        raise EngineError(f"/generate answered no completion: {content[:200]!r}", status_code=200) from error
+
+
+async def templated_chat(
+    http: httpx.AsyncClient, url: str, request: ChatRequest, template: ChatTemplate
+) -> ChatReply | None:
+    """One chat over ``/generate`` at ``url``; None for one that is not ``rendered``. Raises as ``Engine.chat`` does."""
+    body = chat_body(request, "") | ({} if request.rid is None else {"rid": request.rid})
+    prompt_ids = rendered(body, template)
+    if prompt_ids is None:
+        return None
+    content = await _posted(http, url, generate_body(body, prompt_ids))
+    return read_reply(as_chat(content, body, prompt_ids, template), request.rid)
+
+
+async def _posted(http: httpx.AsyncClient, url: str, body: Json) -> bytes:
+    try:
+        reply = await http.post(f"{url}/generate", json=body, timeout=None)
+    except httpx.TransportError as error:
+        raise unreachable(url, error) from error
+    if reply.status_code != HTTPStatus.OK:
+        raise status_error(url, reply.status_code, reply.content)
+    return reply.content
+
+
+def _chat(replies: Sequence[Mapping[str, Any]], choices: list[Json], model: str | None, num_prompt: int) -> Json:
+    num_sampled = sum(len(reply["output_ids"]) for reply in replies)
+    meta_info = replies[0]["meta_info"]
+    versions = ("weight_version", "weight_versions")
+    return {
+        "id": str(meta_info.get("id")),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model or "default",
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
+        },
+        "metadata": {name: meta_info[name] for name in versions if name in meta_info},
+    }
+
+
+def _choice(index: int, reply: Mapping[str, Any], prompt_ids: list[int], text_of: TextOf | None) -> Json:
+    """``text_of`` is given where the chat asks for logprobs."""
+    meta_info = reply["meta_info"]
+    finish = meta_info.get("finish_reason") or {}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": reply["text"]},
+        "logprobs": None if text_of is None else {"content": _told_logprobs(meta_info, text_of)},
+        "finish_reason": finish.get("type"),
+        "matched_stop": finish.get("matched"),
+        "prompt_token_ids": prompt_ids,
+        "response_token_ids": reply["output_ids"],
+        "meta_info": meta_info,
+    }
+
+
+def _told_logprobs(meta_info: Mapping[str, Any], text_of: TextOf) -> list[Json]:
+    """As chats tell them, which begin with the logprob and the id of each token."""
+    told: list[Json] = []
+    for logprob, token_id, *_ in meta_info["output_token_logprobs"]:
+        text = text_of([token_id], True)
+        told.append({"token": text, "logprob": logprob_of(logprob), "bytes": list(text.encode()), "top_logprobs": []})
+    return told
+
+
+OF_THE_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+"""Headers that no longer hold for another body."""
+
+
+class TemplatedCall:
+    """One such chat: what goes out in its place, and its reply as a chat's. ``chat`` is the body of the chat."""
+
+    def __init__(self, chat: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> None:
+        self._chat = chat
+        self._prompt_ids = prompt_ids
+        self._template = template
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Any], client_body: Mapping[str, Any], template: ChatTemplate) -> Self | None:
+        """The chat that would be ``sent``; None if only a chat will do. Logprobs are told if ``client_body`` asks."""
+        # Asked for by us as well, and by other means here.
+        chat = {**sent, "logprobs": client_body.get("logprobs")}
+        prompt_ids = rendered(chat, template)
+        return None if prompt_ids is None else cls(chat, prompt_ids, template)
+
+    def options(self, bound: Any, url: str) -> Any:
+        """The call of the openai package in place of ``bound``."""
+        body = generate_body(self._chat, self._prompt_ids)
+        return bound.model_copy(update={"url": f"{url}/generate", "json_data": body, "extra_json": None})
+
+    def response(self, response: Any) -> Any:
+        """The HTTP response as one to a chat. Raises ``EngineError`` for what is no reply."""
+        content = as_chat(response.content, self._chat, self._prompt_ids, self._template)
+        return with_body(response, content)
+
+
+def with_body(response: Any, content: bytes) -> Any:
+    """The same HTTP response with another body."""
+    headers = [(name, value) for name, value in response.headers.items() if name.lower() not in OF_THE_BODY]
+    return type(response)(response.status_code, headers=headers, content=content, request=response.request)

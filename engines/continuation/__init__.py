@@ -1,0 +1,1 @@
+"""Going on with a call after its engine aborted it."""

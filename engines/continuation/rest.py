@@ -1,0 +1,142 @@
+"""Going on with what an engine aborted, for a weight update say, until the choice has come to its end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from forebay.core.backoff import Backoff
+from forebay.core.errors import EngineError
+from forebay.engines.capture.segments import ABORTED, cut
+from forebay.engines.capture.turn import Turn
+from forebay.engines.continuation.message import Whole
+from forebay.engines.continuation.parts import Json, Part, Parts
+
+logger = logging.getLogger(__name__)
+
+MAX_FRUITLESS = 10
+"""So many times in a row may an engine abort a call before its first token: with the pauses, half a minute."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask an engine for a whole chat with this body. The answer is a ``Part``."""
+
+    body: Json
+
+
+@dataclass(frozen=True)
+class Join:
+    """Read the message of a turn that was cut from all its tokens. The answer is a ``Whole``, or None."""
+
+    turn: Turn
+    body: Json
+
+
+Pause = float
+Step: TypeAlias = Ask | Join | Pause
+Answer: TypeAlias = Part | Whole | None
+
+
+class Rest:
+    """The rest of one choice. ``body`` is the chat that was asked for, ``turn`` what came of it before the abort.
+
+    Whoever does the I/O takes its ``steps``, by ``finish`` or ``finish_in_thread``.
+    """
+
+    def __init__(self, body: Mapping[str, Any], turn: Turn) -> None:
+        self.parts = Parts(body, turn)
+        self.choice = turn.choice
+        self.turn: Turn = turn
+        """All that there is so far; in the end, the whole turn with its message."""
+        self._pause = Backoff(0.25, 5.0)
+        self._num_fruitless = 0
+
+    @property
+    def turns(self) -> list[Turn]:
+        """What there is to record now: the parts that were dropped, and the turn."""
+        return [*self.parts.dropped, *([] if self.parts.turn is None else [self.turn])]
+
+    def steps(self) -> Generator[Step, Answer, Turn]:
+        """What is to be done, one after the other; each is sent its answer. Returns the whole turn.
+
+        Raises ``EngineError`` if the engine aborts again and again.
+        """
+        parts = self.parts
+        while self.turn.finish_reason == ABORTED and not parts.is_budget_spent:
+            if pause_s := self._stand():
+                yield pause_s
+            self._add((yield Ask(parts.request())))
+        if self.turn.finish_reason == ABORTED:
+            self.turn = msgspec.structs.replace(self.turn, finish_reason="length")
+        # A character, a stop string or a tool call may lie across a cut: the message is read from all tokens.
+        if len(parts.texts) > 1 and parts.is_by_ids:
+            whole = yield Join(self.turn, parts.body)
+            if isinstance(whole, Whole):
+                kept = cut(self.turn, whole.num_tokens)
+                self.turn = msgspec.structs.replace(kept, reply=whole.message, finish_reason=whole.finish_reason)
+        return self.turn
+
+    def _add(self, answer: Answer) -> None:
+        assert isinstance(answer, Part)
+        parts = self.parts
+        if not parts.add(answer):
+            logger.warning("the engine does not go on from token ids: the turn is continued from its text")
+        elif parts.turn is not None:
+            ended = parts.turn.finish_reason or "stop"  # some servers send null
+            self.turn = msgspec.structs.replace(parts.turn, choice=self.choice, finish_reason=ended)
+
+    def _stand(self) -> Pause:
+        """Before the next part: the pause that it needs. An engine that is being updated may abort many in a row."""
+        parts = self.parts
+        is_fruitless = parts.is_last_empty or parts.is_grammar_bound
+        self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
+        if self._num_fruitless >= MAX_FRUITLESS:
+            raise EngineError("the engine aborts every call before its first token, or its end", status_code=200)
+        if parts.is_grammar_bound and (num_dropped := parts.drop()):
+            logger.info("a reply that is held to a grammar was aborted: asked afresh, %d tokens dropped", num_dropped)
+        return self._pause.next_s() if self._num_fruitless > 1 else 0.0
+
+
+async def finish(
+    rest: Rest, ask: Callable[[Json], Awaitable[Part]], join: Callable[[Join], Awaitable[Whole | None]]
+) -> Turn:
+    """Come to the end of ``rest``. Raises what it and ``ask`` raise."""
+    steps = rest.steps()
+    answer: Answer = None
+    while (step := _next(steps, answer)) is not None:
+        if isinstance(step, Ask):
+            answer = await ask(step.body)
+        elif isinstance(step, Join):
+            answer = await join(step)
+        else:
+            await asyncio.sleep(step)
+            answer = None
+    return rest.turn
+
+
+def finish_in_thread(rest: Rest, ask: Callable[[Json], Part], join: Callable[[Join], Whole | None]) -> Turn:
+    """``finish`` for code that is not ``async``."""
+    steps = rest.steps()
+    answer: Answer = None
+    while (step := _next(steps, answer)) is not None:
+        if isinstance(step, Ask):
+            answer = ask(step.body)
+        elif isinstance(step, Join):
+            answer = join(step)
+        else:
+            time.sleep(step)
+            answer = None
+    return rest.turn
+
+
+def _next(steps: Generator[Step, Answer, Turn], answer: Answer) -> Step | None:
+    """The next step; None after the last one."""
+    try:
+        return steps.send(answer)
+    except StopIteration:
+        return None

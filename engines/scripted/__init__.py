@@ -1,0 +1,168 @@
+"""An engine whose answers come from a Python function, behind a real HTTP server. For tests, ours and users'."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.engines.scripted.routes import Reply, Script, ScriptedApp, ScriptedCall
+from forebay.web.serving import serve_app
+
+__all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
+
+THREAD_START_S = 10.0
+
+
+class ScriptedEngine:
+    """A server on a free loopback port (or ``port``) that speaks SGLang's wire and answers what ``script`` says.
+
+    ``script(call)`` is asked once for every choice of a chat and returns a text or a ``Reply``; it may be a coroutine
+    function. Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
+
+        async with ScriptedEngine(lambda call: "4") as engine:
+            ...  # engine.url, engine.calls, engine.aborts
+
+    Leaving stops every call that still runs. Can be entered again, on the same port.
+    """
+
+    def __init__(self, script: Script, *, model: str = "scripted", port: int = 0) -> None:
+        self._app = ScriptedApp(script, model)
+        self._port = port
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._app.work.open()
+        self._port = await self._stack.enter_async_context(serve_app(self._app, port=self._port))
+        self._stack.callback(self._app.work.stop_all)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def url(self) -> str:
+        """The address to give to a client, without ``/v1``."""
+        if not self._port:
+            raise RuntimeError("the engine has no address yet: use `async with engine` or `with engine.in_thread()`")
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def calls(self) -> list[ScriptedCall]:
+        """Every choice asked for so far, in order of arrival."""
+        return self._app.work.calls
+
+    @property
+    def aborts(self) -> list[str]:
+        """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
+        return self._app.work.aborts
+
+    @property
+    def in_flight(self) -> int:
+        """The choices being worked on now."""
+        return self._app.work.in_flight
+
+    @property
+    def max_in_flight(self) -> int:
+        """The most choices that were ever worked on at once."""
+        return self._app.work.max_in_flight
+
+    @property
+    def weight_version(self) -> str:
+        """What the weights are called now; ``default`` at the start."""
+        return self._app.work.weights.version
+
+    @property
+    def paused(self) -> str | None:
+        """The mode in which generation is paused: ``abort``, ``retract`` or ``in_place``."""
+        return self._app.work.weights.mode
+
+    @property
+    def weight_updates(self) -> list[dict[str, Any]]:
+        """The body of every weight update so far."""
+        return self._app.weight_updates
+
+    @property
+    def available(self) -> bool:
+        """Set it to false to answer 503 to everything."""
+        return self._app.available
+
+    @available.setter
+    def available(self, available: bool) -> None:
+        self._app.available = available
+
+    async def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
+        """Return once ``count`` choices have been asked for. Raises ``TimeoutError``."""
+        await self._app.work.wait_until(lambda: len(self.calls) >= count, timeout_s)
+
+    async def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
+        """Return once exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
+        await self._app.work.wait_until(lambda: self.in_flight == count, timeout_s)
+
+    @contextmanager
+    def in_thread(self) -> Iterator["ThreadedEngine"]:
+        """Serve from a thread of its own, for code without an event loop."""
+        ready: list[ThreadedEngine] = []
+        started = threading.Event()
+        thread = threading.Thread(target=self._run, args=(ready, started), name="scripted-engine", daemon=True)
+        thread.start()
+        if not started.wait(THREAD_START_S) or not ready:
+            raise RuntimeError("the scripted engine did not start; its thread has reported why")
+        try:
+            yield ready[0]
+        finally:
+            ready[0].stop()
+            thread.join()
+
+    def _run(self, ready: list["ThreadedEngine"], started: threading.Event) -> None:
+        async def serve() -> None:
+            async with self:
+                stopping = asyncio.Event()
+                ready.append(ThreadedEngine(self, asyncio.get_running_loop(), stopping))
+                started.set()
+                await stopping.wait()
+
+        try:
+            asyncio.run(serve())
+        finally:
+            started.set()
+
+
+class ThreadedEngine:
+    """A scripted engine that runs in a thread: ``url``, what it recorded, and waits that block."""
+
+    def __init__(self, engine: ScriptedEngine, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+        self.engine = engine
+        self.url = engine.url
+        self._loop = loop
+        self._stopping = stopping
+
+    @property
+    def calls(self) -> list[ScriptedCall]:
+        """Every choice asked for so far, in order of arrival."""
+        return list(self.engine.calls)
+
+    @property
+    def aborts(self) -> list[str]:
+        """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
+        return list(self.engine.aborts)
+
+    @property
+    def in_flight(self) -> int:
+        """The choices being worked on now."""
+        return self.engine.in_flight
+
+    def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
+        """Block until ``count`` choices have been asked for. Raises ``TimeoutError``."""
+        asyncio.run_coroutine_threadsafe(self.engine.wait_calls(count, timeout_s=timeout_s), self._loop).result()
+
+    def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
+        """Block until exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
+        asyncio.run_coroutine_threadsafe(self.engine.wait_in_flight(count, timeout_s=timeout_s), self._loop).result()
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._loop.call_soon_threadsafe(self._stopping.set)

@@ -1,0 +1,120 @@
+"""What a script is asked, and what it answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.engines.scripted.tokens import TURN_END, TURN_START, call_text, encode
+
+LIMITS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
+"""What the most tokens to say are called, in ``/generate`` and in a chat."""
+
+THINK, THOUGHT = "<think>\n", "\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer of a script.
+
+    ``tokens_per_s`` says how fast it is said, or ``delay_s`` how many seconds it takes in all; without them it is there
+    at once. An abort, a pause or new weights in that time fall into the middle of it. ``hang`` says ``text`` and then
+    never ends. An ``error_status`` is answered with ``text`` as the message. ``reasoning`` is sampled as
+    ``<think>\\n…\\n</think>\\n\\n`` before the text and told apart from it. ``finish_reason`` ``length`` leaves out the
+    end token.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    finish_reason: str | None = None
+    delay_s: float = 0.0
+    tokens_per_s: float | None = None
+    hang: bool = False
+    error_status: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """``finish_reason`` as given, else ``tool_calls`` or ``stop``."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
+
+    @property
+    def thought(self) -> str:
+        """The reasoning as it is sampled."""
+        return THINK + self.reasoning + THOUGHT if self.reasoning else ""
+
+    def tokens(self) -> list[int]:
+        """Everything that is sampled, with the end token where one is."""
+        said = [self.text] if self.text else []
+        said += [call_text(call, is_canonical=False) for call in self.tool_calls]
+        ends = self.reason in {"stop", "tool_calls"} and not self.hang
+        return encode(self.thought + "\n".join(said)) + [TURN_END] * ends
+
+
+@dataclass(slots=True, eq=False)
+class ScriptedCall:
+    """One choice that a script is asked for: ``number`` counts them from 0, ``choice`` those of one request."""
+
+    choice: int
+    body: dict[str, Any]
+    prompt_ids: list[int] = field(default_factory=list, repr=False)
+    number: int = -1
+    """Its place in the engine's ``calls``: no two have the same, those that arrive together included."""
+    said: str = ""
+    """What the prompt has the assistant say already: a script that continues it answers with the rest."""
+    is_asked: bool = True
+    """Whether the script is asked: a prompt of ``/generate`` that is no open chat is answered with nothing."""
+    asked_version: str = ""
+    """The weight version when it came to be worked on."""
+    finished: str | None = None
+    """How it ended: a finish reason, ``error`` or ``disconnected``; ``None`` while it runs."""
+    aborted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    reply: Reply = field(default_factory=Reply, repr=False)
+    sampled_ids: list[int] = field(default_factory=list, repr=False)
+    versions: list[str] = field(default_factory=list, repr=False)
+    """The weight version of each of ``sampled_ids``."""
+    num_retractions: int = 0
+
+    @property
+    def rid(self) -> str | None:
+        """The request id that the client gave."""
+        return self.body.get("rid")
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the chat; of ``/generate``, those that its prompt spells."""
+        return list(self.body["messages"])
+
+    @property
+    def prompt(self) -> str:
+        """The content of the last message."""
+        return str(self.messages[-1].get("content") or "")
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Where the sampling parameters stand: in the body of a chat, below it in ``/generate``."""
+        params: Mapping[str, Any] = self.body.get("sampling_params") or self.body
+        return params
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that were asked for."""
+        limit = next((self.params[name] for name in LIMITS if self.params.get(name) is not None), None)
+        return None if limit is None else int(limit)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole reply was said, tool calls included."""
+        return self.sampled_ids == self.reply.tokens()
+
+    def shown(self, num_said: int | None = None) -> tuple[str, str]:
+        """The reasoning and the text in the first ``num_said`` tokens, without a character that is not whole yet."""
+        said = bytes(token for token in self.sampled_ids[:num_said] if token < TURN_START)
+        thought, text = self.reply.thought.encode(), self.reply.text.encode()
+        reasoning = said[len(THINK) : len(thought) - len(THOUGHT)] if thought else b""
+        told = said[len(thought) : len(thought) + len(text)]
+        return reasoning.decode(errors="ignore"), told.decode(errors="ignore")
+
+
+Answer = str | Reply
+Script = Callable[[ScriptedCall], Answer | Awaitable[Answer]]

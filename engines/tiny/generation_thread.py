@@ -1,0 +1,304 @@
+"""The generation thread: admits calls at step boundaries, decodes all rows together, and hands pieces to the loop."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.core.weight_versions import PauseMode
+from forebay.engines.tiny.backlog import Backlog
+from forebay.engines.tiny.batch import Batch, Prefill, PrefillCache
+from forebay.engines.tiny.calls import Call, Piece, Row
+from forebay.engines.tiny.extra import require, torch_threads
+from forebay.engines.tiny.load import Load, LoadMeter
+from forebay.engines.tiny.model import LoadedModel, take_weights
+from forebay.engines.tiny.sampling import pick_tokens
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT_TOKENS = 16_384
+"""Tokens of prompts whose caches are kept: the samples of a group ask with one prompt, one call each."""
+
+STOP_TIMEOUT_S = 10.0
+
+FIRST_VERSION = "default"
+"""What SGLang calls the weights that it was started with."""
+
+Outbox = list[tuple[Call, "Piece | Exception"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights that tokens come from: the folder that they were read from, and what the trainer calls them."""
+
+    path: Path
+    version: str = FIRST_VERSION
+
+
+class GenerationThread:
+    """Generates for all calls on one thread of its own. Its methods belong to the event loop that started it."""
+
+    def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
+        self.max_rows = max_rows
+        self.weights = Weights(model.path)
+        self._model = model
+        self._threads = threads
+        self._meter = LoadMeter(max_rows, max_rows * model.context_length)
+        self._batch: Batch[Row] = Batch(model)
+        self._prefills = PrefillCache(MAX_KEPT_TOKENS)
+        self._backlog = Backlog()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="tiny-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are being answered."""
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def load(self) -> Load:
+        """The load as of the last step."""
+        return self._meter.load
+
+    def start(self) -> None:
+        """Start generating for the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End every call with what it has (finish reason ``abort``) and leave the thread."""
+        self._inbox.put(self._stop)
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+
+    def submit(self, call: Call) -> None:
+        """Queue a call; its pieces follow. ``EngineUnavailable`` once stopped."""
+        if not self.is_alive:
+            raise EngineUnavailable("the engine is stopping", status_code=503)
+        self._inbox.put(partial(self._backlog.add, call))
+
+    def abort(self, rid_prefix: str) -> None:
+        """End the calls whose ``rid`` begins so, queued ones included, within a step; they keep their partial text.
+
+        Like SGLang: one that stands in a pause in place ends after it, and one that came during a pause is missed.
+        """
+        self._inbox.put(partial(self._abort, lambda call: call.rid.startswith(rid_prefix)))
+
+    def abort_all(self) -> None:
+        """End every call within a step."""
+        self._inbox.put(partial(self._abort, lambda _: True))
+
+    def cancel(self, call: Call) -> None:
+        """End this call within a step: nobody reads it any more."""
+        self._inbox.put(partial(self._cancel, call))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Generate nothing more; returns between two steps. Calls that come now wait, outside every load.
+
+        ``abort`` ends the calls in flight. ``retract`` takes them out and drops their cache, to be read again under the
+        weights of then. ``in_place`` leaves them with the cache that they have.
+        """
+        await self._between_steps(partial(self._pause, mode))
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        await self._between_steps(self._resume)
+
+    async def forget_prompts(self) -> None:
+        """Drop the caches that are kept of prompts."""
+        await self._between_steps(self._prefills.clear)
+
+    async def update_weights(self, path: Path, version: str | None) -> None:
+        """Between two steps, take the weights in the folder ``path``; without a version they keep the one before.
+
+        Calls in flight go on with them after the tokens that they have. ``InvalidInput`` where the folder does not fit,
+        ``EngineUnavailable`` once stopped.
+        """
+        await self._between_steps(partial(self._update, path, version))
+
+    async def name_weights(self, version: str) -> None:
+        """Call the weights ``version`` from the next token on."""
+        await self._between_steps(partial(self._name, version))
+
+    async def _between_steps(self, act: Callable[[], None]) -> None:
+        if not self.is_alive:
+            raise EngineUnavailable("the engine is stopping", status_code=503)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put(partial(self._settled, act, done))
+        await done
+
+    # What follows runs on the thread.
+
+    def _run(self) -> None:
+        torch = require("torch")
+        with torch_threads(self._threads), torch.inference_mode():
+            while not self._stopping:
+                self._take_messages()
+                self._turn()
+
+    def _take_messages(self) -> None:
+        if not self._batch.rows and not self._backlog:
+            self._meter.idle()
+        if not self._can_advance:
+            self._inbox.get()()
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            message()
+
+    @property
+    def _can_advance(self) -> bool:
+        return self._backlog.mode is None and bool(self._batch.rows or self._backlog)
+
+    def _turn(self) -> None:
+        try:
+            if self._can_advance:
+                self._advance()
+        except Exception as error:  # whatever a step died of (out of memory, a wrong model), its calls must be answered
+            logger.exception("a generation step failed")
+            self._fail_all(error)
+        self._meter.note(len(self._batch.rows), self._backlog.num_choices, self._batch.num_tokens)
+
+    def _advance(self) -> None:
+        decoded = self._batch.step([row.last_token for row in self._batch.rows]) if self._batch.rows else None
+        added = self._admit()
+        rows = self._batch.rows
+        if rows:
+            self._pick(rows, decoded, added)
+            self._meter.generated(len(rows))
+        self._tell()
+
+    def _pick(self, rows: list[Row], decoded: Any, added: list[tuple[Row, Prefill]]) -> None:
+        parts = [] if decoded is None else [decoded]
+        picked = pick_tokens(
+            require("torch").cat(parts + [prefill.logits[None] for _, prefill in added]),
+            [row.call.params for row in rows],
+            [row.dice for row in rows],
+            [row.call.num_top_logprobs for row in rows],
+        )
+        for row, token in zip(rows, picked, strict=True):
+            row.accept(token, self._model.eos_token_ids, self.weights.version)
+
+    def _admit(self) -> list[tuple[Row, Prefill]]:
+        """Join what fits now: rows taken out by a pause, then calls, whose choices enter together."""
+        calls = self._backlog.fitting(self.max_rows - len(self._batch.rows))
+        added = [(row, self._batch.prefill(row.token_ids)) for row in self._backlog.retracted]
+        unsampled: Outbox = []
+        for call in calls:
+            prefill = self._prefill(call)
+            if call.params.max_tokens == 0:
+                unsampled += [(call, Piece(index, "", (), 0, "length")) for index in range(call.n)]
+            else:
+                added += [(Row(call, index, self._model.tokenizer), prefill) for index in range(call.n)]
+        self._batch.join(added)
+        # Only now, so that a step that fails finds every call either waiting or in the batch.
+        self._backlog.admitted(len(calls))
+        self._send(unsampled)
+        return added
+
+    def _prefill(self, call: Call) -> Prefill:
+        kept = self._prefills.get(call.prompt_ids)
+        if kept is not None and call.logprob_start is None:
+            self._meter.reused(len(call.prompt_ids))
+            return kept
+        with self._meter.prefilling(len(call.prompt_ids)):
+            if call.logprob_start is None:
+                return self._prefills.put(call.prompt_ids, self._batch.prefill(call.prompt_ids))
+            prefill, call.prompt_logprobs = self._batch.scored_prefill(call.prompt_ids, call.logprob_start)
+            return prefill
+
+    def _settled(self, act: Callable[[], None], done: "asyncio.Future[None]") -> None:
+        error: Exception | None = None
+        try:
+            act()
+        except Exception as failed:  # noqa: BLE001 - handed to the caller; the thread has others to answer
+            error = failed
+        self._in_loop(_settle, done, error)
+
+    def _update(self, path: Path, version: str | None) -> None:
+        take_weights(self._model, path)
+        self._prefills.clear()
+        self.weights = Weights(path, version or self.weights.version)
+
+    def _name(self, version: str) -> None:
+        self.weights = Weights(self.weights.path, version)
+
+    def _pause(self, mode: PauseMode) -> None:
+        self._tell()  # what was aborted while an earlier pause left it standing
+        self._backlog.mode = mode
+        if mode == "abort":
+            self._abort(lambda _: True)
+        elif mode == "retract":
+            self._backlog.retracted += self._batch.rows
+            for row in self._batch.rows:
+                row.num_retractions += 1
+            self._batch.keep([])
+
+    def _resume(self) -> None:
+        self._backlog.resume()
+        self._tell()
+
+    def _tell(self) -> None:
+        rows = self._batch.rows
+        self._send([(row.call, piece) for row in rows if (piece := row.take_piece()) is not None])
+        kept = [at for at, row in enumerate(rows) if row.finish_reason is None]
+        if len(kept) < len(rows):
+            self._batch.keep(kept)
+
+    def _abort(self, matches: Callable[[Call], bool]) -> None:
+        self._end_queued(self._backlog.drop(matches))
+        taken_out = self._backlog.drop_retracted(matches)
+        for row in [*taken_out, *(row for row in self._batch.rows if matches(row.call))]:
+            row.finish("abort")
+        self._send([(row.call, piece) for row in taken_out if (piece := row.take_piece()) is not None])
+        if self._backlog.mode != "in_place":
+            self._tell()
+
+    def _end_queued(self, calls: list[Call]) -> None:
+        self._send([(call, Piece(index, "", (), 0, "abort")) for call in calls for index in range(call.n)])
+
+    def _cancel(self, call: Call) -> None:
+        self._end_queued(self._backlog.drop_held(lambda other: other is call))
+        self._abort(lambda other: other is call)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._backlog.resume()
+        self._abort(lambda _: True)
+
+    def _fail_all(self, error: Exception) -> None:
+        calls = {row.call for row in self._batch.rows} | self._backlog.clear()
+        self._batch.keep([])
+        told = EngineError(f"generation failed: {error}", status_code=500)
+        self._send([(call, told) for call in calls])
+
+    def _send(self, outbox: Outbox) -> None:
+        if outbox:
+            self._in_loop(_deliver, outbox)
+
+    def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _deliver(outbox: Outbox) -> None:
+    for call, piece in outbox:
+        call.pieces.put_nowait(piece)
+
+
+def _settle(done: "asyncio.Future[None]", error: Exception | None) -> None:
+    if done.done():  # the caller has gone
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,155 @@
+"""Pausing the engines of a run while its weights change: every worker is told, directly.
+
+Checked against SGLang 0.5.23, where a pause means one of three things for the calls in flight:
+
+========  ====================================================================================================
+abort     they end with what they have (finish reason ``abort``); whoever asked goes on from there
+retract   they go on after the pause; their cache is thrown away and computed anew, under the new weights
+in_place  they go on after the pause with the cache of the old weights: their logprobs belong to no one policy
+========  ====================================================================================================
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import httpx
+
+from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput, WeightUpdateFailed
+from forebay.core.weight_versions import PauseMode
+from forebay.engines.admin import ADMIN_TIMEOUT_S, WorkerAdmin
+
+PROBE_S = 0.05
+IDLE_TIMEOUT_S = 60.0
+RESUME_FIRST_S, RESUME_MAX_S = 0.1, 5.0
+
+Step = Callable[[WorkerAdmin], Awaitable[None]]
+
+
+async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[WorkerAdmin]:
+    """The servers to tell: those at ``urls`` (without ``/v1``), or behind a router there each of its workers, once.
+
+    Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one is no SGLang server,
+    ``WeightUpdateFailed`` if one refuses to say what it is.
+    """
+    try:
+        async with asyncio.timeout(ADMIN_TIMEOUT_S):
+            listed = await asyncio.gather(*(_behind(http, url) for url in urls))
+            admins = {admin.url: admin for admins in listed for admin in admins}
+            await asyncio.gather(*map(_check_is_sglang, admins.values()))
+    except EngineUnavailable:
+        raise
+    except EngineError as error:
+        raise WeightUpdateFailed("looking for the workers", ", ".join(urls), str(error)) from error
+    except TimeoutError:
+        raise EngineUnavailable(f"not all engines of {', '.join(urls)} answered in {ADMIN_TIMEOUT_S:g} s") from None
+    return list(admins.values())
+
+
+async def pause(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    """Let all workers stand still. Raises ``WeightUpdateFailed``, after which some may be paused."""
+
+    async def one(admin: WorkerAdmin) -> None:
+        async with asyncio.timeout(timeout_s):  # SGLang answers an abort when it is idle
+            await admin.pause(mode)
+
+    await _at_all(admins, "pausing", one)
+
+
+async def wait_idle(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    """Return when no paused worker computes anything.
+
+    With ``abort`` the calls are gone then, and otherwise kept: SGLang goes on counting them as its load. Raises
+    ``WeightUpdateFailed``.
+    """
+    await _at_all(admins, "waiting for calls to end", lambda admin: _idle(admin, mode, timeout_s))
+
+
+async def flush(admins: Sequence[WorkerAdmin], mode: PauseMode) -> None:
+    """Let all idle workers forget what was computed under their weights, but for what calls paused ``in_place`` need.
+
+    ``update`` sees to that itself. Raises ``WeightUpdateFailed``.
+    """
+    if mode != "in_place":
+        await _at_all(admins, "flushing the cache", lambda admin: admin.flush_cache())
+
+
+async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, mode: PauseMode) -> None:
+    """Load the weights in the folder ``model_path`` at all paused workers. Raises ``WeightUpdateFailed``."""
+    flushes = mode != "in_place"
+    load: Step = lambda admin: admin.update_weights(model_path, str(version), flushes_cache=flushes)  # noqa: E731
+    await _at_all(admins, "loading weights", load)
+
+
+async def name_weights(admins: Sequence[WorkerAdmin], version: int) -> None:
+    """Tell all workers what the weights are called that they were given. Raises ``WeightUpdateFailed``."""
+    await _at_all(admins, "naming the weights", lambda admin: admin.set_weight_version(str(version)))
+
+
+async def resume(admins: Sequence[WorkerAdmin], timeout_s: float) -> list[str]:
+    """Let all workers go on, asking those that do not answer again and again. Returns those that never did."""
+    told = await asyncio.gather(*(_resume(admin, timeout_s) for admin in admins))
+    return [url for url in told if url]
+
+
+async def _behind(http: httpx.AsyncClient, url: str) -> list[WorkerAdmin]:
+    front = WorkerAdmin(http, url)
+    listed = await front.workers()
+    return [front] if listed is None else [WorkerAdmin(http, worker.url) for worker in listed if worker.speaks_http]
+
+
+async def _check_is_sglang(admin: WorkerAdmin) -> None:
+    if await admin.model_info() is None:
+        hint = "announce the weight version without a mode, and update this engine yourself"
+        raise InvalidInput(f"{admin.url} is no SGLang server and cannot be paused", hint=hint, field="mode")
+
+
+async def _idle(admin: WorkerAdmin, mode: PauseMode, timeout_s: float) -> None:
+    if mode == "abort":
+        async with asyncio.timeout(timeout_s):
+            await _abort_until_idle(admin)
+    else:
+        await admin.settle()
+
+
+async def _abort_until_idle(admin: WorkerAdmin) -> None:
+    num_idle = 0
+    while num_idle < 2:  # once may be a call that is still on its way to the scheduler
+        load = await admin.load()
+        if load is None:
+            return
+        num_idle = num_idle + 1 if load.idle else 0
+        if not load.idle:
+            await admin.abort_all()
+        await asyncio.sleep(PROBE_S)
+
+
+async def _resume(admin: WorkerAdmin, timeout_s: float) -> str:
+    pause_s = RESUME_FIRST_S
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await _has_resumed(admin):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RESUME_MAX_S)
+    except TimeoutError:
+        return admin.url
+    return ""
+
+
+async def _has_resumed(admin: WorkerAdmin) -> bool:
+    try:
+        await admin.resume()
+    except (EngineUnavailable, TimeoutError):
+        return False
+    except EngineError as error:
+        return error.status_code is not None and error.status_code < 500  # it will never know how to
+    return True
+
+
+async def _at_all(admins: Sequence[WorkerAdmin], what: str, step: Step) -> None:
+    """Do ``step`` at all workers at once, to the end at each; the first failure is told, with its worker."""
+    results = await asyncio.gather(*map(step, admins), return_exceptions=True)
+    failed = [(admin.url, result) for admin, result in zip(admins, results, strict=True) if result is not None]
+    for url, error in failed:
+        if not isinstance(error, EngineError | TimeoutError):
+            raise error
+        raise WeightUpdateFailed(what, url, str(error) or "no answer in time", len(failed), len(admins)) from error

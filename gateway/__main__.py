@@ -1,0 +1,58 @@
+"""``python -m forebay.gateway SPEC_FD SOCKET_FD PARENT_PID``: the gateway as a process of its own."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from forebay.core.child_process import die_with_parent
+from forebay.gateway.app import create_gateway
+from forebay.gateway.spec import GatewaySpec
+from forebay.telemetry.log import set_up_logging
+
+GRACE_S = 2
+"""Seconds for calls in flight once the server ends."""
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ended by the server, it ended well: uvicorn would raise the signal once more."""
+        if sig == signal.SIGTERM:
+            self.should_exit = True
+        else:
+            super().handle_exit(sig, frame)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on the inherited socket until SIGTERM, or until the server is gone."""
+    spec_fd, socket_fd, parent_pid = map(int, arguments)
+    die_with_parent(parent_pid)
+    spec = GatewaySpec.read(spec_fd)
+    set_up_logging(spec.log_level)
+    # Its lines go to the server's log: "application startup complete" would be taken for the server's own.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    listening = socket.socket(fileno=socket_fd)
+    config = uvicorn.Config(
+        create_gateway(spec),
+        log_config=None,
+        access_log=False,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Server(config).serve(sockets=[listening]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

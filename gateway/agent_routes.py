@@ -1,0 +1,135 @@
+"""The routes of agents: what they call instead of an engine."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from forebay.core.errors import BodyTooLarge, BufferFull
+from forebay.gateway.asgi_calls import Exchange, PassedOn, Reply, json_reply, refused_with
+from forebay.gateway.dialects import anthropic
+from forebay.gateway.dialects.dialect import REFUSED, ChatDialect, Dialect, MessagesDialect, ResponsesDialect
+from forebay.gateway.engine_request import CHATS
+from forebay.gateway.lenient_json import read_chat, read_object
+from forebay.gateway.refusals import Busy, NoObject, NoSuchRoute, Refusal, TooLarge
+from forebay.gateway.request_bodies import key_of
+from forebay.gateway.runs.foreign_runs import CapturedCall
+from forebay.gateway.runs.registry import Desk
+from forebay.gateway.runs.run import GatewayRun
+from forebay.gateway.runs.sessions import Agent
+from forebay.gateway.streaming import ChatCall
+from forebay.web.replies import BodyBudget, encode
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+BASE = "/gateway/{rollout_id}"
+RESPONSES = f"{BASE}/v1/responses"
+MESSAGES = f"{BASE}/anthropic/v1/messages"
+
+Found = tuple[GatewayRun, Agent]
+Answer = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
+
+
+class AgentRoutes:
+    """Below ``/gateway/{rollout_id}/``, each with the rollout's own key; errors in the words of the protocol."""
+
+    def __init__(self, desk: Desk, bodies: BodyBudget) -> None:
+        self._desk = desk
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            self._route("POST", f"{BASE}/v1/chat/completions", self._chat, ChatDialect),
+            self._route("GET", f"{BASE}/v1/models", self._models, ChatDialect),
+            self._route("POST", RESPONSES, self._translated, ResponsesDialect),
+            self._route("GET", f"{RESPONSES}/{{response_id}}", self._stored, ResponsesDialect),
+            self._route("DELETE", f"{RESPONSES}/{{response_id}}", self._stored, ResponsesDialect),
+            self._route("POST", f"{RESPONSES}/{{response_id}}/cancel", self._stored, ResponsesDialect),
+            self._route("GET", f"{RESPONSES}/{{response_id}}/input_items", self._input_items, ResponsesDialect),
+            self._route("POST", MESSAGES, self._translated, MessagesDialect),
+            self._route("POST", f"{MESSAGES}/count_tokens", self._count_tokens, MessagesDialect),
+            self._route("POST", f"{BASE}/buffer/write", self._write, ChatDialect),
+            Route(f"{BASE}/anthropic/{{rest:path}}", self._answered(_unknown, MessagesDialect), methods=METHODS),
+            Route(f"{BASE}/{{rest:path}}", self._answered(_unknown, ChatDialect), methods=METHODS),
+        ]
+
+    def _route(self, method: str, path: str, answer: Answer, kind: type[Dialect]) -> Route:
+        return Route(path, self._answered(answer, kind), methods=[method])
+
+    def _answered(self, answer: Answer, kind: type[Dialect]) -> Callable[[Request], Awaitable[Any]]:
+        """An endpoint. Starlette asks of what it returns that it is an ASGI application."""
+
+        async def endpoint(request: Request) -> ASGIApp:
+            try:
+                found = self._desk.agent(request.path_params["rollout_id"], key_of(request))
+                return await answer(request, found, kind(found[1].memory))
+            except Refusal as refusal:
+                return refused_with(kind, refusal)
+            except REFUSED as refused:
+                return json_reply(refused.status, refused.body)
+
+        return endpoint
+
+    async def _chat(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        content = await self._body(request)
+        body = read_chat(content)
+        if body is None:  # the engine knows best what to say to that
+            return PassedOn(_call(found), "POST", CHATS, content)
+        return Exchange(_call(found), dialect, body)
+
+    async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        return Exchange(_call(found), dialect, dialect.to_chat(await self._json(request)))
+
+    async def _models(self, _: Request, found: Found, _dialect: Dialect) -> ASGIApp:
+        return PassedOn(_call(found), "GET", "/v1/models")
+
+    async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
+        """An answer that is kept. Nothing runs in the background, so that there is nothing to cancel."""
+        store, response_id = dialect.memory.store, request.path_params["response_id"]
+        told = store.delete(response_id) if request.method == "DELETE" else store.get(response_id)
+        return json_reply(HTTPStatus.OK, told)
+
+    async def _input_items(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
+        items = dialect.memory.store.input_items(request.path_params["response_id"])
+        return json_reply(HTTPStatus.OK, {"object": "list", "data": items, "has_more": False})
+
+    async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        asked = anthropic.to_tokenize(await self._json(request), dialect.memory.memo)
+        return PassedOn(_call(found), "POST", "/tokenize", encode(asked), dialect, anthropic.from_tokenize)
+
+    async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
+        """A sample of a generator that is captured."""
+        run, agent = found
+        if not isinstance(agent, CapturedCall):
+            raise NoSuchRoute(request.method, request.url.path)
+        answer = await run.write(await self._body(request))
+        return Reply(answer.status, answer.content, answer.headers)
+
+    async def _json(self, request: Request) -> dict[str, Any]:
+        body = read_object(await self._body(request))
+        if body is None:
+            raise NoObject
+        return body
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises ``Refusal``, ``ClientGone``."""
+        try:
+            held = await self._bodies.read(request.scope, request.receive)
+        except BodyTooLarge as error:
+            raise TooLarge(error.message) from None
+        except BufferFull as error:
+            raise Busy(error.message) from None
+        held.free()
+        return held.data
+
+
+async def _unknown(request: Request, _found: Found, _dialect: Dialect) -> ASGIApp:
+    raise NoSuchRoute(request.method, request.url.path)
+
+
+def _call(found: Found) -> ChatCall:
+    run, agent = found
+    return ChatCall(run, agent.session)

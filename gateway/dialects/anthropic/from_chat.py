@@ -1,0 +1,85 @@
+"""Chat replies as Anthropic messages."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.gateway.dialects.anthropic.errors import MessagesRefused
+from forebay.gateway.dialects.history import Fields, arguments_object
+
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+def message(model: str, content: list[Fields], stop: Fields, usage: Fields) -> Fields:
+    """A message; ``stop`` are its two fields on why it ended."""
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "content": content,
+        "model": model,
+        **stop,
+        "usage": usage,
+    }
+
+
+def blocks(reply: Mapping[str, Any]) -> list[Fields]:
+    """The content of an ``assistant_message``: never empty, for clients that count on a first block."""
+    content = [thinking_block(reply["reasoning_content"])] if "reasoning_content" in reply else []
+    if reply["content"]:
+        content.append(text_block(reply["content"]))
+    content += [_tool_use(call) for call in reply.get("tool_calls", [])]
+    return content or [text_block("")]
+
+
+def text_block(text: str) -> Fields:
+    """A block of text."""
+    return {"type": "text", "text": text}
+
+
+def thinking_block(thinking: str) -> Fields:
+    """A block of reasoning, unsigned."""
+    return {"type": "thinking", "thinking": thinking, "signature": ""}
+
+
+def _tool_use(call: Mapping[str, Any]) -> Fields:
+    """Arguments that are no JSON object are told as an empty one, as there is no other way in this protocol."""
+    function = call["function"]
+    return tool_use_block(call["id"], function["name"], arguments_object(function["arguments"]) or {})
+
+
+def tool_use_block(call_id: str, name: str, given: Fields) -> Fields:
+    """A block of a tool call."""
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequence[str] | None) -> Fields:
+    """Why a message ended. Raises ``MessagesRefused`` where the engine broke it off: half an answer is none."""
+    if finish_reason not in STOP_REASONS:
+        raise MessagesRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 500)
+    if finish_reason == "stop" and matched_stop in (stop_sequences or []):
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched_stop}
+    return {"stop_reason": STOP_REASONS[finish_reason], "stop_sequence": None}
+
+
+def usage_fields(usage: Mapping[str, Any]) -> Fields:
+    """Counts of tokens. ``input_tokens`` leaves out those that came from the cache, as Anthropic counts."""
+    prompt = usage.get("prompt_tokens") or 0
+    cached = min((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, prompt)
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.get("completion_tokens") or 0,
+    }
+
+
+def edits_field(body: Mapping[str, Any]) -> Fields:
+    """To a request that asks for a cleared context: nothing was cleared."""
+    return {"context_management": {"applied_edits": []}} if body.get("context_management") else {}

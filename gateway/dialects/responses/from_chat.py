@@ -1,0 +1,155 @@
+"""The output items of an answer.
+
+The response object.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.gateway.dialects.history import Fields
+from forebay.gateway.dialects.responses.request import ENCRYPTED_REASONING, FunctionTool, ResponsesRequest, TextConfig
+from forebay.gateway.dialects.responses.to_chat import custom_input, custom_names, packed
+
+
+def output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: str, logprobs: object) -> list[Fields]:
+    """The items of an ``assistant_message``, at least one; ``status`` is that of the last one.
+
+    An empty answer is an empty message: else it would be missing in the history of the next request.
+    """
+    calls: Sequence[Mapping[str, Any]] = reply.get("tool_calls", [])
+    items = [reasoning_item(new_id("rs"), reply["reasoning_content"], request)] if "reasoning_content" in reply else []
+    if reply["content"] or not (items or calls):
+        part = {**text_part(reply["content"]), "logprobs": _logprobs(logprobs)}
+        items.append(message_item(new_id("msg"), [part], "commentary" if calls else "final_answer"))
+    items += [_call_item(call, request) for call in calls]
+    return [*items[:-1], {**items[-1], "status": status}]
+
+
+def new_id(prefix: str) -> str:
+    """An id for an item."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def text_part(text: str) -> Fields:
+    """A part of text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
+
+
+def message_item(item_id: str, content: list[Fields], phase: str | None, status: str = "completed") -> Fields:
+    """A message. Its phase tells whether calls follow."""
+    item = {"id": item_id, "type": "message", "role": "assistant", "content": content, "status": status}
+    return {**item, "phase": phase}
+
+
+def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: str = "completed") -> Fields:
+    """The reasoning; as a summary too, and packed, where the client asked for that."""
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": text}] if request.wants_summary and text else [],
+        "content": [{"type": "reasoning_text", "text": text}] if text else [],
+        "encrypted_content": packed(text) if request.includes(ENCRYPTED_REASONING) and text else None,
+        "status": status,
+    }
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Fields:
+    """A call of a function."""
+    item = {"id": item_id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+    return {**item, "status": status}
+
+
+def custom_call_item(item_id: str, call_id: str, name: str, text: str, status: str = "completed") -> Fields:
+    """A call of a custom tool."""
+    item = {"id": item_id, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": text}
+    return {**item, "status": status}
+
+
+def _call_item(call: Mapping[str, Any], request: ResponsesRequest) -> Fields:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if name in custom_names(request):
+        return custom_call_item(new_id("ctc"), call["id"], name, custom_input(arguments))
+    return call_item(new_id("fc"), call["id"], name, arguments)
+
+
+def _logprobs(logprobs: object) -> list[Fields] | None:
+    """Those of the chat; they cover every token sampled, reasoning and calls included."""
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return [{**token, "top_logprobs": token.get("top_logprobs") or []} for token in content] if content else None
+
+
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "store", "temperature", "top_p", "truncation")
+ALSO_ECHOED = ("user", "max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "top_logprobs")
+STATUSES = {"stop": "completed", "tool_calls": "completed", "function_call": "completed"}
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def status_of(finish_reason: str | None) -> str:
+    """What became of an answer. One that the engine broke off has failed: half an answer is none."""
+    return "incomplete" if finish_reason in INCOMPLETE else STATUSES.get(finish_reason or "", "failed")
+
+
+def response(
+    request: ResponsesRequest, response_id: str, *, model: str, output: list[Fields], created_at: int, status: str
+) -> Fields:
+    """A response without an end: ``ended`` adds it."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "model": model,
+        "output": output,
+        "status": status,
+        "usage": None,
+        "error": None,
+        "incomplete_details": None,
+        "background": False,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [_tool(tool) for tool in request.tools],
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "text": _text(request.text),
+        "metadata": request.metadata or {},
+        **{name: getattr(request, name) for name in (*ECHOED, *ALSO_ECHOED)},
+    }
+
+
+def ended(told: Fields, finish_reason: str | None, usage: Mapping[str, Any]) -> Fields:
+    """A response with what its end decides."""
+    status = status_of(finish_reason)
+    reason = INCOMPLETE.get(finish_reason or "")
+    failure = f"the engine broke the answer off: {finish_reason or 'no finish reason'}"
+    return {
+        **told,
+        "status": status,
+        "completed_at": int(time.time()) if status == "completed" else None,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "error": {"code": "server_error", "message": failure} if status == "failed" else None,
+        "usage": _usage(usage) if usage else None,
+    }
+
+
+def _tool(tool: Any) -> Fields:
+    told: Fields = tool.model_dump(exclude_none=True)
+    return {**told, "strict": bool(told.get("strict"))} if isinstance(tool, FunctionTool) else told
+
+
+def _text(text: TextConfig | None) -> Fields:
+    told = text.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) if text else {}
+    return {"format": {"type": "text"}, **told}
+
+
+def _usage(usage: Mapping[str, Any]) -> Fields:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    told = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    sampled, given = usage.get("completion_tokens") or 0, usage.get("prompt_tokens") or 0
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": told or usage.get("reasoning_tokens") or 0},
+        "total_tokens": given + sampled,
+    }

@@ -1,0 +1,70 @@
+"""The answers of a rollout, for calls that go on from one by ``previous_response_id``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.gateway.dialects.history import Fields
+from forebay.gateway.dialects.responses.errors import ResponsesRefused
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    response: Fields
+    input_items: Sequence[Fields]
+
+
+def _is_reference(item: Fields) -> bool:
+    return item.get("type") == "item_reference" or set(item) == {"id"}
+
+
+class ResponseStore:
+    """Keeps each answer with what was new in its request; a conversation is the chain of them.
+
+    One for each rollout: an id opens nothing of another rollout, and the memory goes with it.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[str, _Stored] = {}
+
+    def add(self, response: Fields, input_items: Sequence[Fields]) -> None:
+        """Keep an answer and the new items of its request."""
+        self._stored[response["id"]] = _Stored(response, self.resolved(input_items))
+
+    def get(self, response_id: str) -> Fields:
+        """The answer with this id. Raises ``ResponsesRefused`` with a 404."""
+        return self._entry(response_id).response
+
+    def input_items(self, response_id: str) -> list[Fields]:
+        """The new items of its request. Raises ``ResponsesRefused``."""
+        return list(self._entry(response_id).input_items)
+
+    def delete(self, response_id: str) -> Fields:
+        """Forget an answer; returns the reply. Later answers that go on from it cannot be gone on from any more."""
+        del self._stored[self._entry(response_id).response["id"]]
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def history(self, response_id: str | None) -> list[Fields]:
+        """Every item up to and with this answer, oldest first. Raises ``ResponsesRefused``."""
+        turns: list[list[Fields]] = []
+        while response_id:
+            entry = self._entry(response_id)
+            turns.append([*entry.input_items, *entry.response["output"]])
+            response_id = entry.response["previous_response_id"]
+        return [item for turn in reversed(turns) for item in turn]
+
+    def resolved(self, items: Sequence[Fields]) -> list[Fields]:
+        """The items, with those of an answer in place of the ones that only name them. Raises ``ResponsesRefused``."""
+        return [self._item(str(item.get("id"))) if _is_reference(item) else item for item in items]
+
+    def _item(self, item_id: str) -> Fields:
+        for entry in self._stored.values():
+            for item in entry.response["output"]:
+                if item["id"] == item_id:
+                    return dict(item)
+        raise ResponsesRefused(f"Item with id '{item_id}' not found.", param="input", status=404)
+
+    def _entry(self, response_id: str) -> _Stored:
+        if response_id not in self._stored:
+            message = f"Response with id '{response_id}' not found."
+            raise ResponsesRefused(message, param="response_id", status=404)
+        return self._stored[response_id]

@@ -1,0 +1,277 @@
+"""A streamed chat as the events of a streamed response.
+
+The output items of a streamed answer while they are open: each knows its events, in the protocol's order.
+
+An event is given without ``sequence_number``, ``output_index`` and ``item_id``, which the stream adds.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.gateway.dialects.chunks import ProtocolStream
+from forebay.gateway.dialects.history import Fields, ReplyMemo, told_error
+from forebay.gateway.dialects.responses.from_chat import (
+    call_item,
+    custom_call_item,
+    ended,
+    message_item,
+    new_id,
+    reasoning_item,
+    response,
+    status_of,
+    text_part,
+)
+from forebay.gateway.dialects.responses.request import ResponsesRequest, parsed
+from forebay.gateway.dialects.responses.store import ResponseStore
+from forebay.gateway.dialects.responses.to_chat import custom_input, custom_names
+
+
+class OpenItem(ABC):
+    """One output item, being written."""
+
+    prefix: str
+
+    def __init__(self) -> None:
+        self.id = new_id(self.prefix)
+        self.text = ""
+
+    def opening(self) -> list[Fields]:
+        """The events that begin it."""
+        return [{"type": "response.output_item.added", "item": self.item("in_progress")}]
+
+    def more(self, text: str) -> list[Fields]:
+        """The events for more of its text."""
+        self.text += text
+        return [self._delta(text)] if text else []
+
+    def closing(self, status: str) -> list[Fields]:
+        """The events that end it."""
+        return [*self._done(), {"type": "response.output_item.done", "item": self.item(status)}]
+
+    @abstractmethod
+    def item(self, status: str) -> Fields:
+        """The item as it is now."""
+
+    @abstractmethod
+    def _delta(self, text: str) -> Fields: ...
+
+    @abstractmethod
+    def _done(self) -> list[Fields]: ...
+
+
+class OpenMessage(OpenItem):
+    """Text. Its phase is known at its end, where calls are offered."""
+
+    prefix = "msg"
+
+    def __init__(self, phase: str | None) -> None:
+        super().__init__()
+        self.phase = phase
+
+    def opening(self) -> list[Fields]:
+        part = {"type": "response.content_part.added", "content_index": 0, "part": text_part("")}
+        return [*super().opening(), part]
+
+    def item(self, status: str) -> Fields:
+        begun = status == "in_progress"
+        return message_item(self.id, [] if begun else [text_part(self.text)], self.phase, status)
+
+    def _delta(self, text: str) -> Fields:
+        return {"type": "response.output_text.delta", "content_index": 0, "delta": text, "logprobs": []}
+
+    def _done(self) -> list[Fields]:
+        return [
+            {"type": "response.output_text.done", "content_index": 0, "text": self.text, "logprobs": []},
+            {"type": "response.content_part.done", "content_index": 0, "part": text_part(self.text)},
+        ]
+
+
+class OpenReasoning(OpenItem):
+    """Reasoning: told as a summary where the client wants one, else as it is."""
+
+    prefix = "rs"
+
+    def __init__(self, request: ResponsesRequest) -> None:
+        super().__init__()
+        self._request = request
+        summary = request.wants_summary
+        self._name = "response.reasoning_summary_text" if summary else "response.reasoning_text"
+        self._part = "response.reasoning_summary_part" if summary else "response.content_part"
+        self._kind = "summary_text" if summary else "reasoning_text"
+        self._at = {"summary_index" if summary else "content_index": 0}
+
+    def opening(self) -> list[Fields]:
+        return [*super().opening(), self._part_event("added", "")]
+
+    def item(self, status: str) -> Fields:
+        return reasoning_item(self.id, self.text, self._request, status)
+
+    def _delta(self, text: str) -> Fields:
+        return {"type": f"{self._name}.delta", **self._at, "delta": text}
+
+    def _done(self) -> list[Fields]:
+        return [{"type": f"{self._name}.done", **self._at, "text": self.text}, self._part_event("done", self.text)]
+
+    def _part_event(self, what: str, text: str) -> Fields:
+        return {"type": f"{self._part}.{what}", **self._at, "part": {"type": self._kind, "text": text}}
+
+
+class OpenCall(OpenItem):
+    """A call of a function; its text are the arguments."""
+
+    prefix = "fc"
+
+    def __init__(self, call_id: str, name: str) -> None:
+        super().__init__()
+        self._call_id = call_id
+        self._name = name
+
+    def item(self, status: str) -> Fields:
+        return call_item(self.id, self._call_id, self._name, self.text, status)
+
+    def _delta(self, text: str) -> Fields:
+        return {"type": "response.function_call_arguments.delta", "delta": text}
+
+    def _done(self) -> list[Fields]:
+        return [{"type": "response.function_call_arguments.done", "name": self._name, "arguments": self.text}]
+
+
+class OpenCustomCall(OpenCall):
+    """A call of a custom tool. Its input stands in the arguments as JSON, so that it is known at the end only."""
+
+    prefix = "ctc"
+
+    def more(self, text: str) -> list[Fields]:
+        self.text += text
+        return []
+
+    def item(self, status: str) -> Fields:
+        return custom_call_item(self.id, self._call_id, self._name, self._input, status)
+
+    @property
+    def _input(self) -> str:
+        return custom_input(self.text) if self.text else ""
+
+    def _done(self) -> list[Fields]:
+        delta = {"type": "response.custom_tool_call_input.delta", "delta": self._input}
+        return [delta, {"type": "response.custom_tool_call_input.done", "input": self._input}]
+
+
+class EventStream(ProtocolStream):
+    """``body`` is the Responses request."""
+
+    def __init__(
+        self, body: Mapping[str, Any], store: ResponseStore | None = None, memo: ReplyMemo | None = None
+    ) -> None:
+        super().__init__(memo)
+        self._request, _ = parsed(body)
+        self._store = store
+        self._id = new_id("resp")
+        self._created_at = int(time.time())
+        self._count = 0
+        self._output: list[Fields] = []
+        self._open: OpenItem | None = None
+
+    @property
+    def _is_call_open(self) -> bool:
+        return isinstance(self._open, OpenCall)
+
+    def end(self) -> list[Fields]:
+        if self.is_over:
+            return []
+        self.is_over = True
+        status = status_of(self._draft.finish_reason)
+        events = self._start()
+        if self._open is None and not self._output:
+            events += self._begin(OpenMessage("final_answer"))
+        events += self._close("completed" if status == "completed" else "incomplete")
+        told = ended(self._response(status), self._draft.finish_reason, self._draft.usage)
+        if self._memo and status != "failed":
+            self._memo.remember(self._draft.message)
+        self._keep(told)
+        return [*events, self._event({"type": f"response.{status}", "response": told})]
+
+    def fail(self, status: int, body: object) -> list[Fields]:
+        """``status`` has no place in the events."""
+        self.is_over = True
+        events = self._start() + self._close("incomplete")
+        code = "rate_limit_exceeded" if status == 429 else "server_error"
+        told = {**self._response("failed"), "error": {"code": code, "message": told_error(body)}}
+        self._keep(told)
+        return [*events, self._event({"type": "response.failed", "response": told})]
+
+    def _keep(self, told: Fields) -> None:
+        if self._store and self._request.store is not False:
+            self._store.add(told, self._request.input_items)
+
+    def _response(self, status: str) -> Fields:
+        return response(
+            self._request,
+            self._id,
+            model=self._draft.model or self._request.model,
+            output=list(self._output),
+            created_at=self._created_at,
+            status=status,
+        )
+
+    def _opening(self, _: Mapping[str, Any]) -> list[Fields]:
+        return self._start()
+
+    def _start(self) -> list[Fields]:
+        if self._count:
+            return []
+        kinds = ("response.created", "response.in_progress")
+        return [self._event({"type": kind, "response": self._response("in_progress")}) for kind in kinds]
+
+    def _thinking(self, text: str) -> list[Fields]:
+        opening = [] if isinstance(self._open, OpenReasoning) else self._begin(OpenReasoning(self._request))
+        return opening + self._more(text)
+
+    def _text(self, text: str) -> list[Fields]:
+        phase = None if self._request.tools else "final_answer"
+        opening = [] if isinstance(self._open, OpenMessage) else self._begin(OpenMessage(phase))
+        return opening + self._more(text)
+
+    def _call(self, call_id: str, function: Mapping[str, Any], *, is_begun: bool) -> list[Fields]:
+        opening: list[Fields] = []
+        if is_begun:
+            kind = OpenCustomCall if function["name"] in custom_names(self._request) else OpenCall
+            if isinstance(self._open, OpenMessage):
+                self._open.phase = "commentary"
+            opening = self._begin(kind(call_id or new_id("call"), function["name"]))
+        return opening + self._more(function.get("arguments") or "")
+
+    def _begin(self, item: OpenItem) -> list[Fields]:
+        closing = self._close("completed")
+        self._open = item
+        return closing + self._events(item.opening())
+
+    def _more(self, text: str) -> list[Fields]:
+        assert self._open is not None
+        return self._events(self._open.more(text))
+
+    def _close(self, status: str) -> list[Fields]:
+        item = self._open
+        if item is None:
+            return []
+        if isinstance(item, OpenMessage):
+            item.phase = item.phase or "final_answer"
+        events = self._events(item.closing(status))
+        self._output.append(item.item(status))
+        self._open = None
+        return events
+
+    def _events(self, events: list[Fields]) -> list[Fields]:
+        assert self._open is not None
+        return [self._event({**event, **self._place(event)}) for event in events]
+
+    def _place(self, event: Fields) -> Fields:
+        assert self._open is not None
+        index: Fields = {"output_index": len(self._output)}
+        return index if "item" in event else {**index, "item_id": self._open.id}
+
+    def _event(self, event: Fields) -> Fields:
+        self._count += 1
+        return {**event, "sequence_number": self._count - 1}

@@ -1,0 +1,71 @@
+"""The body of a call as an engine would read it: engines take more for JSON, true or a number than JSON does."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from forebay.gateway.refusals import NoObject, OwnIds
+
+Json = dict[str, Any]
+
+TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
+"""Words that pydantic reads as true."""
+SURROGATES = re.compile("[\ud800-\udfff]")
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_decode = msgspec.json.Decoder().decode
+
+
+def read_object(content: bytes) -> Json | None:
+    """The JSON object in a body; None if no engine would find one either.
+
+    Halves of surrogate pairs, which no tokenizer takes, are replaced. Raises ``NoObject`` for an object that cannot be
+    passed on as it was meant, such as one with NaN.
+    """
+    try:
+        body = _decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = _read_leniently(content)
+    except RecursionError:
+        raise NoObject from None
+    return body if isinstance(body, dict) else None
+
+
+def _read_leniently(content: bytes) -> object:
+    """As the standard library reads it, in which most engines are written: UTF-16 too, and unpaired surrogates."""
+    try:
+        told = json.dumps(json.loads(content), ensure_ascii=False)
+    except ValueError:
+        return None
+    except RecursionError:
+        raise NoObject from None
+    try:
+        return _decode(SURROGATES.sub(REPLACEMENT, told))
+    except msgspec.DecodeError:
+        raise NoObject from None
+
+
+def read_chat(content: bytes) -> Json | None:
+    """``read_object`` for a chat completion. Raises ``OwnIds``."""
+    body = read_object(content)
+    if body is None:
+        return None
+    if body.get("input_ids") is not None:
+        raise OwnIds
+    return {**body, "stream": True} if _is_true(body.get("stream")) else body
+
+
+def bounded(value: object, limit: int) -> object:
+    """``value``, unless an engine would read more than ``limit`` in it: it takes ``64``, ``64.0`` and ``"64"``."""
+    if not isinstance(value, int | float | str):
+        return value
+    try:
+        return limit if float(value) > limit else value
+    except (ValueError, OverflowError):
+        return limit if isinstance(value, int) else value
+
+
+def _is_true(value: object) -> bool:
+    return value.lower() in TRUE if isinstance(value, str) else value == 1

@@ -1,0 +1,135 @@
+"""What is asked of an engine beside what the agent asked for, what is kept of its answer, and what the agent gets.
+
+Chunks of an answer that was gone on with after an abort.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from forebay.engines.capture.read_reply import StreamReader, asking, strip, turns_of_chat
+from forebay.engines.capture.segments import ABORTED
+from forebay.engines.capture.turn import Turn
+from forebay.engines.continuation.reply import Logprobs, joined_usage
+from forebay.gateway.refusals import EngineLost
+
+Json = dict[str, Any]
+
+
+def rest_of(seen: Json, whole: Json) -> Json:
+    """The delta between a message of which ``seen`` has gone out and the ``whole`` one.
+
+    Raises ``EngineLost`` if what has gone out is no beginning of it.
+    """
+    delta: Json = {}
+    for name in ("reasoning_content", "content"):
+        before, now = seen.get(name) or "", whole.get(name) or ""
+        if not now.startswith(before):
+            raise EngineLost("the answer was aborted, and its rest does not fit what has gone out")
+        if now != before:
+            delta[name] = now[len(before) :]
+    if calls := _rest_of_calls(seen.get("tool_calls") or [], whole.get("tool_calls") or []):
+        delta["tool_calls"] = calls
+    return delta
+
+
+def _rest_of_calls(seen: Sequence[Json], whole: Sequence[Json]) -> list[Json]:
+    if len(seen) > len(whole):
+        raise EngineLost("the answer was aborted in a tool call that its rest does not complete")
+    rest = [{"index": index, **call} for index, call in enumerate(whole)][len(seen) :]
+    begun = []
+    for index, (before, now) in enumerate(zip(seen, whole, strict=False)):
+        given, full = before["function"].get("arguments") or "", now["function"].get("arguments") or ""
+        if not full.startswith(given):
+            raise EngineLost("the answer was aborted in a tool call that its rest does not fit")
+        now["id"] = before.get("id") or now.get("id")
+        if full != given:
+            begun.append({"index": index, "function": {"arguments": full[len(given) :]}})
+    return [*begun, *rest]
+
+
+class Wire:
+    """One call on its way: ``client_body`` is what the agent sent, ``body`` the same within the session's bounds.
+
+    Engines other than SGLang are asked for nothing more: they may refuse fields that they do not know.
+    """
+
+    def __init__(self, client_body: Json, body: Json) -> None:
+        self.client_body = client_body
+        self.body = body
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is wanted as it comes."""
+        return self.body.get("stream") is True
+
+    def asked(self, rid: str, weight_version: int | None, *, is_sglang: bool) -> Json:
+        """The body for the engine. ``weight_version`` is what the trainer announced last."""
+        if not is_sglang:
+            return self.body
+        body = {**self._asking(), "rid": rid}
+        # Else a prompt's cache may be that of other weights, where an update did not empty it.
+        return body if weight_version is None else {"extra_key": str(weight_version), **body}
+
+    def _asking(self) -> Json:
+        try:
+            return asking(self.body, is_stream=self.is_stream)
+        except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine is to refuse them
+            return self.body
+
+    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float) -> list[Turn]:
+        """What a whole reply tells."""
+        return turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
+
+    def stripped(self, reply: Json) -> Json | None:
+        """The reply, or a chunk, without what the agent did not ask for; None for a chunk of which nothing is left."""
+        left = strip(reply, self.client_body)
+        if left is not None and self.client_body.get("rid") and "id" in left:
+            left["id"] = self.client_body["rid"]
+        return left
+
+
+class StreamWire:
+    """The chunks of one answer: passed on at once, but for the end, which is held until everything was told."""
+
+    def __init__(self, wire: Wire, rid: str, engine_url: str, began_s: float) -> None:
+        self._wire = wire
+        self._reader = StreamReader(wire.body, rid=rid, engine_url=engine_url, began_s=began_s)
+        self._held: list[Json] = []
+        self._is_ending = False
+
+    def feed(self, chunk: Json) -> Json | None:
+        """The chunk as the agent gets it now; None if it gets nothing of it, or gets it at the end."""
+        self._reader.feed(chunk)
+        # Nothing after a finish reason takes time.
+        self._is_ending = self._is_ending or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+        left = self._wire.stripped(chunk)
+        if left is None or not self._is_ending:
+            return left
+        self._held.append(left)
+        return None
+
+    def stop(self) -> None:
+        """The agent is gone: what the engine samples from here on does not count."""
+        self._reader.stop()
+
+    def turns(self) -> list[Turn]:
+        """What the stream told."""
+        return self._reader.turns(ended_s=time.time())
+
+    def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:
+        """The chunks that were held back. Of what has gone out ``seen`` tells, of what was to, ``turns``."""
+        before, after = ({turn.choice: turn for turn in each} for each in (seen, turns))
+        for chunk in self._held:
+            for choice in chunk.get("choices") or ():
+                index = choice.get("index") or 0
+                if choice.get("finish_reason") == ABORTED and index in logprobs:
+                    if delta := rest_of(before[index].reply, after[index].reply):
+                        yield {**chunk, "choices": [self._rest(choice, delta, logprobs[index])]}
+                    choice["finish_reason"] = after[index].finish_reason
+            usage = {"usage": joined_usage(chunk["usage"], turns)} if logprobs and chunk.get("usage") else {}
+            yield {**chunk, **usage}
+
+    def _rest(self, choice: Json, delta: Json, logprobs: list[Json]) -> Json:
+        told = {"content": logprobs} if self._wire.client_body.get("logprobs") else None
+        return {**choice, "delta": delta, "logprobs": told, "finish_reason": None}

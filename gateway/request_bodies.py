@@ -1,0 +1,64 @@
+"""The bodies of the gateway's own routes.
+
+Where a request carries its key.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
+"""Part of a URL: clients take ``.`` and ``..`` for something else."""
+Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
+
+
+class Capturing(BaseModel):
+    """What is needed to record the calls of a generator that knows nothing of the gateway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    secret: str
+    """Stands in the URLs that the generator is given, in place of a key."""
+    group_deadline_s: Seconds
+    """No call takes longer, and no record is kept longer."""
+    input_file: str | None = None
+    """The rows, by whose prompts a call is found to belong to an instance."""
+
+
+class RegisterRun(BaseModel):
+    """``PUT /gateway/runs/{run_id}``: the server makes a run known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str
+    """Opens rollouts of this run."""
+    engine_urls: Annotated[list[str], Field(min_length=1)]
+    buffer_url: str
+    """The run's private address at the server."""
+    api_key: str | None = None
+    model: str | None = None
+    capturing: Capturing | None = None
+
+
+class OpenRollout(BaseModel):
+    """``POST /gateway/rollouts``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rollout_id: RolloutId
+    rid_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")] | None = None
+    deadline_s: Seconds
+    sampling_params: dict[str, Any] = {}
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+BEARER = "bearer "
+
+
+def key_of(request: Request) -> str:
+    """The bearer token or, as Anthropic's clients send it, ``x-api-key``; empty if there is none."""
+    told = request.headers.get("authorization", "")
+    if told[: len(BEARER)].lower() == BEARER:
+        return told[len(BEARER) :].strip()
+    return request.headers.get("x-api-key", "")

@@ -1,0 +1,1 @@
+"""What the gateway knows of runs: their keys, rollouts and sessions."""

@@ -1,0 +1,149 @@
+"""A run whose generator knows nothing of the gateway: its calls are recorded, and its samples get their tokens."""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import msgspec
+
+from forebay.core.clock import ActiveClock
+from forebay.core.ids import run_rid_prefix
+from forebay.engines.capture.turn import Turn
+from forebay.engines.ring import EngineRing
+from forebay.gateway.dialects.dialect import Memory
+from forebay.gateway.request_bodies import Capturing
+from forebay.gateway.runs.conversations import RowPrompts, TurnStore, beginnings, digests
+from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
+
+logger = logging.getLogger(__name__)
+
+MAX_AFFINITIES = 10_000
+"""Prompts whose engine is remembered."""
+FIRST_MESSAGES = 2
+"""So many messages tell prompts apart: the first is often the same for all."""
+END_S = 5.0
+"""Calls of a closed group that no engine can be told of are ended so long after it."""
+GROUP_CLOSED = "its group is closed"
+
+Json = dict[str, Any]
+
+_decode = msgspec.json.Decoder(Json).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class CapturedSession(Session):
+    """The session of a single call, which its run knows while it is in flight."""
+
+    messages: object = None
+
+    def __init__(self, captured: "Captured", *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._captured = captured
+
+    def prepared(self, body: Json) -> Json:
+        self.messages = body.get("messages")
+        self._captured.choose_engine(self)
+        return super().prepared(body)
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[asyncio.Timeout]:
+        self._captured.sessions.add(self)
+        try:
+            async with super().call() as limit:
+                yield limit
+        finally:
+            self._captured.sessions.discard(self)
+
+
+class CapturedCall:
+    """One call of such a generator. Nothing is remembered from one to the next."""
+
+    def __init__(self, session: CapturedSession) -> None:
+        self.session = session
+        self.memory = Memory()
+
+
+class Captured:
+    """The calls of one run, in flight and recorded. ``counts`` tell how many samples found their turns."""
+
+    def __init__(self, run_id: str, told: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
+        self.told = told
+        self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
+        self._ring = ring
+        self._rid_prefix = f"{run_rid_prefix(run_id)}{'c' * 16}-"
+        self._numbers = count()
+        self._turns = TurnStore(told.group_deadline_s)
+        self.sessions: set[CapturedSession] = set()
+        """Those of the calls in flight."""
+        self._logs: WeakSet[TurnLog] = WeakSet()
+        self._affinities: OrderedDict[int, Affinity] = OrderedDict()
+        self._prompts: RowPrompts | None = None
+        self._clock = clock
+
+    async def open(self) -> None:
+        """Read the rows, if there are any."""
+        if self.told.input_file:
+            try:
+                self._prompts = await asyncio.to_thread(RowPrompts, Path(self.told.input_file))
+            except OSError as error:
+                logger.warning("calls cannot be told apart by their rows: %s", error)
+
+    def call(self) -> CapturedCall:
+        """A new call."""
+        name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
+        prefix, deadline_s = f"{self._rid_prefix}{name}-", self.told.group_deadline_s
+        turns = TurnLog(self._record)
+        self._logs.add(turns)
+        return CapturedCall(CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, session_id=name))
+
+    async def settled(self) -> None:
+        """Return when what ended before is recorded."""
+        await asyncio.gather(*(turns.settled() for turns in tuple(self._logs)))
+
+    def drop(self) -> None:
+        """Record nothing more."""
+        for turns in tuple(self._logs):
+            turns.drop()
+
+    def completed(self, content: bytes) -> bytes:
+        """A sample as it was written, with what its turns tell of its tokens."""
+        try:
+            sample = _decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return content  # the server says what is wrong with it
+        if sample.get("tokens") is not None:
+            return content
+        told = self._turns.take(sample.get("messages"))
+        self.counts["capture_unmatched" if told is None else "capture_matched"] += 1
+        return content if told is None else _encode({**told, **sample})
+
+    async def end_group(self, instance_id: str | int) -> None:
+        """A group was closed: its calls are aborted at their engines, and get what those had by then."""
+        prompt = self._prompts.of(instance_id) if self._prompts is not None else None
+        if prompt is None:
+            return
+        ended = [session for session in self.sessions if prompt in beginnings(session.messages)]
+        for session in ended:
+            session.is_given_up = True
+        await self._ring.stop(lambda: [request for session in ended for request in session.requests], END_S)
+        for session in ended:
+            session.close(GROUP_CLOSED)
+
+    def choose_engine(self, session: CapturedSession) -> None:
+        """Calls with the same prompt go to the same engine: a group shares what it has cached of it."""
+        messages = session.messages if isinstance(session.messages, list) else []
+        *_, prompt = 0, *digests(messages[:FIRST_MESSAGES])
+        session.affinity = self._affinities.setdefault(prompt, session.affinity)
+        self._affinities.move_to_end(prompt)
+        if len(self._affinities) > MAX_AFFINITIES:
+            self._affinities.popitem(last=False)
+
+    def _record(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            self._turns.add(turn, self._clock.now_s())

@@ -1,0 +1,1 @@
+"""Agents as generators: their tasks, limits, records and verifiers."""

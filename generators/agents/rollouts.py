@@ -1,0 +1,121 @@
+"""The rollout function behind an ``AgentGenerator``: an agent from its start to its end, recorded by the gateway."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from forebay.core.errors import ForebayError
+from forebay.core.task_row import Message
+from forebay.generators.agents.gateway import GatewayLink, OpenRollout, RolloutRecord
+from forebay.generators.agents.record import RecordedTrajectory, checked_result
+from forebay.generators.agents.run import Agent, run_agent
+from forebay.generators.agents.task import AgentResult, AgentTask
+from forebay.generators.agents.verifier import Verifier
+from forebay.generators.sandbox import Limits, Sandbox
+
+if TYPE_CHECKING:
+    from forebay.generators.rollouts.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""For telling the gateway that a cancelled rollout is over; its deadline ends it otherwise."""
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
+NOT_IN_BODY = ("extra_body", "extra_headers", "extra_query", "timeout", "stream")
+
+
+class AgentRollouts:
+    """The rollout function, and what the rollouts in progress share."""
+
+    def __init__(
+        self, gateway: GatewayLink, agent: Agent, limits: Limits, env: dict[str, str], hidden: frozenset[str]
+    ) -> None:
+        self._agent = agent
+        self._limits = limits
+        self._env = env
+        self._hidden = hidden
+        self._gateway = gateway
+        self._sandboxes: dict[str, Sandbox] = {}
+
+    async def run(
+        self, client: Any, messages: list[Message], sampling_params: dict[str, Any]
+    ) -> tuple[list[Message], str]:
+        """One rollout: the agent from its start to its end, and the samples that the gateway made of its calls."""
+        rollout: Rollout = client.rollout
+        sandbox = await rollout.at_end.enter_async_context(Sandbox(self._env))
+        self._sandboxes[rollout.uid] = sandbox
+        rollout.at_end.callback(self._sandboxes.pop, rollout.uid, None)
+        record, result = await self._recorded(rollout, messages, sampling_params, sandbox)
+        rollout.trajectory = RecordedTrajectory(record)
+        rollout.for_reward["agent"] = result.for_reward()
+        rollout.extra_info["agent"] = {"wall_s": result.wall_s, "num_calls": record.num_calls}
+        return record.samples[-1]["messages"], record.finish_reason or "stop"
+
+    async def verify(self, verifier: Verifier, item: dict[str, Any]) -> float:
+        """The reward that a verifier tells, in the folder where the agent worked."""
+        return await verifier.reward(self._sandboxes[item["uid"]], item)
+
+    async def _recorded(
+        self, rollout: "Rollout", prompt: list[Message], sampling_params: dict[str, Any], sandbox: Sandbox
+    ) -> tuple[RolloutRecord, AgentResult]:
+        result, error = None, None
+        name, rid_prefix = _attempt_names(rollout)
+        async with self._opened(name, rid_prefix, sampling_params) as opened:
+            task = self._task(rollout, prompt, opened, sandbox)
+            try:
+                result = await run_agent(self._agent, task, sandbox, self._limits, rollout.calls.group.hold)
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
+                error = raised
+            record = await self._gateway.close(name)
+        rollout.num_sampled_tokens = record.num_sampled_tokens
+        return record, checked_result(record, result, error)
+
+    @asynccontextmanager
+    async def _opened(self, name: str, rid_prefix: str, params: dict[str, Any]) -> AsyncIterator[OpenRollout]:
+        """A rollout at the gateway, which is ended there however this ends."""
+        opened = await self._gateway.open(
+            name,
+            rid_prefix=rid_prefix,
+            deadline_s=self._limits.wall_s + CLOSE_S,
+            sampling_params=_defaults(params),
+            max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
+        )
+        try:
+            yield opened
+        except asyncio.CancelledError:
+            await self._abandon(name)
+            raise
+
+    async def _abandon(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._gateway.close(name)
+        except (ForebayError, TimeoutError) as error:
+            logger.warning("rollout %s was not ended at the gateway: %s", name, error)
+
+    def _task(self, rollout: "Rollout", prompt: list[Message], opened: OpenRollout, sandbox: Sandbox) -> AgentTask:
+        return AgentTask(
+            instance_id=rollout.instance_id,
+            row={name: value for name, value in rollout.row.items() if name not in self._hidden},
+            prompt=prompt,
+            model=rollout.model,
+            base_url=opened.base_url,
+            anthropic_url=opened.anthropic_url,
+            api_key=opened.key,
+            folder=sandbox.folder,
+            timeout_s=self._limits.wall_s,
+        )
+
+
+def _defaults(params: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters as fields of a request's body, without what only the ``openai`` package understands."""
+    kept = {name: value for name, value in params.items() if name not in (*TOKEN_LIMITS, *NOT_IN_BODY)}
+    return {**kept, **(params.get("extra_body") or {})}
+
+
+def _attempt_names(rollout: "Rollout") -> tuple[str, str]:
+    """What the gateway knows an attempt by, and what the engine's ids of its calls begin with."""
+    attempt = f"{rollout.attempt:02x}"
+    return f"{rollout.uid}-{attempt}", f"{rollout.calls.group.rid_prefix}{rollout.slot:04x}-{attempt}-"

@@ -1,0 +1,112 @@
+"""Running an agent to its end: a Python callable in this process, or a command in a process tree of its own.
+
+An agent's time, which stands still while its run is held, or its engines are paused.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from forebay.generators.agents.task import AgentResult, AgentTask
+from forebay.generators.failures import AgentFailed
+from forebay.generators.job.step_gate import Hold
+from forebay.generators.rewards import is_async
+from forebay.generators.rollouts.samples import plain
+from forebay.generators.sandbox import Command, Limits, Sandbox, shown
+
+LOOK_S = 1.0
+"""How often time is counted. Of the seconds before a standstill, so many may be left out."""
+
+
+@asynccontextmanager
+async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """``asyncio.timeout`` after ``limit_s`` seconds in which engine calls may go out."""
+    now_s = asyncio.get_running_loop().time
+    async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
+        yield limit
+
+
+@asynccontextmanager
+async def set_at_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Event]:
+    """An event that is set at the same time."""
+    over = asyncio.Event()
+    async with _counting(hold, limit_s, over.set):
+        yield over
+
+
+@asynccontextmanager
+async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) -> AsyncIterator[None]:
+    counting = asyncio.create_task(_count(hold, limit_s, at_limit))
+    try:
+        yield
+    finally:
+        counting.cancel()
+
+
+async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
+    now_s = asyncio.get_running_loop().time
+    while left_s > 0:
+        await hold.wait_call()
+        began_s = now_s()
+        await asyncio.sleep(min(left_s, LOOK_S))
+        if hold.may_call:
+            left_s -= now_s() - began_s
+    at_limit()
+
+
+NO_LIMIT_S = 10_000_000.0
+"""For the sandbox, which cannot tell when an agent's time stands still."""
+
+AgentFunc = Callable[[AgentTask], Any | Awaitable[Any]]
+Agent = AgentFunc | Command
+"""A function of one ``AgentTask``, ``async`` or not; or a command: a list of words, or a line of shell."""
+
+
+async def run_agent(agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> AgentResult:
+    """What ``agent`` made of ``task``. Raises ``AgentFailed``, or whatever a callable raises.
+
+    ``limits.wall_s`` counts while ``hold`` lets engine calls go out.
+    """
+    began_s = time.monotonic()
+    running = _call(agent, task, limits, hold) if callable(agent) else _execute(agent, task, sandbox, limits, hold)
+    output = await running
+    return AgentResult(output=output, wall_s=time.monotonic() - began_s, folder=task.folder)
+
+
+async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -> Any:
+    try:
+        async with wall_limit(hold, limits.wall_s) as limit:
+            returned = await _returned(agent, task)
+    except TimeoutError as error:
+        if limit.expired():
+            raise AgentFailed(f"the agent took longer than {limits.wall_s:g} s") from error
+        raise
+    try:
+        return plain(returned)
+    except TypeError as error:
+        raise AgentFailed(f"the agent returned {returned!r:.200}: {error}") from error
+
+
+async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
+    if is_async(agent):
+        return await cast(Awaitable[Any], agent(task))
+    # Looked up only now: it imports the openai package, which reading a generator file need not wait for.
+    from forebay.generators.rollouts.attempts import in_thread
+
+    return await in_thread(agent, task)
+
+
+async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> str:
+    task.write_instance()
+    without_wall = replace(limits, wall_s=NO_LIMIT_S)
+    async with set_at_limit(hold, limits.wall_s) as over:
+        finished = await sandbox.run(command, env=task.environment(), limits=without_wall, stop=over)
+    is_over = over.is_set() and finished.is_timed_out
+    # Its own measure would count the standstills.
+    problem = finished.with_last_words(f"was killed after {limits.wall_s:g} s") if is_over else finished.problem
+    if problem:
+        raise AgentFailed(f"the agent {shown(command):.200} {problem}")
+    return finished.stdout

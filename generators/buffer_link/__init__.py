@@ -1,0 +1,1 @@
+"""The way from a run process to its buffer, Forebay's own or slime's."""

@@ -1,0 +1,184 @@
+"""Which generators there are: found again at each look, inspected in child processes, never imported here."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forebay.core.clock import Clock, SystemClock
+from forebay.core.errors import GeneratorBroken, UnknownTaskType
+from forebay.generators.discovery.files import FileFinder, FoundFile
+from forebay.generators.discovery.info import GeneratorInfo, InspectionPending, settle
+from forebay.generators.discovery.inspector import inspect_file
+
+RECHECK_FAILED_S = 30.0
+"""A failed file is inspected again after this time, unchanged: what it lacked may have been installed since."""
+
+
+class Catalog:
+    """The generators in ``given`` (folders, or files of any name), in ``./generators``, the installed and the packaged.
+
+    The packaged ones are known to be in order, and to have no hooks: they are not inspected.
+    Relative paths start at ``working_dir``, which is also where inspected files run. At most ``max_parallel`` files are
+    inspected at once, each for at most ``inspect_timeout_s``. Leaving the context ends what is being inspected.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Path],
+        *,
+        working_dir: Path,
+        inspect_timeout_s: float = 120.0,
+        max_parallel: int = 2,
+        clock: Clock | None = None,
+    ) -> None:
+        self._finder = FileFinder(given, working_dir)
+        self._working_dir = working_dir
+        self._inspect_timeout_s = inspect_timeout_s
+        self._places = asyncio.Semaphore(max_parallel)
+        self._clock: Clock = clock or SystemClock()
+        self._looking = asyncio.Lock()
+        self._found: dict[Path, FoundFile] = {}
+        self._verdicts: dict[Path, tuple[GeneratorInfo, float]] = {}
+        self._inspections: dict[Path, tuple[str, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def scan(self) -> list[GeneratorInfo]:
+        """Look for new, edited and removed files, wait for every verdict, and return them all."""
+        await self._look()
+        while tasks := [task for _, task in self._inspections.values()]:
+            await asyncio.wait(tasks)
+        return self.cached()
+
+    async def resolve(self, task_type: str, *, wait_s: float | None) -> GeneratorInfo:
+        """The file that answers for ``task_type`` now; None for ``wait_s`` waits as long as inspections may take.
+
+        Raises UnknownTaskType, GeneratorBroken, or InspectionPending when the verdict is not there within ``wait_s``.
+        """
+        await self._look()
+        try:
+            async with asyncio.timeout(wait_s):
+                while paths := self._undecided(task_type):
+                    await self._wait_for(paths)
+                if self._is_unknown(task_type):  # the refusal lists all that there is
+                    await self._wait_for(list(self._inspections))
+        except TimeoutError:
+            if paths := self._undecided(task_type):
+                raise InspectionPending(task_type, paths) from None
+        return self._decide(task_type)
+
+    async def _wait_for(self, paths: Sequence[Path]) -> None:
+        if tasks := [self._inspections[path][1] for path in paths]:
+            await asyncio.wait(tasks)
+
+    def _is_unknown(self, task_type: str) -> bool:
+        return all(info.task_type != task_type for info in self.cached())
+
+    def cached(self) -> list[GeneratorInfo]:
+        """Every verdict there is, without looking at the disk; files still being inspected are left out."""
+        return settle(
+            self._verdicts[path][0] if path in self._verdicts else _told_by_source(file)
+            for path, file in self._found.items()
+            if path in self._verdicts or not _is_inspected(file)
+        )
+
+    async def _look(self) -> None:
+        async with self._looking:
+            self._found = await asyncio.to_thread(self._finder.find)
+            for path in list(self._inspections):
+                if path not in self._found or self._found[path].digest != self._inspections[path][0]:
+                    self._inspections.pop(path)[1].cancel()
+            for path in list(self._verdicts):
+                if path not in self._found or self._is_outdated(self._found[path]):
+                    del self._verdicts[path]
+            for path, file in self._found.items():
+                if not _is_inspected(file) or path in self._verdicts or path in self._inspections:
+                    continue
+                if file.source == "built-in":
+                    self._verdicts[path] = (_built_in(file), self._clock.monotonic())
+                else:
+                    self._inspections[path] = (file.digest, self._start_inspection(file))
+
+    def _is_outdated(self, file: FoundFile) -> bool:
+        info, at_s = self._verdicts[file.path]
+        is_stale_failure = info.status == "failed" and self._clock.monotonic() - at_s >= RECHECK_FAILED_S
+        return not _is_inspected(file) or info.sha256 != file.digest or is_stale_failure
+
+    def _start_inspection(self, file: FoundFile) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._inspect(file), name=f"inspect {file.path}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _inspect(self, file: FoundFile) -> None:
+        draft = _told_by_source(file)
+        try:
+            async with self._places:
+                info = await inspect_file(draft, working_dir=self._working_dir, timeout_s=self._inspect_timeout_s)
+            self._verdicts[file.path] = (info, self._clock.monotonic())
+        finally:
+            # An edit meanwhile has put another inspection in this one's place.
+            if self._inspections.get(file.path, ("", None))[1] is asyncio.current_task():
+                del self._inspections[file.path]
+
+    def _undecided(self, task_type: str) -> list[Path]:
+        """The files under inspection that may turn out to have ``task_type``."""
+        facts = ((path, self._found[path].facts) for path in self._inspections)
+        return [
+            path
+            for path, told in facts
+            if told.task_type == task_type or (told.task_type is None and told.may_define_task_type)
+        ]
+
+    def _decide(self, task_type: str) -> GeneratorInfo:
+        infos = [info for info in self.cached() if info.replaced_by is None]
+        for info in infos:
+            if info.task_type == task_type and info.status == "ok":
+                return info
+        broken = [info for info in infos if info.task_type == task_type and info.status == "failed"]
+        if broken:
+            told = "; ".join(f"{info.path}: {info.error}" for info in broken)
+            raise GeneratorBroken(
+                f"the generator for task type {task_type!r} cannot be used: {told}",
+                hint=f"forebay generators check {broken[0].path} shows the whole error",
+                field="task_type",
+            )
+        known = {info.task_type for info in infos if info.task_type and info.status == "ok"}
+        problems = [f"{info.path}: {info.error}" for info in infos if info.status != "ok"]
+        raise UnknownTaskType(task_type, sorted(known), problems)
+
+
+def _is_inspected(file: FoundFile) -> bool:
+    return file.fits and not file.error
+
+
+def _built_in(file: FoundFile) -> GeneratorInfo:
+    return replace(_told_by_source(file), status="ok", contract="A")
+
+
+def _told_by_source(file: FoundFile) -> GeneratorInfo:
+    """What is known of a file before it was inspected, or without inspecting it."""
+    skipped = f"skipped: name; rename it so that it ends in _generator.py, or pass --generators {file.path}"
+    error = file.error or ("" if file.fits else skipped)
+    return GeneratorInfo(
+        path=file.path,
+        source=file.source,
+        sha256=file.digest,
+        status="failed" if file.error or file.fits else "skipped",
+        task_type=file.facts.task_type,
+        error=error,
+        imports_base=file.facts.names_base,
+        problems=[error] if error else [],
+    )

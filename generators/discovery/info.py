@@ -1,0 +1,113 @@
+"""What discovery knows of one generator file.
+
+Which of several files answers for a task type.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+Source = Literal["built-in", "user", "entry-point"]
+Status = Literal["ok", "failed", "skipped"]
+Contract = Literal["A", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorInfo:
+    """One generator file and the verdict on it. Only a file with status ``ok`` can be started.
+
+    ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
+    what is wrong, then the remedy; ``problems`` lists everything that is wrong. ``hooks`` maps each hook that the file
+    implements to its contract. ``replaces`` and ``replaced_by`` name the other file of the same task type; the user's
+    comes first.
+    """
+
+    path: Path
+    source: Source
+    sha256: str
+    status: Status
+    task_type: str | None = None
+    error: str = ""
+    traceback: str = ""
+    imports_base: bool = False
+    contract: Contract | None = None
+    hooks: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    replaces: Path | None = None
+    replaced_by: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as a JSON object, paths as strings."""
+        return {
+            "path": str(self.path),
+            "task_type": self.task_type,
+            "source": self.source,
+            "sha256": self.sha256,
+            "status": self.status,
+            "error": self.error,
+            "traceback": self.traceback,
+            "imports_base": self.imports_base,
+            "contract": self.contract,
+            "hooks": dict(self.hooks),
+            "problems": list(self.problems),
+            "replaces": str(self.replaces) if self.replaces else None,
+            "replaced_by": str(self.replaced_by) if self.replaced_by else None,
+        }
+
+
+class InspectionPending(Exception):
+    """The files that decide about ``task_type`` are still being inspected; ``paths`` names them. Ask again later."""
+
+    def __init__(self, task_type: str, paths: list[Path]) -> None:
+        super().__init__(task_type, paths)
+        self.task_type = task_type
+        self.paths = paths
+
+    def __str__(self) -> str:
+        return f"still inspecting, for task type {self.task_type!r}: {', '.join(map(str, self.paths))}"
+
+
+_RANK: dict[Source, int] = {"built-in": 0, "entry-point": 1, "user": 2}
+
+
+def settle(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
+    """The same files, with replacements and collisions told; ordered by source and path.
+
+    A user's file replaces an installed one, which replaces a built-in. Two of the same rank collide: neither can be
+    used. A user's file that failed still stands for its task type: falling back in silence would surprise.
+    """
+    settled: list[GeneratorInfo] = []
+    claims: dict[str, list[GeneratorInfo]] = defaultdict(list)
+    for info in infos:
+        if info.task_type is None or info.status == "skipped":
+            settled.append(info)
+        else:
+            claims[info.task_type].append(info)
+    for rivals in claims.values():
+        settled += _settle_one(rivals)
+    return sorted(settled, key=lambda info: (-_RANK[info.source], str(info.path)))
+
+
+def _settle_one(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
+    best = max(_RANK[info.source] for info in rivals)
+    first = [info for info in rivals if _RANK[info.source] == best]
+    rest = [info for info in rivals if _RANK[info.source] < best]
+    if rest:
+        next_best = max(rest, key=lambda info: _RANK[info.source])
+        first = [replace(info, replaces=next_best.path) for info in first]
+    if len(first) > 1:
+        first = [_colliding(info, [other.path for other in first if other is not info]) for info in first]
+    return [*first, *(_replaced(info, first[0].path) for info in rest)]
+
+
+def _colliding(info: GeneratorInfo, others: list[Path]) -> GeneratorInfo:
+    told = f"TASK_TYPE {info.task_type!r} is also that of {', '.join(map(str, others))}; change one, or remove one file"
+    problems = [*info.problems, told]
+    return replace(info, status="failed", error="; also: ".join(problems), problems=problems)
+
+
+def _replaced(info: GeneratorInfo, by: Path) -> GeneratorInfo:
+    told = f"replaced by {by}, which has the same TASK_TYPE; change that one to have both"
+    return replace(info, status="skipped", replaced_by=by, error=told)

@@ -1,0 +1,135 @@
+"""The throw-away process that imports one generator file and says what is in it.
+
+``python -m forebay.generators.discovery.inspect_child FILE ANSWER_FD PARENT_PID``: the answer, one JSON object,
+goes to the descriptor; whatever the user's code prints goes elsewhere.
+"""
+
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forebay.core.child_process import die_with_parent
+from forebay.generators.discovery.module_loading import (
+    is_stdlib_name,
+    load_module,
+    module_name,
+    set_import_path,
+    user_frames,
+)
+
+_BASE_MODULE = "forebay.generators.base"
+
+
+def main(arguments: list[str]) -> None:
+    """Inspect the file, answer, and end at once: threads that the file started must not keep the process."""
+    path, answer_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    die_with_parent(parent_pid)
+    answer = inspect_module(path)
+    os.write(answer_fd, json.dumps(answer).encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def inspect_module(path: Path) -> dict[str, Any]:
+    """Import ``path`` into this process and describe it. Keys: those of ``GeneratorInfo``, as far as they are known."""
+    if is_stdlib_name(module_name(path)):
+        return _failed(f"the name {path.name} hides Python's own module {path.stem!r}", "rename the file")
+    set_import_path(path.parent)
+    try:
+        module = load_module(path)
+    except BaseException as error:  # noqa: BLE001 -- a user's file may raise anything, SystemExit included
+        return _import_failed(path, error)
+    return _describe(module)
+
+
+def _describe(module: ModuleType) -> dict[str, Any]:
+    from forebay.hooks.plain_functions import check_hooks
+
+    namespace = vars(module)
+    report = check_hooks(namespace)
+    task_type = namespace.get("TASK_TYPE")
+    problems = [*_task_type_problems(namespace), *_run_rollout_problems(namespace), *report.problems]
+    return {
+        "task_type": task_type if isinstance(task_type, str) and task_type else None,
+        "imports_base": refers_to_base(namespace),
+        "contract": report.contract,
+        "hooks": dict(report.hooks),
+        "problems": problems,
+    }
+
+
+def refers_to_base(namespace: Mapping[str, object]) -> bool:
+    """Whether the module's names include our base module, its ``BaseGenerator``, or a class derived from it."""
+    base = sys.modules.get(_BASE_MODULE)
+    if base is None:
+        return False
+    kind = getattr(base, "BaseGenerator", None)
+    return any(value is base or kind in getattr(value, "__mro__", ()) for value in namespace.values())
+
+
+def _task_type_problems(namespace: Mapping[str, object]) -> list[str]:
+    if "TASK_TYPE" not in namespace:
+        remedy = 'add TASK_TYPE = "my_task" at the top level, or, if this is shared code, rename the file'
+        return [f"TASK_TYPE is missing; {remedy} so that it does not end in _generator.py"]
+    value = namespace["TASK_TYPE"]
+    if not isinstance(value, str) or not value:
+        return [f"TASK_TYPE is {value!r}; make it a string that is not empty"]
+    return []
+
+
+def _run_rollout_problems(namespace: Mapping[str, object]) -> list[str]:
+    if "run_rollout" not in namespace:
+        return ["run_rollout is missing; define run_rollout(data), which is called once with the start's payload"]
+    function = namespace["run_rollout"]
+    if not callable(function):
+        return [f"run_rollout is a {type(function).__name__}; make it a function run_rollout(data)"]
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin tells no signature
+        return []
+    try:
+        signature.bind({})
+    except TypeError:
+        return [f"run_rollout{signature} cannot be called with one argument; make it run_rollout(data)"]
+    return []
+
+
+def _import_failed(path: Path, error: BaseException) -> dict[str, Any]:
+    lines = [line for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
+    told = _failed(lines[-1].strip(), _remedy(path, error))
+    told["traceback"] = "".join(
+        traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__))
+    )
+    return told
+
+
+def _failed(message: str, remedy: str) -> dict[str, Any]:
+    return {"problems": [f"{message}; {remedy}"]}
+
+
+def _remedy(path: Path, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("slime"):
+        return "take the base class from here: from forebay.generators.base import BaseGenerator"
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "import absolutely: the file is loaded by itself, not as a part of a package"
+    if isinstance(error, ModuleNotFoundError):
+        return f"install it for {sys.executable}, or put the module beside {path.name}"
+    if isinstance(error, SyntaxError):
+        return f"correct line {error.lineno} of {error.filename or path.name}"
+    return f"mend line {_line_in(path, error)} of {path.name}"
+
+
+def _line_in(path: Path, error: BaseException) -> int:
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 1 for frame in reversed(frames) if frame.filename == str(path)), 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

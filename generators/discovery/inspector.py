@@ -1,0 +1,80 @@
+"""Inspecting one generator file in a throw-away child process."""
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forebay.core.child_process import child_environment, memory_file, python_argv, read_back, signal_group
+from forebay.generators.discovery.info import GeneratorInfo
+
+_OUTPUT_TAIL_BYTES = 64 * 1024
+
+
+async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: float) -> GeneratorInfo:
+    """Complete ``draft`` (path, source and what its source text tells) with what importing the file shows.
+
+    The child is killed with its whole process group when ``timeout_s`` have passed or the caller is cancelled.
+    """
+    with memory_file("forebay-answer") as answer, memory_file("forebay-output") as output:
+        try:
+            exit_code = await _run_child(draft.path, answer, output, working_dir, timeout_s)
+        except TimeoutError:
+            limit = f"{timeout_s:g} s"
+            return _failed(draft, f"importing it took longer than {limit}; move slow work into run_rollout")
+        except OSError as error:
+            return _failed(draft, f"it could not be inspected: {error}; free resources on this machine and try again")
+        told = read_back(answer)
+        if not told:
+            return _died(draft, exit_code, read_back(output)[-_OUTPUT_TAIL_BYTES:].decode(errors="replace"))
+    return _complete(draft, json.loads(told))
+
+
+async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir: Path, timeout_s: float) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *python_argv("forebay.generators.discovery.inspect_child", str(path), str(answer.fileno()), str(os.getpid())),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[answer.fileno()],
+        cwd=working_dir,
+        # Without bytecode: an inspection leaves nothing beside the user's files.
+        env=child_environment(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"},
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await process.wait()
+    finally:
+        signal_group(process.pid, signal.SIGKILL)
+        await asyncio.shield(process.wait())
+
+
+def _complete(draft: GeneratorInfo, told: dict[str, Any]) -> GeneratorInfo:
+    problems: list[str] = told["problems"]
+    return replace(
+        draft,
+        status="failed" if problems else "ok",
+        task_type=told.get("task_type") or draft.task_type,
+        error="; also: ".join(problems),
+        traceback=told.get("traceback", ""),
+        imports_base=draft.imports_base or told.get("imports_base", False),
+        contract=told.get("contract"),
+        hooks=told.get("hooks", {}),
+        problems=problems,
+    )
+
+
+def _died(draft: GeneratorInfo, exit_code: int, output: str) -> GeneratorInfo:
+    how = signal.strsignal(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
+    last_lines = [line.strip() for line in output.splitlines() if line.strip()][-1:]
+    said = f" after saying {last_lines[0]!r}" if last_lines else ""
+    told = f"importing it ended the process ({how}){said}; move what ends it into run_rollout"
+    return replace(_failed(draft, told), traceback=output)
+
+
+def _failed(draft: GeneratorInfo, problem: str) -> GeneratorInfo:
+    return replace(draft, status="failed", error=problem, problems=[problem])

@@ -1,0 +1,69 @@
+"""The copy of a generator that a run keeps: what it was started with stays, whatever is edited later."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from forebay.generators.discovery.module_loading import brings_siblings, module_name
+
+COPY_LIMIT_BYTES = 16 * 2**20
+COPY_LIMIT_FILES = 2_000
+_NEVER_COPIED = frozenset({"__pycache__", "node_modules"})
+
+
+def code_folder(run_dir: Path) -> Path:
+    """Where the run's copy lies."""
+    return run_dir / "code"
+
+
+def copied_module(module_path: Path, run_dir: Path) -> Path:
+    """Where the run's copy of ``module_path`` lies."""
+    return code_folder(run_dir) / f"{module_name(module_path)}.py"
+
+
+def copy_code(module_path: Path, run_dir: Path) -> Path:
+    """Copy the generator file and what lies beside it to the run's folder, once; return the copied module.
+
+    Sibling ``*.py`` are always copied. Other files and folders are copied while they are small (16 MiB and 2 000
+    files each); larger ones are linked. A copy that is there already is kept. Raises OSError.
+    """
+    target = code_folder(run_dir)
+    if not target.exists():
+        draft = run_dir / "code.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        for entry in _siblings(module_path, run_dir):
+            _take(entry, draft / entry.name)
+        shutil.copy2(module_path, draft / f"{module_name(module_path)}.py")
+        draft.rename(target)
+    return copied_module(module_path, run_dir)
+
+
+def _siblings(module_path: Path, run_dir: Path) -> Iterator[Path]:
+    if not brings_siblings(module_path):
+        return
+    for entry in module_path.parent.iterdir():
+        is_hidden = entry.name.startswith(".") or entry.name in _NEVER_COPIED
+        # The data directory may lie beside the generator: it would be copied into itself.
+        if entry != module_path and not is_hidden and not run_dir.resolve().is_relative_to(entry.resolve()):
+            yield entry
+
+
+def _take(entry: Path, target: Path) -> None:
+    if entry.is_dir() and _is_small(entry):
+        shutil.copytree(entry, target, ignore=shutil.ignore_patterns(*_NEVER_COPIED, ".*"), symlinks=True)
+    elif entry.is_file() and (entry.suffix == ".py" or entry.stat().st_size <= COPY_LIMIT_BYTES):
+        shutil.copy2(entry, target)
+    elif entry.exists():
+        target.symlink_to(entry.resolve())
+
+
+def _is_small(folder: Path) -> bool:
+    num_bytes = num_files = 0
+    for parent, _, names in os.walk(folder):
+        num_files += len(names)
+        num_bytes += sum((Path(parent) / name).lstat().st_size for name in names)
+        if num_files > COPY_LIMIT_FILES or num_bytes > COPY_LIMIT_BYTES:
+            return False
+    return True

@@ -1,0 +1,101 @@
+"""The main of a run process: loads the run's copy of a generator and calls its ``run_rollout``.
+
+``python -m forebay.generators.process.main SPEC_FD REPORT_FD PARENT_PID``. Standard output and error are the run's log.
+"""
+
+import atexit
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NoReturn
+
+from forebay.core.child_process import die_with_parent
+from forebay.core.errors import ForebayError
+from forebay.generators.discovery.module_loading import load_module, set_import_path, user_frames
+from forebay.generators.process.spec import RunSpec, write_part
+from forebay.telemetry.log import set_up_logging
+
+
+def main(arguments: list[str]) -> None:
+    """Run to the end; a failed or interrupted run ends at once, whatever threads are left."""
+    spec_fd, report_fd, parent_pid = map(int, arguments)
+    die_with_parent(parent_pid)
+    spec = RunSpec.read(spec_fd)
+    ending = _ReportAtExit(report_fd)
+    os.set_inheritable(report_fd, False)
+    _treat_sigterm_as_ctrl_c()
+    _flush_every_line()
+    set_up_logging("info")
+    try:
+        _call_run_rollout(spec)
+    except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is told
+        if not _is_plain_exit(error):
+            _fail(error, report_fd)
+    ending.is_returned = True
+
+
+class _ReportAtExit:
+    """Reports the return of ``run_rollout`` when all it left behind has ended too.
+
+    Registered before user code, so called after everything else: by then the threads and the multiprocessing children
+    have been waited for. What goes wrong later, while the interpreter is taken down, is no failure of the run.
+    """
+
+    def __init__(self, report_fd: int) -> None:
+        self.is_returned = False
+        self._report_fd = report_fd
+        self._pid = os.getpid()
+        atexit.register(self)
+
+    def __call__(self) -> None:
+        if self.is_returned and os.getpid() == self._pid:
+            write_part(self._report_fd, is_returned=True)
+
+
+def _call_run_rollout(spec: RunSpec) -> None:
+    module_path = Path(spec.module_path)
+    set_import_path(module_path.parent, Path(spec.original_folder))
+    result = load_module(module_path).run_rollout(spec.payload)
+    if inspect.iscoroutine(result):
+        import asyncio  # half of what a run process loads
+
+        asyncio.run(result)
+
+
+def _treat_sigterm_as_ctrl_c() -> None:
+    """SIGTERM becomes SIGINT, which asyncio turns into a clean cancellation; forked children keep the plain meaning."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _flush_every_line() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def _is_plain_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _fail(error: BaseException, report_fd: int) -> NoReturn:
+    told = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
+    last_line = [line for line in told.splitlines() if line.strip()][-1].strip()
+    if isinstance(error, ForebayError) and error.hint:
+        told += f"hint: {error.hint}\n"
+    sys.stderr.write(told)
+    write_part(report_fd, error=last_line, traceback=told)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Stands between the server and a run process, and outlives both by a moment.
+
+``python -m forebay.generators.process.monitor LOG_PATH LOG_LIMIT_BYTES SPEC_FD REPORT_FD``: starts the main of
+the run process in a session of its own, writes what it prints to the log, passes SIGTERM on to its process group, and
+when it has ended, or the pipe on standard input closes (the server is gone, or its
+patience is over), kills what is left of the group. It runs none of the user's code, so a run that is stuck, and the
+processes it forked, die with the server all the same.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from forebay.core.child_process import python_argv, signal_group
+from forebay.generators.process.run_log import RunLog
+from forebay.generators.process.spec import write_part
+
+_DRAIN_S = 2.0
+"""How long the log waits for output that a process which left the group still holds back."""
+
+
+def main(arguments: list[str]) -> None:
+    """Start, watch, and report the exit code of the runtime."""
+    log = RunLog(Path(arguments[0]), int(arguments[1]))
+    spec_fd, report_fd = int(arguments[2]), int(arguments[3])
+    reader, writer = os.pipe()
+    runtime = _start_runtime(writer, spec_fd, report_fd)
+    os.close(writer)
+    signal.signal(signal.SIGTERM, lambda *_: signal_group(runtime.pid, signal.SIGTERM))
+    threading.Thread(target=_kill_when_closed, args=(0, runtime.pid), daemon=True).start()
+    pump = threading.Thread(target=_pump, args=(reader, log), daemon=True)
+    pump.start()
+    exit_code = runtime.wait()
+    signal_group(runtime.pid, signal.SIGKILL)
+    pump.join(_DRAIN_S)
+    write_part(report_fd, exit_code=exit_code)
+    os._exit(0)
+
+
+def _start_runtime(output: int, spec_fd: int, report_fd: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 -- our own interpreter and module
+        python_argv("forebay.generators.process.main", str(spec_fd), str(report_fd), str(os.getpid())),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[spec_fd, report_fd],
+        start_new_session=True,
+    )
+
+
+def _kill_when_closed(lifeline: int, pid: int) -> None:
+    while os.read(lifeline, 1024):
+        pass
+    signal_group(pid, signal.SIGKILL)
+
+
+def _pump(reader: int, log: RunLog) -> None:
+    while chunk := os.read(reader, 65536):
+        log.write(chunk)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""One rollout: its attempts, its client, its recorded calls, its samples."""

@@ -1,0 +1,179 @@
+"""Running a rollout function: in the event loop or in a thread, attempt after attempt, to a sample."""
+
+import asyncio
+import contextvars
+import copy
+import functools
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from forebay.core.backoff import Backoff
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.task_row import Message
+from forebay.engines.ring import EngineRing
+from forebay.generators.buffer_link.writer import Sample
+from forebay.generators.failures import outcome_of
+from forebay.generators.job.open_group import GroupClosed, OpenGroup
+from forebay.generators.rewards import Rewarder, is_async, is_cancelled
+from forebay.generators.rollouts.client import make_async_client, make_client
+from forebay.generators.rollouts.engine_calls import EngineCalls, request_ids
+from forebay.generators.rollouts.rollout import Rollout
+from forebay.generators.rollouts.samples import Returned, failed_sample, finished_samples, plain, reward_item
+
+logger = logging.getLogger(__name__)
+
+RolloutResult = tuple[list[Message], str]
+SyncRolloutFunc = Callable[[openai.OpenAI, list[Message], dict[str, Any]], RolloutResult]
+AsyncRolloutFunc = Callable[[openai.AsyncOpenAI, list[Message], dict[str, Any]], Awaitable[RolloutResult]]
+RolloutFunc = SyncRolloutFunc | AsyncRolloutFunc
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How each rollout is run: with so many retries of each kind of failure, and pauses that double."""
+
+    sampling_params: dict[str, Any]
+    retry_budgets: Mapping[RolloutOutcome, int]
+    first_pause_s: float = 0.5
+
+    def pause(self) -> Backoff:
+        """What is waited between attempts."""
+        return Backoff(self.first_pause_s, 30.0)
+
+
+class RolloutRunner:
+    """Makes the samples of one slot."""
+
+    def __init__(
+        self, function: RolloutFunc, ring: EngineRing, rewarder: Rewarder, settings: RolloutSettings, run_id: str
+    ) -> None:
+        self._function = function
+        self._ring = ring
+        self._rewarder = rewarder
+        self._settings = settings
+        self._run_id = run_id
+        self._is_async = is_async(function)
+        self._client: Any = make_async_client(ring.api_key) if self._is_async else make_client(ring.api_key)
+
+    async def close(self) -> None:
+        """Let go of the connections; calls still in flight end with an error."""
+        closing = self._client.close()
+        if self._is_async:
+            await closing
+
+    async def samples(self, group: OpenGroup, slot: int) -> list[Sample]:
+        """Run the rollout until it succeeds, or a kind of failure has used up its retries.
+
+        Its samples: forks first, the main one last. A failed rollout has only that, with its last error.
+        """
+        left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
+        for attempt in itertools.count():
+            member = await self._ring.take()
+            calls = EngineCalls(self._ring, member, group, request_ids(self._run_id, group, slot, attempt))
+            rollout = Rollout(self._run_id, group, slot, attempt, calls)
+            async with _ended(rollout):
+                result = await self._attempt(rollout)
+                if isinstance(result, Returned):
+                    return await self._judged(rollout, result, left)
+            outcome = outcome_of(result)
+            told = f"{type(result).__name__}: {result}"
+            logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, attempt, outcome, told)
+            if not left[outcome]:
+                return [failed_sample(rollout, result, outcome)]
+            left[outcome] -= 1
+            await pause.wait()
+        raise AssertionError("the attempts are counted without end")
+
+    async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
+        try:
+            with rollout.calls.occupying():
+                result = await self._call(rollout)
+                await rollout.settled()
+            rollout.extra_info, rollout.for_reward = plain(rollout.extra_info), plain(rollout.for_reward)
+            return Returned.of(result)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return error
+        except BaseExceptionGroup as errors:  # calls side by side: each was told that the group is closed
+            if errors.subgroup(GroupClosed) is not None:
+                raise GroupClosed(rollout.calls.group.group_id) from None
+            return errors
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a rollout function raises costs one attempt
+            return error
+
+    async def _call(self, rollout: Rollout) -> object:
+        client = self._client.bound_to(rollout)
+        messages, params = copy.deepcopy(rollout.prompt), copy.deepcopy(self._settings.sampling_params)
+        if self._is_async:
+            return await self._function(client, messages, params)  # type: ignore[misc]
+        return await in_thread(self._function, client, messages, params)
+
+    async def _judged(self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]") -> list[Sample]:
+        """Ask the reward function, again while that fails and retries are left: not the rollout, which is good."""
+        pause = self._settings.pause()
+        while (judged := await self._rewarder.reward(reward_item(rollout, returned))).kind:
+            logger.warning("reward of rollout %s: %s: %s", rollout.rollout_id, judged.kind, judged.message)
+            if not left[RolloutOutcome.JUDGE_FAILURE]:
+                break
+            left[RolloutOutcome.JUDGE_FAILURE] -= 1
+            await pause.wait()
+        return finished_samples(rollout, returned, self._settings.sampling_params, judged)
+
+
+@asynccontextmanager
+async def _ended(rollout: Rollout) -> AsyncIterator[None]:
+    """Within this a rollout goes on; afterwards what it left to be closed is closed."""
+    try:
+        yield
+    finally:
+        try:
+            await rollout.at_end.aclose()
+        except Exception:  # what cannot be tidied up costs no sample
+            logger.exception("rollout %s cannot be tidied up", rollout.rollout_id)
+
+
+async def in_thread(function: Callable[..., object], *args: object) -> object:
+    """Run ``function`` in a thread of its own.
+
+    Not in a pool: a function that hangs after its group was closed is left behind, and must neither hold the place of
+    another rollout nor keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+    call = functools.partial(contextvars.copy_context().run, function, *args)
+    threading.Thread(target=_run, args=(loop, future, call), name="rollout", daemon=True).start()
+    return await future
+
+
+def _run(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[object]", call: Callable[[], object]) -> None:
+    error: BaseException | None = None
+    result: object = None
+    try:
+        result = call()
+    except StopIteration as stop:
+        # A future cannot hold this one.
+        error = RuntimeError(f"rollout_func raised StopIteration({stop.value!r})")
+    except BaseException as raised:  # noqa: BLE001 - handed to the event loop, whatever it is
+        error = raised
+
+    def settle() -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:
+        logger.debug("a rollout ended after its run")

@@ -1,0 +1,140 @@
+"""Recording the engine calls of a rollout: each chat becomes turns of its trajectory, streamed or not."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import msgspec
+import openai
+from openai.types.chat import ChatCompletionChunk
+
+from forebay.engines.capture.fill_gaps import complete, weight_version_of
+from forebay.engines.capture.read_reply import StreamReader, strip, turns_of_chat
+from forebay.engines.chat_over_generate import TemplatedCall
+from forebay.engines.continuation.parts import Part
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
+from forebay.generators.rollouts.rollout import OpenStream, Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class CallRecorder:
+    """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``client_body`` that of the user's code."""
+
+    def __init__(self, rollout: Rollout, url: str, sent: Mapping[str, Any], client_body: Mapping[str, Any]) -> None:
+        self._rollout = rollout
+        self._calls = rollout.calls
+        self._is_sglang = rollout.calls.target.is_sglang
+        self._url = url
+        self._sent = sent
+        self._client_body = client_body
+        self._call = (url, str(sent.get("rid")))
+        self._origin: dict[str, Any] = {"rid": sent.get("rid"), "engine_url": url, "began_s": time.time()}
+        self._reader = StreamReader(sent, **self._origin)
+        self._version: str | None = None
+        self._is_ended = False
+        self._template = self._calls.template_at(url)
+        self._templated: TemplatedCall | None = None
+
+    @classmethod
+    def of(cls, rollout: Rollout, bound: Any, options: Any) -> Self | None:
+        """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
+        if not options.url.endswith(CHAT_PATH):
+            return None
+        url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
+        return cls(rollout, url, body_of(bound), body_of(options))
+
+    @property
+    def renders(self) -> bool:
+        """Whether ``outgoing`` has anything to do, which may take milliseconds."""
+        return self._template is not None
+
+    def outgoing(self, bound: Any) -> Any:
+        """The call of a whole chat as it goes out: over ``/generate`` where that alone tells the tokens."""
+        if self._template is not None:
+            self._templated = TemplatedCall.of(self._sent, self._client_body, self._template)
+        return bound if self._templated is None else self._templated.options(bound, self._url)
+
+    async def note_version(self) -> None:
+        """Look up the engine's weights before a stream, which does not tell them."""
+        if self._is_sglang:
+            self._version = await weight_version_of(self._calls.http, self._url)
+
+    def part(self, raw: Any) -> Part:
+        """Read a whole reply, given as a raw response of the package. Its tokens are counted, not yet recorded."""
+        if self._templated is not None:
+            raw.http_response = self._templated.response(raw.http_response)
+        body = _decoded(raw.http_response.content)
+        turns = turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())
+        self._rollout.count(turns)
+        return Part(body, turns, raw)
+
+    def note_stream(self, stream: OpenStream) -> None:
+        """The reply is this stream."""
+        self._rollout.open_streams[self] = stream
+        self._calls.group.begin_stream(self._call)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around the reading of a stream: one that breaks off with an error leaves nothing to record."""
+        try:
+            yield
+        except openai.APIError as error:
+            logger.info("rollout %s: a stream broke off: %r", self._rollout.rollout_id, error)
+            self._close()
+            raise
+
+    def feed(self, chunk: ChatCompletionChunk) -> bool:
+        """Record one chunk. False: the user's code did not ask for it."""
+        told = chunk.model_dump(exclude_unset=True, warnings=False)
+        self._reader.feed(told)
+        stripped = strip(told, self._client_body)
+        if stripped is not None and "usage" not in stripped:
+            chunk.usage = None
+        return stripped is not None
+
+    def stop(self) -> bool:
+        """Nobody reads any further: the engine is told so. Whether it is worth while to hear what it still tells."""
+        if self._is_ended or not self._is_sglang:
+            return False
+        if not self._reader.is_finished:
+            self._reader.stop()
+            self._calls.abandon(*self._call)
+        return not self._reader.is_complete
+
+    def drop(self) -> None:
+        """Nobody asks what the stream told: its engine is told to stop."""
+        self.stop()
+        self._close()
+
+    async def end(self) -> None:
+        """Record the stream, as far as it was read."""
+        if self._is_ended:
+            return
+        self._close()
+        turns = self._reader.turns(ended_s=time.time())
+        if self._is_sglang:
+            temperature = self._sent.get("temperature")
+            turns = await complete(self._calls.http, self._url, turns, self._version, temperature=temperature)
+        self._rollout.count(turns)
+        self._rollout.record(turns)
+
+    def _close(self) -> None:
+        self._is_ended = True
+        self._rollout.open_streams.pop(self, None)
+        self._calls.group.end_stream(self._call)
+
+    def end_in_thread(self) -> None:
+        """``end`` for a stream that is read in a thread."""
+        if not self._is_ended:
+            self._calls.in_loop(self.end())
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    """Whatever else an engine may have answered, the package tells the rollout function."""
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}

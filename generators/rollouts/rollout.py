@@ -1,0 +1,98 @@
+"""One execution of a rollout function: what it knows about itself, and what is recorded of it."""
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+from forebay.core.ids import InstanceId, rollout_uid
+from forebay.engines.capture.sample_fields import Recorded
+from forebay.engines.capture.trajectory import Trajectory
+from forebay.engines.capture.turn import Turn
+from forebay.generators.job.open_group import OpenGroup
+from forebay.generators.rollouts.engine_calls import EngineCalls
+
+
+class OpenStream(Protocol):
+    """A stream that may not have been read to its end."""
+
+    async def settle(self) -> None:
+        """Stop the call, and record it."""
+
+
+class StreamRecorder(Protocol):
+    """What records such a stream."""
+
+    def drop(self) -> None:
+        """Nobody asks what the stream told: its engine is told to stop."""
+
+
+class Rollout:
+    """What a rollout function finds as ``client.rollout``.
+
+    Whatever it puts into ``extra_info`` becomes part of its sample's ``extra_info``, and ``for_reward`` part of what
+    the reward function is given; both take JSON values. ``trajectory`` is what its samples are made of: ``recorded``,
+    the turns of its own engine calls, unless the rollout function puts something else there. What is entered into
+    ``at_end`` is left when the rollout is over, after its reward.
+    """
+
+    def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int, calls: EngineCalls) -> None:
+        self.run_id = run_id
+        self.uid = rollout_uid(run_id, group.group_id, slot)
+        self.instance_id: InstanceId = group.row.instance_id
+        self.row: dict[str, Any] = group.row.fields
+        self.prompt = group.row.prompt
+        self.epoch = group.epoch
+        self.slot = slot
+        self.attempt = attempt
+        self.rollout_id = f"{group.group_id}-{slot:04x}"
+        self.extra_info: dict[str, Any] = {}
+        self.for_reward: dict[str, Any] = {}
+        self.at_end = AsyncExitStack()
+        self.at_end.callback(self._drop_streams)
+        self.recorded = Trajectory(self.rollout_id)
+        self.trajectory: Recorded = self.recorded
+        self.open_streams: dict[StreamRecorder, OpenStream] = {}
+        """Those that were not read to their end."""
+        self.num_sampled_tokens = 0
+        """By all its calls so far, those that were aborted included."""
+        self.calls = calls
+        group.note_rollout(slot, self)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that the engine serves."""
+        return self.calls.target.model
+
+    @property
+    def engine_url(self) -> str:
+        """The engine that this rollout talks to, without ``/v1``; another one after it failed."""
+        return self.calls.target.url
+
+    def count(self, turns: Iterable[Turn]) -> None:
+        """Count the tokens that one call has sampled."""
+        self.num_sampled_tokens += sum(map(_num_sampled, turns))
+
+    def record(self, turns: Iterable[Turn], *, num_merged: int = 0) -> None:
+        """Take in turns that have come to their end; ``num_merged`` parts went into them."""
+        for turn in turns:
+            self.recorded.add(turn)
+        self.recorded.note_merged(num_merged)
+
+    async def settled(self) -> None:
+        """Return when every call is recorded: streams that are not read to their end are stopped."""
+        while streams := list(self.open_streams.values()):
+            for stream in streams:
+                await stream.settle()
+
+    def _drop_streams(self) -> None:
+        """Of an attempt that failed: their engines would go on for nobody."""
+        for recorder in list(self.open_streams):
+            recorder.drop()
+
+
+def _num_sampled(turn: Turn) -> int:
+    """The engine's count is for all choices of a call."""
+    if turn.sampled_ids is not None:
+        return len(turn.sampled_ids)
+    told = turn.usage.get("completion_tokens")
+    return told if isinstance(told, int) and turn.choice == 0 else 0

@@ -1,0 +1,149 @@
+"""Making a sample of what a rollout function returned."""
+
+import secrets
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.core.errors import InvalidInput
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.task_row import Message
+from forebay.generators.rewards import RewardOutcome
+
+if TYPE_CHECKING:
+    from forebay.generators.buffer_link.writer import Sample
+    from forebay.generators.rollouts.rollout import Rollout
+
+NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
+TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_turns"})
+"""Finish reasons of rollouts that a limit on tokens or turns ended."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a rollout function returned: its messages, as plain JSON values, and why it ended."""
+
+    messages: list[Message]
+    finish_reason: str
+
+    @classmethod
+    def of(cls, result: object) -> "Returned":
+        """Check a rollout function's result. Raises ``InvalidInput`` that says what was expected."""
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise InvalidInput(f"rollout_func must return (messages, finish_reason), it returned {result!r:.200}")
+        messages = plain(result[0])
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise InvalidInput(f"rollout_func must return a list of messages first, it returned {messages!r:.200}")
+        return cls(messages, str(result[1]))
+
+    @property
+    def outcome(self) -> RolloutOutcome:
+        """How the rollout ended, if it can be judged."""
+        return RolloutOutcome.TRUNCATED if self.finish_reason in TRUNCATED_REASONS else RolloutOutcome.OK
+
+
+def plain(value: object) -> Any:
+    """``value`` as JSON values; messages of the openai package become objects. Raises ``TypeError`` for the rest."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain_other))
+
+
+def _plain_other(value: Any) -> object:
+    for name, options in (("model_dump", {"exclude_none": True, "warnings": False}), ("tolist", {})):
+        convert = getattr(value, name, None)
+        if callable(convert):
+            return convert(**options)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def reward_item(rollout: "Rollout", returned: Returned) -> dict[str, Any]:
+    """What a reward function is given: the row's fields, ``uid``, ``instance_id``, ``messages``, ``finish_reason``."""
+    return {
+        **rollout.row,
+        **rollout.for_reward,
+        "uid": rollout.uid,
+        "instance_id": rollout.instance_id,
+        "messages": returned.messages,
+        "finish_reason": returned.finish_reason,
+    }
+
+
+def finished_samples(
+    rollout: "Rollout", returned: Returned, sampling_params: dict[str, Any], judged: RewardOutcome
+) -> "list[Sample]":
+    """The samples of a rollout that came to its end: its forks, then the main one.
+
+    All have the same reward. Without one there is only the main sample, and that has failed.
+    """
+    *forks, main = [captured.fields() for captured in rollout.trajectory.samples()] or [{}]
+    sample = {**main, **_head(rollout), "messages": returned.messages}
+    sample["extra_info"] = _extra_info(rollout, returned, sampling_params)
+    if judged.kind:
+        error = {"type": judged.kind, "message": _sendable(judged.message), "traceback": _sendable(judged.traceback)}
+        return [{**sample, "status": "failed", "outcome": RolloutOutcome.JUDGE_FAILURE.value, "error": error}]
+    sample |= {"outcome": returned.outcome.value, "reward": judged.reward, "status": "completed"}
+    return _with_forks(sample, forks) if forks else [sample]
+
+
+def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
+    """A mark of this execution keeps its forks apart from those of one that broke off before its main sample came."""
+    mark = secrets.token_hex(4)
+    main = {**main, "rollout_id": f"{main['rollout_id']}-{mark}"}
+    made = []
+    for number, fork in enumerate(forks, 1):
+        extra_info = {**main["extra_info"], "round_number": _num_rounds(fork["messages"])}
+        own = {"uid": f"{main['uid']}-f{number}-{mark}", "fork": number, "extra_info": extra_info}
+        head, ending = ({name: main[name] for name in names} for names in (HEAD, ENDING))
+        made.append({**fork, **head, **own, **ending})
+    return [*made, main]
+
+
+def failed_sample(rollout: "Rollout", error: BaseException, outcome: RolloutOutcome) -> "Sample":
+    """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
+    told = {
+        "type": type(error).__name__,
+        "message": _sendable(str(error))[:4_000],
+        "traceback": _sendable("".join(traceback.format_exception(error)))[-16_000:],
+    }
+    extra_info = {"finish_reason": "error", "timestamp": str(time.time())}
+    ending = {"status": "failed", "outcome": outcome.value, "error": told}
+    return {**_head(rollout), "messages": rollout.prompt, "extra_info": extra_info, **ending}
+
+
+def _sendable(text: str) -> str:
+    """Half a surrogate pair, as in a file name, is no JSON text."""
+    return text.encode("utf-8", "replace").decode()
+
+
+HEAD = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id")
+"""What a sample says of its rollout."""
+ENDING = ("outcome", "reward", "status")
+"""And of how it ended; last, since a reader looks for the reward from behind."""
+
+
+def _head(rollout: "Rollout") -> "Sample":
+    return {name: getattr(rollout, name) for name in HEAD}
+
+
+def _extra_info(rollout: "Rollout", returned: Returned, sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """In slime's shape: the row's other fields, the sampling parameters, and how the rollout ended."""
+    fields = {name: value for name, value in rollout.row.items() if name not in NOT_IN_EXTRA_INFO}
+    own = rollout.row.get("extra_info")
+    counters = {name: number for name, number in rollout.trajectory.counters.items() if number}
+    return {
+        **(own if isinstance(own, dict) else {}),
+        **fields,
+        **sampling_params,
+        **rollout.extra_info,
+        **({"capture": counters} if counters else {}),
+        "rollout_index": 1,
+        "timestamp": str(time.time()),
+        "round_number": _num_rounds(returned.messages),
+        "finish_reason": returned.finish_reason,
+    }
+
+
+def _num_rounds(messages: list[Message]) -> int:
+    return sum(1 for message in messages if message.get("role") == "assistant")

@@ -1,0 +1,141 @@
+"""One assistant message from an engine, gone on with when the engine aborts it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forebay.core.errors import EngineError
+from forebay.core.task_row import Message
+from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.capture.read_reply import turns_of_chat
+from forebay.engines.continuation.message import Whole, whole_message
+from forebay.engines.continuation.parts import ABORTED, Json, Part, ends_with_text
+from forebay.engines.continuation.rest import Join, Rest, finish, finish_in_thread
+from forebay.engines.openai_wire import root_url
+
+if TYPE_CHECKING:  # the package takes half a second to import, and each inspected generator file would wait for it
+    from openai import AsyncOpenAI, OpenAI
+    from openai.types.chat import ChatCompletion
+
+OPENAI_NAMES = frozenset(
+    {
+        "extra_headers",
+        "extra_query",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "reasoning_effort",
+        "response_format",
+        "seed",
+        "stop",
+        "temperature",
+        "timeout",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "top_p",
+        "user",
+    }
+)
+"""What ``chat.completions.create`` takes; any other sampling parameter (``top_k``, ``min_p``, …) goes into the body."""
+
+Answer = tuple[list[Message], str]
+
+
+async def single_turn(
+    client: "AsyncOpenAI",
+    messages: Sequence[Message],
+    sampling_params: dict[str, Any],
+    tools: Sequence[Any] | None = None,
+) -> Answer:
+    """Ask for one assistant message: ``messages`` with it at the end, and the finish reason.
+
+    A reply that the engine aborted (a weight update, say) is continued with the tokens that are left of ``max_tokens``:
+    from its token ids where the engine tells them, else from its text. The client of a rollout does so by itself, for
+    any call, and keeps the texts of the segments and their weight versions in the sample's ``extra_info["segments"]``.
+    A reply that is held to a grammar (``response_format``, a required tool call) is asked for afresh instead. If
+    ``messages`` ends with an assistant message, that one is continued.
+    """
+    body = _body(client, messages, sampling_params, tools)
+    reply = await client.chat.completions.create(**_arguments(body))
+    if _finish_reason(reply) != ABORTED:
+        return _answer(messages, reply.choices[0].message.model_dump(warnings=False), _finish_reason(reply))
+
+    async def ask(body: Json) -> Part:
+        return _part(body, await client.chat.completions.create(**_arguments(body)))
+
+    turn = await finish(Rest(body, _part(body, reply).only), ask, lambda join: _joined(client, join))
+    return _answer(messages, turn.reply, turn.finish_reason)
+
+
+def query_single_turn(
+    client: "OpenAI", messages: Sequence[Message], sampling_params: dict[str, Any], tools: Sequence[Any] | None = None
+) -> Answer:
+    """``single_turn`` for rollout functions that are not ``async``."""
+    body = _body(client, messages, sampling_params, tools)
+    reply = client.chat.completions.create(**_arguments(body))
+    if _finish_reason(reply) != ABORTED:
+        return _answer(messages, reply.choices[0].message.model_dump(warnings=False), _finish_reason(reply))
+
+    def ask(body: Json) -> Part:
+        return _part(body, client.chat.completions.create(**_arguments(body)))
+
+    turn = finish_in_thread(Rest(body, _part(body, reply).only), ask, lambda join: asyncio.run(_joined(client, join)))
+    return _answer(messages, turn.reply, turn.finish_reason)
+
+
+def _body(client: object, messages: Sequence[Message], params: Mapping[str, Any], tools: Sequence[Any] | None) -> Json:
+    """The chat that is asked for. A message of the assistant at the end is marked as one to go on from."""
+    rollout = getattr(client, "rollout", None)
+    body = {**(params.get("extra_body") or {}), **params, "messages": list(messages)}
+    body = {"model": getattr(rollout, "model", "default"), **body}
+    for name in ("extra_body", "stream"):
+        body.pop(name, None)
+    if tools:
+        body["tools"] = list(tools)
+    if ends_with_text(messages):
+        # vLLM insists on the last field, SGLang does not look at it.
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def _arguments(body: Json) -> dict[str, Any]:
+    """A body as the arguments of ``create``."""
+    extra = {name: value for name, value in body.items() if name not in OPENAI_NAMES}
+    known = {name: value for name, value in body.items() if name in OPENAI_NAMES}
+    return {**known, "extra_body": extra} if extra else known
+
+
+def _part(body: Json, reply: "ChatCompletion") -> Part:
+    told = reply.model_dump(exclude_unset=True, warnings=False)
+    return Part(told, turns_of_chat(body, told))
+
+
+def _finish_reason(reply: "ChatCompletion") -> str:
+    if not reply.choices:
+        raise EngineError("the engine answered without a choice", status_code=200)
+    told: Any = reply.choices[0].finish_reason  # the package's types promise a reason; some servers send null
+    return str(told or "stop")
+
+
+def _answer(messages: Sequence[Message], reply: Mapping[str, Any], finish_reason: str) -> Answer:
+    """The messages with the reply to them, or with their last one as the reply goes on with it."""
+    kept = {name: reply[name] for name in ("tool_calls", "reasoning_content") if reply.get(name)}
+    # Content is never null: slime's readers take its length.
+    content = reply.get("content") or ""
+    if ends_with_text(messages):
+        messages, content = messages[:-1], messages[-1]["content"] + content
+    return [*messages, {"role": "assistant", "content": content, **kept}], finish_reason
+
+
+async def _joined(client: "AsyncOpenAI | OpenAI", join: Join) -> Whole | None:
+    """The message of a turn out of several parts."""
+    async with admin_client(client.api_key) as http:
+        return await whole_message(WorkerAdmin(http, root_url(str(client.base_url))), join.turn, join.body)

@@ -1,0 +1,103 @@
+"""A chat of a rollout function whose answer comes in one piece, however many calls that takes."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.engines.admin import WorkerAdmin
+from forebay.engines.chat_over_generate import with_body
+from forebay.engines.continuation.message import Whole, whole_message, whole_text
+from forebay.engines.continuation.parts import ABORTED, Json, Part
+from forebay.engines.continuation.reply import joined_reply
+from forebay.engines.continuation.rest import Join, Rest
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
+
+if TYPE_CHECKING:
+    from forebay.generators.rollouts.rollout import Rollout
+
+RAW_HEADER = "X-Stainless-Raw-Response"
+"""What ``with_raw_response`` of the openai package sets; ``stream`` there stands for ``with_streaming_response``."""
+
+
+def is_whole_chat(options: Any, *, is_stream: bool) -> bool:
+    """Whether a call of the openai package is a chat that will be answered in one piece."""
+    return options.url.endswith(CHAT_PATH) and not is_stream and _headers(options).get(RAW_HEADER) != "stream"
+
+
+class WholeChat:
+    """One such chat, asked with ``options``: what its calls are, what is recorded of them, and the reply.
+
+    All calls bring raw responses: a part that was cut off is not to be parsed. Choices that the engine aborts are gone
+    on with one after the other.
+    """
+
+    def __init__(self, rollout: "Rollout", options: Any) -> None:
+        self._rollout = rollout
+        self._is_raw = bool(_headers(options).get(RAW_HEADER))
+        self._options = options.model_copy(update={"headers": {**_headers(options), RAW_HEADER: "true"}})
+        self._first = Part({}, [])
+        self._rests: dict[int, Rest] = {}
+
+    def options(self, body: Json | None = None) -> Any:
+        """Of the first call, or of a later one with this body."""
+        if body is None:
+            return self._options
+        return self._options.model_copy(update={"json_data": body, "extra_json": None})
+
+    def rests(self, first: Part) -> list[Rest]:
+        """What is to be gone on with after the first call."""
+        self._first = first
+        body, aborted = body_of(self._options), [turn for turn in first.turns if turn.finish_reason == ABORTED]
+        self._rests = {turn.choice: Rest(body, turn) for turn in aborted}
+        return list(self._rests.values())
+
+    async def joined(self, join: Join) -> Whole | None:
+        """The message of a turn out of several parts, by the engine that gave the last one."""
+        calls, url = self._rollout.calls, join.turn.engine_url
+        template = calls.template_at(url)
+        if template is not None:
+            return await whole_text(template.text_of, join.turn, join.body)
+        return await whole_message(WorkerAdmin(calls.http, url), join.turn, join.body)
+
+    def record(self) -> None:
+        """Record what there is: whole turns, and what is left of one that could not be gone on with."""
+        for turn in self._first.turns:
+            rest = self._rests.get(turn.choice)
+            if rest is None:
+                self._rollout.record([turn])
+            else:
+                self._rollout.record(rest.turns, num_merged=max(0, len(rest.parts.texts) - 1))
+        self._note_segments()
+
+    def reply(self) -> Any:
+        """What the rollout function gets: one reply, as if one call had brought it."""
+        raw = self._first.raw
+        if self._rests:
+            raw.http_response = self._joined(raw.http_response)
+        return raw if self._is_raw else raw.parse()
+
+    def _joined(self, response: Any) -> Any:
+        """The HTTP response to the first call, with what came of all of them."""
+        turns = [self._rests[turn.choice].turn if turn.choice in self._rests else turn for turn in self._first.turns]
+        logprobs = {choice: rest.parts.logprobs for choice, rest in self._rests.items()}
+        content = msgspec.json.encode(joined_reply(self._first.reply, turns, logprobs))
+        return with_body(response, content)
+
+    def _note_segments(self) -> None:
+        """Keep where the text of one message was cut: its parts may stem from different weights."""
+        rest = self._rests.get(0)
+        if rest is None or len(rest.parts.texts) < 2:
+            return
+        segments = {
+            "message_index": len(rest.parts.before),
+            "texts": rest.parts.texts,
+            "completion_tokens": rest.parts.completion_tokens,
+            "weight_versions": rest.parts.weight_versions,
+        }
+        self._rollout.extra_info.setdefault("segments", []).append(segments)
+
+
+def _headers(options: Any) -> dict[str, Any]:
+    """Those that the call itself was given."""
+    return dict(options.headers) if isinstance(options.headers, Mapping) else {}

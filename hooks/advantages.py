@@ -1,0 +1,143 @@
+"""Group arithmetic that is safe for every input: no values, one value, no spread, values near the end of float64."""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeGuard
+
+from forebay.core.group import Normaliser
+
+EPSILON = 1e-8
+"""Added to a deviation before dividing by it; a smaller deviation counts as none."""
+
+_LARGEST = sys.float_info.max
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite number; a bool is none."""
+    return _is_real(value) and -_LARGEST <= value <= _LARGEST
+
+
+def is_valid_reward(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number within [0, 1]."""
+    return _is_real(value) and 0 <= value <= 1
+
+
+def _is_real(value: object) -> TypeGuard[float]:
+    return type(value) is float or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def bounded(value: float) -> float:
+    """``value``, or the float64 nearest to it where it is infinite."""
+    return max(-_LARGEST, min(_LARGEST, value))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; 0 of nothing."""
+    if not values:
+        return 0.0
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond float64, the mean is not
+        return bounded(2 * math.fsum(value / len(values) / 2 for value in values))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The population standard deviation; 0 of nothing."""
+    return _deviation(values, mean(values)) if values else 0.0
+
+
+def _deviation(values: Sequence[float], centre: float) -> float:
+    return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(len(values)))
+
+
+def advantages(rewards: Sequence[object], rollout_ids: Sequence[str], normaliser: Normaliser) -> list[object]:
+    """What each valid reward becomes within its group; what is not valid stays as it is, and counts nowhere.
+
+    With r the rewards of n rollouts, m their mean and s their population deviation:
+
+    - "grpo": (r - m) / (s + ε) (GRPO, arXiv:2402.03300, as in slime)
+    - "rloo": r - mean of the other rollouts' rewards (RLOO, arXiv:2402.14740)
+    - "dr_grpo": r - m (Dr. GRPO, arXiv:2503.20783)
+
+    Rewards that share a rollout id other than "" are of one rollout: together they are one r, their mean, and all get
+    what it becomes; no ids at all mean as many rollouts as rewards. Rewards that are all zero stay zero, and rewards
+    without spread become zero.
+    """
+    valid = [place for place, reward in enumerate(rewards) if is_valid_reward(reward)]
+    numbers = [reward for reward in rewards if is_valid_reward(reward)]
+    told = [rollout_ids[place] for place in valid] if rollout_ids else ()
+    made = list(rewards)
+    for place, advantage in zip(valid, valid_advantages(numbers, told, normaliser), strict=True):
+        made[place] = advantage
+    return made
+
+
+def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], normaliser: Normaliser) -> Sequence[float]:
+    """The same where every reward is valid."""
+    if not any(rewards):
+        return rewards
+    if not any(rollout_ids):
+        return _centred(rewards, normaliser)
+    keys: list[object] = [told or place for place, told in enumerate(rollout_ids)]
+    forks: dict[object, list[float]] = {}
+    for key, reward in zip(keys, rewards, strict=True):
+        forks.setdefault(key, []).append(reward)
+    made = dict(zip(forks, _centred([_common(group) for group in forks.values()], normaliser), strict=True))
+    return [made[key] for key in keys]
+
+
+def _common(rewards: list[float]) -> float:
+    return rewards[0] if min(rewards) == max(rewards) else mean(rewards)
+
+
+def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float]:
+    """One advantage for each rollout's reward."""
+    centre = mean(rewards)
+    if normaliser == "grpo":
+        spread = _deviation(rewards, centre)
+        scale = spread + EPSILON
+        return [0.0] * len(rewards) if spread < EPSILON else [(reward - centre) / scale for reward in rewards]
+    if min(rewards) == max(rewards):  # a single one, too
+        return [0.0] * len(rewards)
+    # With n rewards, r less the mean of the others is (r - mean) n / (n - 1).
+    factor = len(rewards) / (len(rewards) - 1) if normaliser == "rloo" else 1.0
+    return [(reward - centre) * factor for reward in rewards]
+
+
+def share(reward: float, num_kept: int, group_size: int, num_copies: int) -> float:
+    """What is left of a reward when ``num_kept`` rows stand for ``group_size``, and it goes out with its copies."""
+    return bounded(reward * (group_size / num_kept) / (1 + num_copies))
+
+
+def num_rollouts(rollout_ids: Sequence[str], forks: Sequence[int]) -> int:
+    """Of how many rollouts rows are: one for each main row, and one for the forks whose main row is not there.
+
+    ``forks`` are 0 for main rows; forks have a rollout id.
+    """
+    mains = {told for told, fork in zip(rollout_ids, forks, strict=True) if not fork}
+    orphans = {told for told, fork in zip(rollout_ids, forks, strict=True) if fork} - mains
+    return forks.count(0) + len(orphans)
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How rows are brought to a group's size."""
+
+    num_kept: int
+    """Rollouts of which there are rows."""
+    copies: Sequence[int]
+    """How often each row is copied: forks never, unless there are only forks."""
+    added: Sequence[int]
+    """The places of the rows that are copied, in order."""
+
+    @classmethod
+    def of(cls, rollout_ids: Sequence[str], forks: Sequence[int], group_size: int) -> Self:
+        """For rows with these columns; ``forks`` are 0 for main rows."""
+        num_kept = num_rollouts(rollout_ids, forks)
+        mains = [place for place, fork in enumerate(forks) if not fork] or range(len(forks))
+        added = [mains[n % len(mains)] for n in range(max(0, group_size - num_kept))] if mains else []
+        counts = Counter(added)
+        return cls(num_kept, [counts[place] for place in range(len(forks))], added)

@@ -1,0 +1,101 @@
+"""What a read asks of the hooks for one group, in its fixed order. The same in process and in the hook host."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Protocol
+
+from forebay.core.ids import InstanceId
+from forebay.hooks import advantages, answer_checks, defaults
+from forebay.hooks.manager import BUILT_IN
+from forebay.hooks.specs import CONTRACT_HOOKS
+from forebay.hooks.types import Contract, Group, Item, Processed, Row, Sizes
+
+_ROW = "row"
+
+
+class GroupHooks(Protocol):
+    """What is asked of a valid group: by a manager, where others implement hooks; of the built-in behaviour directly,
+    where nobody does, since a manager's way of asking costs more than the answers."""
+
+    def filter_item(self, item: Item) -> bool:
+        """Decide whether the sample is kept."""
+        ...
+
+    def normalize_group_data(self, group: Group) -> Group:
+        """Turn rewards into what is trained on."""
+        ...
+
+    def pad_group_data(self, group: Group, group_size: int) -> Group:
+        """Bring the group to ``group_size`` rows."""
+        ...
+
+    def transform_group(self, group: Group) -> Group:
+        """Turn the group into the rows to deliver."""
+        ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The items that a group became."""
+
+    items: list[Item]
+    num_kept: int
+    is_filtered: bool
+
+
+def index_items(
+    instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str], forks: Sequence[int] = ()
+) -> list[Item]:
+    """Items of the index columns only, for hooks that are all built in; ``row`` tells them apart."""
+    columns = enumerate(zip_longest(rewards, rollout_ids or [""] * len(rewards), forks, fillvalue=0))
+    return [
+        {"instance_id": instance_id, "reward": reward, "rollout_id": told, "fork": fork, "messages": [], _ROW: row}
+        for row, (reward, told, fork) in columns
+    ]
+
+
+def full_items(bodies: Sequence[bytes]) -> list[Item]:
+    """The samples as they were written."""
+    return [json.loads(body) for body in bodies]
+
+
+def process(hooks: GroupHooks, group: Group, sizes: Sizes, contract: Contract) -> Outcome:
+    """Filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
+    if contract == "B":
+        items = hooks.transform_group(group)[1]
+        return Outcome(items, len(items), is_filtered=False)
+    kept = [item for item in group[1] if hooks.filter_item(item)]
+    num_kept = advantages.num_rollouts(*defaults.columns_of(kept))
+    if num_kept < sizes.min_valid_item_size:
+        return Outcome([], num_kept, is_filtered=True)
+    normalized = hooks.normalize_group_data((group[0], kept))
+    padded = hooks.pad_group_data(normalized, sizes.group_size)
+    return Outcome(padded[1], num_kept, is_filtered=False)
+
+
+def index_rows(outcome: Outcome) -> Processed:
+    """The rows of an outcome of index items: each points to its sample."""
+    rows = [Row(item[_ROW], item["reward"], item.get("raw_reward"), None) for item in outcome.items]
+    return Processed(rows, outcome.num_kept, outcome.is_filtered)
+
+
+def full_rows(outcome: Outcome, sources: Sequence[Any], hook: str) -> Processed:
+    """The rows of full items, encoded. ``sources`` are the samples' uids; ``hook`` is blamed for what is not JSON."""
+    order = {uid: row for row, uid in enumerate(sources) if isinstance(uid, str)}
+    rows = [_full_row(item, order, hook) for item in outcome.items]
+    return Processed(rows, outcome.num_kept, outcome.is_filtered)
+
+
+def _full_row(item: Item, order: dict[str, int], hook: str) -> Row:
+    uid = item.get("uid")
+    source = order.get(uid) if isinstance(uid, str) else None
+    body = answer_checks.encode(hook, item)
+    return Row(source, answer_checks.as_reward(item, "reward"), answer_checks.as_reward(item, "raw_reward"), body)
+
+
+def last_outside(implementations: dict[str, list[str]], contract: Contract) -> str | None:
+    """The last hook of a contract that is not answered by the built-in behaviour alone, None if there is none."""
+    outside = [hook for hook in CONTRACT_HOOKS[contract] if implementations[hook] != [BUILT_IN]]
+    return outside[-1] if outside else None

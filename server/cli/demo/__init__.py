@@ -1,0 +1,207 @@
+"""``forebay demo``: everything at once, on this machine, with nothing but this package."""
+
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
+from forebay.engines.tiny.recipe import question
+from forebay.server.cli.client import ServerClient
+from forebay.server.cli.demo.children import Child, Children
+from forebay.server.cli.demo.summary import show_summary
+from forebay.server.cli.demo.trainer import SlimeTrainer
+from forebay.server.cli.options import make_writable
+from forebay.server.cli.output import make_console
+from forebay.server.cli.progress import Progress, RateMeter, make_display
+
+GROUP_SIZE = 8
+NUM_SUMS = 100
+ENGINE_LIMIT_S = 180.0
+SERVER_LIMIT_S = 60.0
+POLL_INTERVAL_S = 0.5
+SEED = 1
+INTERRUPTED_EXIT_CODE = 130
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the steps of the demo share."""
+
+    folder: Path
+    console: Console
+    children: Children
+    stack: ExitStack
+    """Left before the children are stopped."""
+    num_instances: int
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+
+def command(
+    num_instances: Annotated[int, typer.Option(min=1, max=NUM_SUMS, help="Tasks: sums of two digits.")] = NUM_SUMS,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="An empty or new folder to keep everything in.  [default: one in /tmp]")
+    ] = None,
+) -> None:
+    """Start a server and a tiny engine, run the built-in math task, and read its groups as a trainer does.
+
+    Takes about a minute on two cores, needs no GPU and no network, and leaves no process behind. Needs the extra
+    `local`.
+    """
+    folder = make_folder(data_dir)
+    check_extras()
+    console = make_console()
+    console.print("Forebay demo: an engine answers sums, the buffer groups the answers, a trainer reads the groups.\n")
+    with Children() as children, ExitStack() as stack:
+        demo = Demo(folder, console, children, stack, num_instances)
+        try:
+            progress, trainer, elapsed_s = run(demo)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            console.print(f"interrupted: stopping the run, the server and the engine. The data is in {folder}")
+            told = getattr(stop, "code", None)
+            raise typer.Exit(told if isinstance(told, int) else INTERRUPTED_EXIT_CODE) from None
+    show_summary(console, progress, trainer, elapsed_s, folder)
+    if progress.view["state"] == "failed" or not trainer.num_rows:
+        told = str(progress.view["reason"]).partition("\n")[0]
+        raise ForebayError(f"the run is {progress.view['state']}: {told}", hint=f"everything is told in {folder}/*.log")
+
+
+def check_extras() -> None:
+    """Raise ``MissingExtra`` if the tiny engine could not start. Looks without importing, which would take seconds."""
+    for package in ("torch", "transformers", "jinja2"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "local")
+
+
+def make_folder(wanted: Path | None) -> Path:
+    """The folder that everything is kept in. Raises ``InvalidInput`` for one that cannot be, or is not empty."""
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="forebay-demo-"))
+    if any(make_writable(wanted).iterdir()):
+        raise InvalidInput(f"{wanted} is not empty", hint="the demo wants a folder of its own", field="data_dir")
+    return wanted.resolve()
+
+
+def run(demo: Demo) -> tuple[Progress, SlimeTrainer, float]:
+    """All steps; the last look at the run, the trainer with what it read, and the seconds that the run took."""
+    input_file = write_sums(demo.folder / "sums.jsonl", demo.num_instances)
+    _told(demo, f"wrote {demo.num_instances} sums to {input_file}")
+    engine, server = _start_engine(demo), _start_server(demo)
+    with _step(demo, "the tiny engine is getting ready (the first time, it learns to add: about 10 s)"):
+        engine_url = str(json.loads(engine.first_line(ENGINE_LIMIT_S))["url"])
+    _told(demo, f"the tiny engine answers at {engine_url}")
+    with _step(demo, "the server is getting ready"):
+        server_url = server.first_line(SERVER_LIMIT_S).split()[-1]
+    _told(demo, f"the server answers at {server_url}")
+    trainer = demo.stack.enter_context(SlimeTrainer(server_url))
+    client = demo.stack.enter_context(ServerClient(server_url))
+    began_s = time.monotonic()
+    run_id = trainer.start(start_payload(input_file, engine_url, server_url))
+    demo.stack.callback(_stop_run, client, run_id)
+    _told(demo, f"started {run_id}: task type math, groups of {GROUP_SIZE}\n")
+    progress = _train(demo, trainer, client, run_id)
+    return progress, trainer, time.monotonic() - began_s
+
+
+def write_sums(path: Path, num_instances: int) -> Path:
+    """A dataset as slime reads it: one JSON object per line, with the prompt's messages, the label and an id."""
+    sums = [(left, right) for left in range(10) for right in range(10)]
+    random.Random(SEED).shuffle(sums)
+    with path.open("w", encoding="utf-8") as file:
+        for left, right in sums[:num_instances]:
+            messages = [{"role": "user", "content": question(left, right)}]
+            row = {"instance_id": f"{left}+{right}", "prompt": messages, "label": str(left + right)}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def start_payload(input_file: Path, engine_url: str, server_url: str) -> dict[str, Any]:
+    """What slime's client sends to ``/start_rollout``: its numbers are strings."""
+    return {
+        "num_process": "32",
+        "num_epoch": "1",
+        "remote_engine_url": engine_url,
+        "remote_buffer_url": server_url,
+        "task_type": "math",
+        "input_file": str(input_file),
+        "num_repeat_per_sample": str(GROUP_SIZE),
+        "max_tokens": "16",
+        "sampling_params": {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0},
+        "tokenizer_path": "",
+        "skip_instance_ids": [],
+    }
+
+
+def _start_engine(demo: Demo) -> Child:
+    return demo.children.start(
+        "tiny engine",
+        "forebay.engines.tiny",
+        log=demo.folder / "engine.log",
+        environ=clean_environment(),
+    )
+
+
+def _start_server(demo: Demo) -> Child:
+    arguments = ["serve", "--host", "127.0.0.1", "--port", "0", "--data-dir", str(demo.data_dir)]
+    return demo.children.start(
+        "server",
+        "forebay.server.cli",
+        *arguments,
+        log=demo.folder / "server.log",
+        environ=clean_environment(),
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment without settings of another server, and without a proxy for this machine's own addresses."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+
+
+def _train(demo: Demo, trainer: SlimeTrainer, client: ServerClient, run_id: str) -> Progress:
+    rate = RateMeter()
+    with make_display(demo.console) as display:
+        while True:
+            demo.children.check_alive()
+            has_more = trainer.poll()
+            view = client.get(f"/v1/runs/{run_id}")
+            samples_per_s = rate.update(Progress(view, 0.0).num_samples)
+            progress = Progress(view, samples_per_s, trainer.rewards.value)
+            display.show(progress)
+            if trainer.is_over:
+                return progress
+            if not has_more:
+                time.sleep(POLL_INTERVAL_S)
+
+
+def _stop_run(client: ServerClient, run_id: str) -> None:
+    """An interrupted run ends here: its engine will not be there when the data is served again."""
+    with suppress(ForebayError):
+        client.post(f"/v1/runs/{run_id}/stop")
+
+
+def _told(demo: Demo, text: str) -> None:
+    demo.console.print(f"[green]✓[/green] {text}", soft_wrap=True)
+
+
+@contextmanager
+def _step(demo: Demo, text: str) -> Iterator[None]:
+    if not demo.console.is_terminal:
+        demo.console.print(f"… {text}", soft_wrap=True)
+        yield
+        return
+    with demo.console.status(text):
+        yield

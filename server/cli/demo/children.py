@@ -1,0 +1,125 @@
+"""Processes that a command starts: each in its own session, ended with the command, by the kernel if need be."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from forebay.core.child_process import signal_group
+from forebay.core.errors import ForebayError
+
+STOP_GRACE_S = 25.0
+LOG_TAIL_LINES = 8
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Child:
+    """A module of this program that runs as a process. What it says goes to ``log``, but the lines read as ready."""
+
+    def __init__(self, name: str, module: str, *arguments: str, log: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules and arguments
+                [sys.executable, "-P", "-m", "forebay.server.cli.demo.child", str(os.getpid()), module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=log.parent,
+                env=dict(environ),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check_alive(self) -> None:
+        """Raise ``ForebayError`` with the last log lines if it has ended."""
+        if self._process.poll() is not None:
+            raise self._failure(f"ended with exit code {self._process.returncode}")
+
+    def first_line(self, limit_s: float) -> str:
+        """The first line on its standard output. Raises ``ForebayError`` if it ends, or ``limit_s`` pass, before."""
+        assert self._process.stdout is not None
+        until_s, text = time.monotonic() + limit_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in text:
+                if not selector.select(max(0.0, until_s - time.monotonic())):
+                    raise self._failure(f"was not ready within {limit_s:g} s")
+                part = os.read(self._process.stdout.fileno(), 4096)
+                if not part:
+                    self._process.wait()
+                    raise self._failure(f"ended with exit code {self._process.returncode}")
+                text += part
+        return text.split(b"\n")[0].decode()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to all that is left of its process group after ``grace_s``."""
+        self.ask_to_stop()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        signal_group(self.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _failure(self, what: str) -> ForebayError:
+        lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return ForebayError("\n  ".join([f"the {self.name} {what}", *lines]), hint=f"its whole log is {self._log}")
+
+
+class Children:
+    """Ends its children on the way out, the one started last first; a second signal meanwhile changes nothing.
+
+    Inside, SIGTERM and SIGHUP end this process as Ctrl-C does, through every ``finally``: with exit code 128 + signal.
+    """
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def start(self, name: str, module: str, *arguments: str, log: Path, environ: Mapping[str, str]) -> Child:
+        """Start a child that is stopped on the way out."""
+        child = Child(name, module, *arguments, log=log, environ=environ)
+        self._children.append(child)
+        return child
+
+    def check_alive(self) -> None:
+        """Raise ``ForebayError`` if one of them has ended."""
+        for child in self._children:
+            child.check_alive()
+
+    def __enter__(self) -> Self:
+        # What is ignored already stays so: under nohup, closing the terminal ends nothing.
+        heard = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, _exit) for number in heard}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        for child in reversed(self._children):
+            child.stop(STOP_GRACE_S)
+        for number, handler in {**self._before, signal.SIGINT: interrupt}.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

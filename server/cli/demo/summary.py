@@ -1,0 +1,72 @@
+"""What the demo shows at its end."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.server.cli.demo.trainer import SlimeTrainer
+from forebay.server.cli.progress import Progress
+
+REASONS = {
+    "invalid": "all rewards equal: nothing to learn from",
+    "timed_out": "too few samples at its deadline",
+    "filtered": "too few samples left after the filter",
+    "incomplete": "too few rows after the last hook",
+    "hook_failed": "a hook failed",
+    "failed": "every rollout failed",
+    "unreadable": "a stored sample could not be read back",
+    "stale": "the weights that made it were too old",
+}
+
+
+def show_summary(console: Console, progress: Progress, trainer: SlimeTrainer, elapsed_s: float, folder: Path) -> None:
+    """A table of what happened, one delivered row, and where to go from here."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title="What happened", title_justify="left")
+    for name, told in summary_rows(progress, trainer, elapsed_s):
+        table.add_row(name, told)
+    console.print(table)
+    if trainer.best_row is not None:
+        console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
+    console.print(
+        f"Everything is kept in {folder}. Look at it again, and go on:\n"
+        f"  {own_command()} serve --data-dir {folder / 'data'}\n"
+        f"  {own_command()} status                    (in another terminal)\n"
+        f"  {own_command()} generators new my_task    (a generator of your own)",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def own_command() -> str:
+    """How this command line is called from here: by its path, unless the shell finds it."""
+    script = Path(sys.executable).with_name("forebay")
+    if shutil.which("forebay") or not script.exists():
+        return "forebay"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
+
+
+def summary_rows(progress: Progress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:
+    """Names and values of the summary."""
+    groups, view = progress.groups, progress.view
+    return [
+        ("tasks", f"{view['num_groups_total']}, {view['settings']['group_size']} samples each"),
+        ("samples in", f"{progress.num_samples}, {view['samples'].get('failed', 0)} of them failed"),
+        ("mean reward", "-" if progress.mean_reward is None else f"{progress.mean_reward:.3f}"),
+        ("groups delivered", f"{groups['delivered']}, as {trainer.num_rows} rows in {trainer.num_batches} batches"),
+        ("groups discarded", str(groups["discarded"])),
+        *((f"  {reason}", f"{number}: {REASONS[reason]}") for reason, number in view["discarded"].items()),
+        ("groups left", str(groups["open"] + groups["ready"])),
+        ("time", f"{elapsed_s:.1f} s, {progress.num_samples / elapsed_s:.0f} samples/s"),
+    ]
+
+
+def _row_text(row: dict[str, Any]) -> str:
+    question = str(row["messages"][0]["content"]).splitlines()[0]
+    answer = str(row["messages"][-1]["content"])
+    raw = row.get("raw_reward", row["reward"])
+    return f"{question!r} → {answer!r}, reward {raw:g}, normalised within its group {row['reward']:+.2f}"

@@ -1,0 +1,95 @@
+"""Which engines stand still on this server's word, written down so that its next life lets them go on.
+
+Runs whose engines stand still on this server's word: told to the buffer, where their deadlines stand still too.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from forebay.buffer.buffer import Buffer
+from forebay.buffer.store.files import sync_directory, write_durably
+from forebay.core.errors import RunNotFound
+from forebay.core.run import Run
+from forebay.core.weight_versions import PauseMode
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["update", "held", "expired"]
+
+
+class PauseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The paused engines of a run."""
+
+    run_id: str
+    kind: Kind
+    """Paused by an update of the server's own; held for a trainer that will say when to go on; or gone on too early."""
+    mode: PauseMode
+    urls: list[str]
+    """The workers that were told."""
+    api_key: str | None = None
+    limit_s: float = 0.0
+    until_s: float = 0.0
+    """When a held pause ends by itself, in seconds since the Unix epoch."""
+
+
+class PauseRecords:
+    """The records in a folder, one file for each run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> list[PauseRecord]:
+        """What was written and not removed; a file that cannot be read is told and left alone."""
+        found = sorted(self._folder.glob("*.json")) if self._folder.is_dir() else []
+        return [record for path in found if (record := _read(path)) is not None]
+
+    def write(self, record: PauseRecord) -> None:
+        """Write a record, in place of an earlier one of its run; returns when it is on the disk. Raises ``OSError``."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a record may hold the engines' key
+        write_durably(self._path(record.run_id), msgspec.json.encode(record))
+
+    def remove(self, run_id: str) -> None:
+        """The engines of the run go on: nothing is left to do."""
+        try:
+            os.unlink(self._path(run_id))
+        except FileNotFoundError:
+            return
+        sync_directory(self._folder)
+
+    def _path(self, run_id: str) -> Path:
+        return self._folder / f"{run_id}.json"
+
+
+def _read(path: Path) -> PauseRecord | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PauseRecord)
+    except (OSError, msgspec.DecodeError) as error:
+        logger.warning("%s cannot be read, the engines that it names may stand still: %s", path, error)
+        return None
+
+
+class PauseMarks:
+    """What the buffer's runs say about pauses."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def marked(self) -> list[str]:
+        """The ids of the runs that are marked as paused, by an earlier life of the server perhaps."""
+        return [entry.run.run_id for entry in self._buffer.entries if entry.run.is_paused]
+
+    async def mark(self, run_id: str, is_paused: Callable[[], bool]) -> None:
+        """Write down whether the run is paused, as it then is. Waits out a full disk."""
+
+        def change(run: Run) -> None:
+            run.is_paused = is_paused()
+
+        try:
+            await self._buffer.update(run_id, change)
+        except RunNotFound:
+            logger.warning("the engines of run %s are paused, which the buffer does not know", run_id)

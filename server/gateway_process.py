@@ -1,0 +1,174 @@
+"""The gateway process as the server holds it: started when first needed, kept running, told of the runs."""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.core.child_process import child_environment, memory_file, python_argv
+from forebay.core.errors import ForebayError
+from forebay.core.settings import Settings
+from forebay.gateway.spec import GatewaySpec
+from forebay.server.sockets import bind, url_of
+
+logger = logging.getLogger(__name__)
+
+START_S = 30.0
+STOP_S = 5.0
+RESTART_FIRST_S, RESTART_MAX_S = 0.2, 10.0
+CALM_S = 60.0
+"""A gateway that has lived so long starts again after the shortest pause."""
+BACKLOG = 2048
+
+Registration = dict[str, Any]
+"""The body of ``PUT /gateway/runs/{run_id}``."""
+
+
+class GatewayUnavailable(ForebayError):
+    """The gateway process does not answer."""
+
+    code = "gateway_unavailable"
+    status = 503
+
+
+class GatewayProcess:
+    """Enter it with ``async with``; nothing is started before the first ``register``.
+
+    The server binds the socket and keeps it: a gateway that has crashed is followed by another one at the same address,
+    which is given all registrations; connections made in between wait.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._control_key = secrets.token_urlsafe(24)
+        self._registered: dict[str, Registration] = {}
+        self._telling = asyncio.Lock()
+        self._bound: socket.socket | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
+        if self._bound is not None:
+            self._bound.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one now."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> str:
+        """See to it that there is a gateway; its URL. Raises ``InvalidInput`` if its port cannot be used."""
+        if self._bound is None:
+            host = self._settings.gateway_host or self._settings.host
+            self._bound = bind(host, self._settings.gateway_port, setting="gateway_port")
+            self._bound.listen(BACKLOG)
+            self._keeping = asyncio.create_task(self._keep_running(self._bound), name="gateway")
+            logger.info("the gateway listens on %s", self._url(self._bound))
+        return self._url(self._bound)
+
+    async def register(self, run_id: str, told: Registration) -> None:
+        """Make a run known to the gateway. Raises ``GatewayUnavailable``, ``InvalidInput``."""
+        self.start()
+        async with self._telling:
+            if self._registered.get(run_id) == told:
+                return
+            self._registered[run_id] = told  # first: a gateway that starts meanwhile is given it
+            try:
+                await self._tell("PUT", run_id, told)
+            except BaseException:  # also a caller that gave up: the next one is to tell it again
+                del self._registered[run_id]
+                raise
+
+    async def forget(self, run_id: str) -> None:
+        """Have the gateway end a run; one that was not registered is no error."""
+        async with self._telling:
+            if self._registered.pop(run_id, None) is not None:
+                with suppress(GatewayUnavailable):  # the next one will not know the run
+                    await self._tell("DELETE", run_id)
+
+    def _url(self, bound: socket.socket) -> str:
+        return self._settings.gateway_url.rstrip("/") or url_of(bound)
+
+    async def _tell(self, method: str, run_id: str, body: Registration | None = None) -> None:
+        import httpx  # no server without a gateway needs it
+
+        assert self._bound is not None
+        headers = {"Authorization": f"Bearer {self._control_key}"}
+        try:
+            async with httpx.AsyncClient(timeout=START_S, headers=headers, trust_env=False) as http:
+                url = f"{url_of(self._bound)}/gateway/runs/{run_id}"
+                reply = await http.request(method, url, json=body)
+        except httpx.TransportError as error:
+            raise GatewayUnavailable(f"the gateway does not answer: {error!r}", hint="see the server's log") from error
+        if reply.is_error:
+            raise GatewayUnavailable(f"the gateway answers {reply.status_code}: {reply.text[:300]}")
+
+    # --- the process
+
+    async def _keep_running(self, bound: socket.socket) -> None:
+        pause_s = RESTART_FIRST_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                code: int | OSError = await self._run_once(bound)
+            except OSError as error:  # no process can be started just now
+                code = error
+            if time.monotonic() - began_s > CALM_S:
+                pause_s = RESTART_FIRST_S
+            logger.error("the gateway ended (exit code or error: %s); another one starts in %.1f s", code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
+
+    async def _run_once(self, bound: socket.socket) -> int:
+        process = self._process = await self._start_process(bound)
+        try:
+            return await process.wait()
+        finally:
+            await _end(process)
+            self._process = None
+
+    async def _start_process(self, bound: socket.socket) -> asyncio.subprocess.Process:
+        spec = GatewaySpec(
+            control_key=self._control_key,
+            url=self._url(bound),
+            max_body_bytes=self._settings.max_body_bytes,
+            max_bodies_bytes=self._settings.max_bodies_bytes,
+            log_level=self._settings.log_level,
+            runs=self._registered,
+        )
+        with memory_file("forebay-gateway") as file:
+            spec.write(file)
+            fds = (file.fileno(), bound.fileno())
+            return await asyncio.create_subprocess_exec(
+                *python_argv("forebay.gateway", *map(str, fds), str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=fds,
+                env=child_environment(os.environ),
+                start_new_session=True,
+            )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and SIGKILL after a few seconds."""
+    for stop in (process.terminate, process.kill):
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await process.wait()

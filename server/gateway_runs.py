@@ -1,0 +1,117 @@
+"""Which runs use the gateway, under which keys, and for how long."""
+
+import asyncio
+import hmac
+import logging
+from typing import Any
+
+from forebay.buffer.buffer import Buffer
+from forebay.core.errors import InvalidInput, RunEnded, RunNotFound
+from forebay.core.fields import read_flag
+from forebay.core.run import WORKING, Run, RunState
+from forebay.server.gateway_process import GatewayProcess
+from forebay.server.runs.start_checks import engine_urls
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often runs are looked at whose end nobody tells."""
+
+
+class RunGateway:
+    """Registers runs with the gateway process, and has it forget them when they are over.
+
+    Keys are made out of a run's own key: they stay what they are when the server or the gateway starts again.
+    """
+
+    def __init__(self, buffer: Buffer, process: GatewayProcess, own_url: str) -> None:
+        """``own_url`` is where the gateway reaches this server."""
+        self._buffer = buffer
+        self._process = process
+        self._own_url = own_url
+        self._watching: dict[str, asyncio.Task[None]] = {}
+
+    async def aclose(self) -> None:
+        """Look after no run any more."""
+        for task in list(self._watching.values()):
+            task.cancel()
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
+
+    async def admit(self, run: Run) -> dict[str, str]:
+        """Where a run opens rollouts, and with which key. Raises ``InvalidInput``, ``RunEnded``, as ``register``."""
+        if _is_over(run):
+            raise RunEnded(run.run_id, run.state.value)
+        if not engine_urls(run.payload):
+            raise InvalidInput(
+                "the run names no engine", hint="start it with remote_engine_url", field="remote_engine_url"
+            )
+        url = self._process.start()
+        await self._process.register(run.run_id, self._registration(run))
+        if run.run_id not in self._watching:
+            self._watching[run.run_id] = asyncio.create_task(self._watch(run.run_id))
+        return {"url": url, "key": _key(run, "gateway")}
+
+    async def capture_url(self, run: Run) -> str:
+        """Stands for engine and buffer in the payload of a generator that is captured. Raises as ``admit``."""
+        admitted = await self.admit(run)
+        return f"{admitted['url']}/gateway/{_key(run, 'capture')}"
+
+    async def look(self, run_id: str) -> None:
+        """A run may be over: then its keys end, and its calls."""
+        if run_id in self._watching and self._is_over(run_id):
+            await self._process.forget(run_id)
+
+    def _is_over(self, run_id: str) -> bool:
+        try:
+            return _is_over(self._buffer.get(run_id).run)
+        except RunNotFound:
+            return True
+
+    async def _watch(self, run_id: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if self._is_over(run_id):
+                    await self._process.forget(run_id)
+                    return
+        finally:
+            del self._watching[run_id]
+
+    def _registration(self, run: Run) -> dict[str, Any]:
+        payload = run.payload
+        told: dict[str, Any] = {
+            "key": _key(run, "gateway"),
+            "engine_urls": engine_urls(payload),
+            "buffer_url": f"{self._own_url}/w/{run.run_key}",
+            "api_key": _text(payload, "api_key"),
+            "model": _text(payload, "model"),
+        }
+        if is_captured(run):
+            told["capturing"] = {
+                "secret": _key(run, "capture"),
+                "group_deadline_s": run.settings.group_deadline_seconds,
+                "input_file": _text(payload, "input_file"),
+            }
+        return told
+
+
+def is_captured(run: Run) -> bool:
+    """Whether the calls of the run's generator go through the gateway without its knowing; our base records itself."""
+    is_wanted = read_flag("capture", run.payload.get("capture"))
+    return is_wanted and not run.is_native_generator and bool(engine_urls(run.payload))
+
+
+def _is_over(run: Run) -> bool:
+    """A process that returned may have handed its work to jobs elsewhere, but not with our base."""
+    if run.has_ended or run.state in (RunState.STOPPED, RunState.FAILED):
+        return True
+    return run.is_native_generator and run.state not in WORKING
+
+
+def _key(run: Run, use: str) -> str:
+    return hmac.digest(run.run_key.encode(), f"{run.run_id}/{use}".encode(), "sha256").hex()[:40]
+
+
+def _text(payload: dict[str, Any], name: str) -> str | None:
+    value = payload.get(name)
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,222 @@
+"""Handing batches out."""
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from functools import partial
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.types import Receive
+
+from forebay.buffer.reads.delivery import Batch, Delivery
+from forebay.buffer.reads.request import ReadRequest
+from forebay.buffer.reads.rows import Outgoing
+from forebay.buffer.store.abc import num_sent
+from forebay.core.errors import StorageFailed
+from forebay.core.sample import Parts
+from forebay.server.direct_send import direct_reply, has_direct_body, watched
+from forebay.server.routes.plain_route import Call, HotRoute, SlimeRoute
+from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
+from forebay.web.replies import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
+from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
+
+
+class SlimeReadBody(BaseModel):
+    """Of ``/get_rollout_data`` and ``/buffer/read``.
+
+    More than there is, however much, is no mistake of slime's client; an empty body asks for everything.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    timeout: float = Field(default=0.0, ge=0)
+    wait: bool = False
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait; none unless asked to."""
+        return self.timeout if self.wait else 0.0
+
+
+class BatchRequest(BaseModel):
+    """``/v1/runs/{run_id}/batches``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_groups: Count | None = None
+    batch_size: Count | None = None
+    wait_s: WaitSeconds = 0.0
+    lease_s: LeaseSeconds = 600.0
+    step: Step | None = None
+    max_staleness: Step | None = None
+    request_id: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> "BatchRequest":
+        if (self.num_groups is None) == (self.batch_size is None):
+            raise ValueError("give either num_groups or batch_size")
+        return self
+
+
+class Reading(HotRoute):
+    """Leases a batch, sends it, and gives it back unless the last byte went out to a client that was still there."""
+
+    async def deliver(self, call: Call, request: ReadRequest, wait_s: float) -> bool:
+        """Whether the request could be satisfied."""
+        wait_s = min(wait_s, call.services.settings.max_wait_s)
+        client = asyncio.create_task(_disconnected(call.receive))
+        try:
+            batch = await _unless_gone(client, self.lease(call.entry.delivery, request, wait_s))
+            if batch is None:
+                return False
+            await self._send(call, batch, client)
+            return True
+        finally:
+            client.cancel()
+
+    async def _send(self, call: Call, batch: Batch, client: "asyncio.Task[None]") -> None:
+        began_s = time.perf_counter()
+        delivery = call.entry.delivery
+        has_begun = has_arrived = False
+        try:
+            reply = await self.reply(call, batch)
+            has_begun = True
+            with watched(call.scope, client, partial(delivery.leases.patience_s, batch.batch_id)):
+                has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
+        except StorageFailed as error:
+            await delivery.broken(batch, error)
+            if has_begun:  # nothing can be told any more: the connection is closed
+                raise ClientGone from error
+            raise
+        finally:  # not arrived: the client went away, so its groups are for the next one
+            settle = delivery.arrived if has_arrived else delivery.abandoned
+            settle(batch.batch_id)
+        call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
+
+    async def reply(self, call: Call, batch: Batch) -> Reply:
+        """The reply with the batch in it."""
+        rows, frame = batch.rows, self.frame(batch)
+        may_be_direct = has_direct_body(call.scope) and not rows.is_whole and not rows.may_be_binary
+        pieces = rows.outbound() if may_be_direct else None
+        if pieces is not None:
+            whole = [frame[0], *pieces, frame[1]]
+            num_bytes = sum(map(num_sent, whole))
+            return direct_reply(
+                call.scope, JSON_HEADER, call.entry.buffer.store, whole, num_bytes, _framed(frame, rows)
+            )
+        await rows.load()
+        await rows.measure()
+        if rows.is_whole and rows.may_be_binary:
+            return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
+        num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
+        return Reply(JSON_HEADER, num_bytes, _framed(frame, rows))
+
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+        """The batch, whose lease may still be on its way to the disk while all but the end of it is sent."""
+        return await delivery.prepare(request, wait_s)
+
+    @abstractmethod
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+        """What stands before and after the rows of a batch in its reply."""
+
+
+class SlimeRead(SlimeRoute, Reading):
+    """``/get_rollout_data`` and ``/buffer/read``."""
+
+    async def answer(self, call: Call) -> None:
+        asked = parse(SlimeReadBody, call.body or b"{}")
+        told = "No data available to read" if asked.batch_size is None else "fewer rows are ready than batch_size"
+        try:
+            is_sent = await self.deliver(call, ReadRequest(batch_size=asked.batch_size, is_slime=True), asked.wait_s)
+        except StorageFailed as error:  # slime's client gives up on anything but 200
+            is_sent, told = False, error.message
+        if not is_sent:
+            data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
+            await send_json(call.send, 200, encode({"success": False, "message": told, "data": data}))
+
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+        return await delivery.read(request, wait_s)  # a failing disk is told: the client knows no other way to retry
+
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+        head = f'{{"success":true,"message":"{len(batch.rows)} rows of {len(batch.groups)} groups","data":{{"data":['
+        return head.encode(), b'],"meta_info":' + encode(batch.meta_info) + b"}}"
+
+
+class NativeRead(Reading):
+    """``/v1/runs/{run_id}/batches``."""
+
+    async def answer(self, call: Call) -> None:
+        asked = parse(BatchRequest, call.body or b"{}")
+        request = ReadRequest(
+            num_groups=asked.num_groups,
+            batch_size=asked.batch_size,
+            lease_s=asked.lease_s,
+            step=asked.step,
+            max_staleness=asked.max_staleness,
+            request_id=asked.request_id or "",
+        )
+        if not await self.deliver(call, request, asked.wait_s):
+            empty: dict[str, object] = {"batch_id": None, "data": [], "meta_info": call.entry.delivery.meta_info()}
+            await send_json(call.send, 200, encode(empty))
+
+    async def reply(self, call: Call, batch: Batch) -> Reply:
+        if not wants_tensors(call.header(b"accept")):
+            return await super().reply(call, batch)
+        return await tensor_reply(call.scope, call.entry.buffer, batch.rows, _group_sizes(batch), self.frame(batch))
+
+    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+        row = batch.row
+        sizes = _group_sizes(batch)
+        told = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
+        return encode(told)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
+
+
+def _group_sizes(batch: Batch) -> list[int]:
+    """The rows of each group."""
+    return [len(staged.rows) for staged in batch.staged]
+
+
+def _joined(rows: Iterable[Parts]) -> Pieces:
+    """The rows with commas between them, without copying them."""
+    pieces: Pieces = []
+    for row in rows:
+        pieces += row
+        pieces.append(b",")
+    return pieces[:-1]
+
+
+def _whole(pieces: Pieces, kind: Header) -> Reply:
+    async def at_once() -> AsyncIterator[Pieces]:
+        yield pieces
+
+    return Reply(kind, sum(map(len, pieces)), at_once())
+
+
+async def _framed(frame: tuple[bytes, bytes], rows: Outgoing) -> AsyncIterator[Pieces]:
+    """The rows, some at a time, with commas between them, and what stands before and after them."""
+    yield [frame[0]]
+    num_left = len(rows)
+    async for chunk in rows.chunks():
+        num_left -= len(chunk.pieces)
+        yield [memoryview(chunk.data)[: None if num_left else -1]]
+    yield [frame[1]]
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[Batch | None]) -> Batch | None:
+    """Await ``work``, unless the client goes away first: then it is cancelled. Raises ``ClientGone``."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, client}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()

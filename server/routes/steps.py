@@ -1,0 +1,76 @@
+"""Steps of a run: where one begins, and which groups its trainer has for it. Told to its process."""
+
+from typing import Any
+
+from forebay.buffer.buffer import Entry
+from forebay.buffer.groups.table import Groups
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.group import GroupState
+from forebay.core.run import Run, StepStart
+from forebay.core.waiting import Patience
+from forebay.server.routes.groups import closed_since
+
+
+def announce(buffer: RunBuffer, weight_version: int) -> None:
+    """The trainer has other weights: a step begins. Saving is the caller's.
+
+    The same version told again begins none, also after a rewind: what the step made for it is still there.
+    """
+    run, groups = buffer.run, buffer.groups
+    if weight_version != run.step.weight_version:
+        full = _full(groups) if counts_groups(run) else []
+        run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
+    run.weight_version = weight_version
+
+
+def counts_groups(run: Run) -> bool:
+    """Whether the run is held once a step has its groups."""
+    oversampling = run.settings.oversampling
+    return oversampling is not None and oversampling.groups_per_step is not None
+
+
+def _full(groups: Groups) -> list[str]:
+    """Open groups that have all their samples: they are judged when somebody reads."""
+    return [group.group_id for group in groups.in_state(GroupState.OPEN) if groups.is_full(group)]
+
+
+def step_view(buffer: RunBuffer) -> dict[str, Any]:
+    """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
+    run, groups = buffer.run, buffer.groups
+    told: dict[str, Any] = {"number": run.step.number, "weight_version": run.step.weight_version}
+    told |= {"counted": [], "discarded": []}
+    if not counts_groups(run):
+        return told
+    closed = groups.closed[run.step.num_closed :]
+    discarded = [group.group_id for group in closed if group.state is GroupState.DISCARDED]
+    usable = [group.group_id for group in closed if group.state is not GroupState.DISCARDED]
+    counted = set(usable + _full(groups)) - set(run.step.full)
+    return {**told, "counted": sorted(counted), "discarded": discarded}
+
+
+def news_number(buffer: RunBuffer) -> int:
+    """Grows when a step begins, and when a group is discarded that could count."""
+    discarded = sum(buffer.groups.discard_reasons.values()) if counts_groups(buffer.run) else 0
+    return buffer.run.step.number + discarded
+
+
+async def follow_steps(
+    entry: Entry, after: int, seen: int, wait_s: float, *, is_paused: bool = False, is_still: bool | None = None
+) -> dict[str, Any]:
+    """The feed of closed groups, the step, and whether the run's engines are paused, and its deadlines stand still.
+
+    Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused`` or, unless it
+    is None, ``is_still``.
+    """
+    patience, buffer = Patience(wait_s), entry.buffer
+
+    def is_news() -> bool:
+        is_later = len(buffer.groups.closed) > after or news_number(buffer) != seen
+        is_other = entry.run.is_paused != is_paused or is_still not in (None, not buffer.active.is_running)
+        return is_later or is_other or not entry.run.is_alive
+
+    while not is_news() and await patience.wait(buffer.news):
+        pass
+    told = {"step": step_view(buffer), "seen": news_number(buffer)}
+    told |= {"paused": entry.run.is_paused, "still": not buffer.active.is_running}
+    return {**closed_since(entry, after), **told}

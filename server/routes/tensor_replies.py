@@ -1,0 +1,186 @@
+"""A batch of binary samples as tensors, read while it is sent: no more than a stretch of its arrays is in memory.
+
+A batch as its reader wants it: its rows as JSON, or their arrays as tensors.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from starlette.types import Scope
+
+from forebay.buffer.reads.rows import Outgoing, Planned
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.abc import Slice, Store
+from forebay.buffer.store.rows import Location
+from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
+from forebay.core.binary_sample import HEAD_BYTES, Places, as_json, is_binary, read_places
+from forebay.core.chunking import stretches
+from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
+from forebay.core.sample import Parts, rewards_text
+from forebay.server.direct_send import direct_reply
+from forebay.web.replies import Reply
+
+Pieces = list[bytes | memoryview]
+P_co = TypeVar("P_co", covariant=True)
+
+TENSORS_HEADER = (b"content-type", TENSORS_TYPE.encode())
+BYTES_PER_TURN = 1 << 20
+"""Of arrays that are turned into text or back, before other work of the server gets its turn."""
+
+
+def wants_tensors(accept: bytes) -> bool:
+    """Whether an Accept header asks for tensors."""
+    return any(kind.partition(b";")[0].strip().lower() == TENSORS_TYPE.encode() for kind in accept.split(b","))
+
+
+class Blob(NamedTuple, Generic[P_co]):
+    """A safetensors blob in pieces."""
+
+    pieces: Sequence[P_co | bytes]
+    num_bytes: int
+
+
+async def json_rows(rows: Sequence[Parts]) -> Sequence[Parts]:
+    """The rows as JSON: those of binary samples with their arrays as lists. The others stay as they are."""
+    if not any(is_binary(row[0]) for row in rows):
+        return rows
+    made: list[Parts] = []
+    turn = _Turn()
+    for row in rows:
+        if not is_binary(row[0]):
+            made.append(row)
+            continue
+        text = as_json(b"".join(row))
+        made.append((text,))
+        await turn.did(len(text))
+    return made
+
+
+async def tensor_blob(
+    rows: Sequence[Parts], group_sizes: Sequence[int], head: bytes, tail: bytes
+) -> Blob[bytes | memoryview]:
+    """A safetensors blob. ``head`` and ``tail`` are what the rows stand between in a JSON reply, which ``rest`` holds.
+
+    ``group_sizes`` are the rows of each group.
+    """
+    turn = _Turn()
+    made = []
+    for row in rows:
+        made.append(token_row(row))
+        await turn.did(0 if is_binary(row[0]) else sum(map(len, row)))
+    return make_blob(made, group_sizes, head, tail)
+
+
+def make_blob(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: bytes, tail: bytes) -> Blob[P]:
+    """The blob of these rows."""
+    rest = [head, b",".join(row.rest for row in rows), tail]
+    tensors = columns(rows, group_sizes, rest)
+    first = blob_head([(tensor.name, tensor.dtype, tensor.num_items) for tensor in tensors], {"format": "forebay"})
+    num_bytes = len(first) + sum(tensor.num_items * ITEM_BYTES[tensor.dtype] for tensor in tensors)
+    return Blob([first, *chain.from_iterable(tensor.pieces for tensor in tensors)], num_bytes)
+
+
+class _Turn:
+    """Lets other work go on now and then."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    async def did(self, num_bytes: int) -> None:
+        """Note that so much was done."""
+        self._num_bytes += num_bytes
+        if self._num_bytes >= BYTES_PER_TURN:
+            self._num_bytes = 0
+            await asyncio.sleep(0)
+
+
+STRETCH_BYTES = 1 << 20
+"""What is read at a time."""
+
+Stored = Slice | bytes | memoryview
+"""A piece of a blob that may still be in the store."""
+Frame = tuple[bytes, bytes]
+
+
+async def tensor_reply(
+    scope: Scope, buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame
+) -> Reply:
+    """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
+
+    ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
+    """
+    await buffer.find_heads([each.sample for each in rows.planned if each.sample is not None])
+    blob: Blob[Stored] | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
+    if blob is None:
+        await rows.load_all()
+        blob = await tensor_blob(list(rows), group_sizes, *frame)
+    usual = read_pieces(buffer.store, blob.pieces)
+    return direct_reply(scope, TENSORS_HEADER, buffer.store, blob.pieces, blob.num_bytes, usual)
+
+
+async def stored_blob(
+    store: Store, planned: Sequence[Planned], group_sizes: Sequence[int], head: bytes, tail: bytes
+) -> Blob[Slice] | None:
+    """The blob that ``tensor_blob`` would make; None unless every row is of a binary sample in the store.
+
+    Of the samples, only the JSON is read. Raises ``StorageFailed``.
+    """
+    locations = [at for each in planned if (at := _location(each)) is not None]
+    if len(locations) < len(planned):
+        return None
+    places = [read_places(each.sample.head or b"") for each in planned if each.sample is not None]
+    texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
+    lengths = _response_lengths(texts)
+    rows = [_row(*each) for each in zip(planned, locations, places, texts, lengths, strict=True)]
+    return make_blob(rows, group_sizes, head, tail)
+
+
+def _location(planned: Planned) -> Location | None:
+    """Where the binary sample lies of which only the reward is to be changed."""
+    sample = planned.sample
+    is_plain = sample is not None and sample.head and sample.reward_span is not None and not planned.finish
+    return sample.location if sample is not None and is_plain else None
+
+
+def _row(planned: Planned, at: Location, places: Places, text: bytes, response_length: Any) -> TokenRow[Slice]:
+    sample, row = planned.sample, planned.row
+    assert sample is not None
+    assert sample.reward_span is not None
+    start, end = sample.reward_span
+    rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
+    return make_row(
+        Stretch(places.num_tokens, Slice(at, HEAD_BYTES, places.logprobs)),
+        _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
+        _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
+        rest,
+        Numbers(row.reward, row.raw_reward, response_length, sample.oldest_version),
+    )
+
+
+def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Slice]:
+    return Stretch((stop - start) // item_size, Slice(at, start, stop))
+
+
+def _response_lengths(texts: Sequence[bytes]) -> Iterable[Any]:
+    """What each row says of it: few do, so that all are looked through at once."""
+    if not _may_tell_length(b"".join(texts)):
+        return repeat(None, len(texts))
+    return [read_numbers(text).response_length if _may_tell_length(text) else None for text in texts]
+
+
+def _may_tell_length(text: bytes) -> bool:
+    """A key may be spelt with escapes."""
+    return b'"response_length"' in text or b"\\u" in text
+
+
+async def read_pieces(store: Store, stored: Sequence[Stored]) -> AsyncIterator[Pieces]:
+    """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
+    for stretch, _ in stretches(stored, len, STRETCH_BYTES):
+        yield await _read(store, stretch)
+
+
+async def _read(store: Store, stored: Sequence[Stored]) -> Pieces:
+    found = iter(await store.read_slices([piece for piece in stored if isinstance(piece, Slice)]))
+    return [next(found) if isinstance(piece, Slice) else piece for piece in stored]

@@ -1,0 +1,107 @@
+"""Taking samples in."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from forebay.buffer.buffer import Entry
+from forebay.buffer.write_receipt import Receipt
+from forebay.core.binary_sample import is_samples, split_samples
+from forebay.core.errors import BufferFull, InvalidInput
+from forebay.core.sample import read_any_sample, read_sample
+from forebay.server.routes.plain_route import Call, HotRoute, SlimeRoute
+from forebay.web.bodies import plain_body
+from forebay.web.replies import encode, error_body, error_headers, send_json
+
+NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
+
+_Refusal = InvalidInput | BufferFull
+_Verdict = Receipt | _Refusal
+_split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_STORED = b'{"success":true,"message":"the sample is stored","duplicate":false,"data":{"data":['
+_KNOWN = b'{"success":true,"message":"the sample was stored before","duplicate":true,"data":{"data":['
+_END = b'],"meta_info":"write to buffer"}}'
+
+
+class SlimeWrite(SlimeRoute):
+    """``/buffer/write``: one sample, which comes back in the reply; one without a usable reward counts as failed."""
+
+    async def answer(self, call: Call) -> None:
+        began_s = time.perf_counter()
+        sample = read_sample(call.body, is_lenient=True)
+        result = await call.entry.buffer.write_when_room(sample, call.services.settings.write_wait_s)
+        await result.stored
+        call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
+        head, tail = reply_to(result)
+        await send_json(call.send, 200, b"".join((head, call.body, tail)))
+
+
+def reply_to(receipt: Receipt) -> tuple[bytes, bytes]:
+    """What stands before and after the sample in the reply to its write."""
+    return (_KNOWN if receipt.is_duplicate else _STORED), _END
+
+
+class NativeWrite(HotRoute):
+    """``/v1/runs/{run_id}/samples``: one sample, an array, or one on each line, and a verdict for each."""
+
+    async def answer(self, call: Call) -> None:
+        began_s = time.perf_counter()
+        coding, kind = call.header(b"content-encoding"), call.header(b"content-type")
+        body = await plain_body(coding, call.body, call.services.bodies.max_body_bytes, call.held)
+        is_binary, lines = is_samples(kind), _split_lines(body) if _is_ndjson(kind) else None
+        is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
+        split = split_samples if is_binary else _items
+        items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
+        verdicts = [_accept(call.entry, item) for item in items]
+        results = [await _stored(verdict) for verdict in verdicts]
+        _number_lines(results, lines or ())
+        call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
+        if not is_array and isinstance(verdicts[0], _Refusal):
+            raise verdicts[0]
+        full = next((verdict for verdict in verdicts if isinstance(verdict, BufferFull)), None)
+        await send_json(call.send, 200, encode({"results": results}), error_headers(full) if full else ())
+
+
+def _is_ndjson(content_type: bytes) -> bool:
+    """Whether a body has one sample on each line."""
+    return content_type.partition(b";")[0].strip().lower() in NDJSON_TYPES
+
+
+def _split_lines(body: bytes) -> dict[int, bytes]:
+    """The lines of an NDJSON body that are not empty, by their numbers from 1."""
+    return {number: line for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()}
+
+
+def _number_lines(results: Iterable[dict[str, Any]], numbers: Iterable[int]) -> None:
+    """Let every refusal among the verdicts say on which line its sample stands."""
+    for result, number in zip(results, numbers, strict=False):  # there are no numbers unless lines were sent
+        if error := result.get("error"):
+            result["line"] = number
+            error["message"] = f"line {number}: {error['message']}"
+
+
+def _items(body: bytes) -> list[bytes]:
+    try:
+        return [bytes(item) for item in _split_array(body)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body is not a JSON array: {error}", field="body") from None
+
+
+def _accept(entry: Entry, item: bytes) -> _Verdict:
+    try:
+        return entry.buffer.write(read_any_sample(item))
+    except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
+        return error
+
+
+async def _stored(verdict: _Verdict) -> dict[str, object]:
+    if isinstance(verdict, _Refusal):
+        return {"status": verdict.status, **error_body(verdict)}
+    await verdict.stored
+    told: dict[str, object] = {"status": 200, "uid": verdict.uid, "duplicate": verdict.is_duplicate}
+    if verdict.is_duplicate:  # what became of the first one is in the store alone
+        return told
+    return told | {"outcome": "failed" if verdict.is_failed and verdict.outcome == "member" else verdict.outcome}

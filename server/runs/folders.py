@@ -1,0 +1,87 @@
+"""What each start of a run has on the disk: its copy of the generator, and what its processes print."""
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.core.errors import ForebayError, StartRefused, StorageFailed
+from forebay.core.run import Run
+from forebay.generators.process.code_copy import copied_module, copy_code
+from forebay.hooks.run_hooks import HookRunner
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+class RunFolders:
+    """The folders ``runs/<run_id>/start-<n>`` of a data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._runs_dir = data_dir.resolve() / "runs"
+
+    def of(self, run: Run) -> Path:
+        """The folder of the run's present start."""
+        return self._of_start(run.run_id, run.num_starts)
+
+    def _of_start(self, run_id: str, number: int) -> Path:
+        return self._runs_dir / run_id / f"start-{number}"
+
+    async def copy_code(self, run_id: str, number: int, module_path: Path) -> None:
+        """Give start ``number`` its copy of the generator, in place of any that an abandoned start left.
+
+        Raises ``StartRefused``, or ``StorageFailed`` where the disk is full.
+        """
+        run_dir = self._of_start(run_id, number)
+        try:
+            await _in_thread(_copy_afresh, module_path, run_dir)
+        except OSError as error:
+            raise _refusal(module_path, run_dir, error) from error
+
+    async def restore_code(self, run: Run) -> None:
+        """Make the copy of the present start once more if it was lost. Raises as ``copy_code`` does."""
+        run_dir = self.of(run)
+        try:
+            await _in_thread(copy_code, Path(run.generator_path), run_dir)
+        except OSError as error:
+            raise _refusal(Path(run.generator_path), run_dir, error) from error
+
+    async def remove(self, run_id: str) -> None:
+        """Leave nothing of a run that was never taken in."""
+        await asyncio.to_thread(shutil.rmtree, self._runs_dir / run_id, ignore_errors=True)
+
+    def make_hooks(self, run: Run) -> HookRunner:
+        """The hooks of a run, out of the copy of its generator that it keeps."""
+        run_dir = self.of(run)
+        return HookRunner(
+            task_type=run.task_type,
+            contract=run.settings.contract or run.generator_contract,
+            normaliser=run.settings.normaliser,
+            module_path=copied_module(Path(run.generator_path), run_dir) if run.generator_path else None,
+            user_hooks=run.generator_hooks,
+            time_limit_s=run.settings.hook_time_limit_s,
+            log_path=run_dir / "hooks.log",
+        )
+
+
+async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, run_dir: Path) -> None:
+    """Copy off the event loop. Cancelled, it still waits for the end: whoever is next may need the same folder."""
+    work = asyncio.create_task(asyncio.to_thread(copy, module_path, run_dir))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def _copy_afresh(module_path: Path, run_dir: Path) -> None:
+    if run_dir.exists():
+        shutil.rmtree(run_dir)
+    copy_code(module_path, run_dir)
+
+
+def _refusal(module_path: Path, run_dir: Path, error: OSError) -> ForebayError:
+    told = f"the generator {module_path} cannot be copied to {run_dir}"
+    if error.errno in _NO_ROOM:
+        return StorageFailed(error.strerror or str(error), what=told, hint="make room in the data directory")
+    return StartRefused(f"{told}: {error}", hint="make room, or the file readable, and start again")

@@ -1,0 +1,123 @@
+"""What is left of a start when its reply goes out: a slow generator's verdict, the process, the rest of the input."""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.buffer.buffer import Buffer
+from forebay.core.errors import ForebayError
+from forebay.core.run import Run, RunState
+from forebay.generators.discovery.catalog import Catalog
+from forebay.generators.discovery.info import GeneratorInfo
+from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.records import RunRecords
+from forebay.server.runs.start_checks import InputCheck, StartRequest, engine_urls
+from forebay.server.runs.supervisor import LaunchSpec, Supervisor
+
+
+def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
+    """Let start ``number`` of the run be one with this generator, of which it has its copy."""
+    run.num_starts = number
+    run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
+    run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
+    run.generator_contract = None if generator.hooks else generator.contract
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What the life of runs is made of."""
+
+    buffer: Buffer
+    catalog: Catalog
+    folders: RunFolders
+    records: RunRecords
+    supervisor: Supervisor
+    input: InputCheck
+
+
+class Launches:
+    """One task per run that is starting. What goes wrong in it makes its run ``failed``."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def lock(self, run_id: str) -> asyncio.Lock:
+        """To be held while a run gets the code and the hooks of another start."""
+        return self._locks[run_id]
+
+    def is_under_way(self, run_id: str) -> bool:
+        """Whether the run is starting, or has its process."""
+        return run_id in self._tasks or self._parts.supervisor.is_alive(run_id)
+
+    def begin(
+        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, *, may_have_calls: bool = False
+    ) -> None:
+        """Go on with a start in the background. Without a generator, its verdict is waited for.
+
+        An earlier start of the run must have been ended. ``may_have_calls`` is told to the supervisor.
+        """
+        work = self._start(run_id, request, generator, may_have_calls=may_have_calls)
+        self._tasks[run_id] = task = asyncio.create_task(work, name=f"start {run_id}")
+        task.add_done_callback(lambda done: self._forget(run_id, done))
+
+    async def end(self, run_id: str) -> None:
+        """Give up what is not done yet; a process that was started stays. Nothing happens to a run not starting."""
+        task = self._tasks.get(run_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def aclose(self) -> None:
+        """Give up all of them."""
+        for run_id in list(self._tasks):
+            await self.end(run_id)
+
+    def _forget(self, run_id: str, done: "asyncio.Task[None]") -> None:
+        if self._tasks.get(run_id) is done:
+            del self._tasks[run_id]
+
+    async def _start(
+        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, *, may_have_calls: bool
+    ) -> None:
+        parts = self._parts
+        try:
+            if generator is None:
+                generator = await self._when_known(run_id, request)
+            run = parts.buffer.get(run_id).run
+            if run.state is not RunState.VALIDATING:
+                return  # it was stopped meanwhile
+            if run.num_starts == 1:
+                parts.buffer.tell_started(run_id)
+            await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
+            await parts.input.check_rest(request, generator)
+        except ForebayError as error:
+            await parts.supervisor.stop(run_id)
+            await parts.records.fail(run_id, error)
+
+    async def _when_known(self, run_id: str, request: StartRequest) -> GeneratorInfo:
+        """Wait for the generator's verdict, and let the run begin with its code."""
+        parts = self._parts
+        generator = await parts.catalog.resolve(request.task_type, wait_s=None)
+        await parts.input.check(request, generator)
+        async with self.lock(run_id):
+            number = parts.buffer.get(run_id).run.num_starts + 1
+            await parts.folders.copy_code(run_id, number, generator.path)
+            await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator))
+            await parts.buffer.replace_hooks(run_id)
+        return generator
+
+    async def relaunch(self, run: Run) -> None:
+        """Start the process of a run that had one in an earlier life of the server."""
+        try:
+            await self._parts.folders.restore_code(run)
+        except ForebayError as error:
+            await self._parts.records.fail(run.run_id, error)
+        else:
+            await self._parts.supervisor.launch(self._spec(run, may_have_calls=True))
+
+    def _spec(self, run: Run, *, may_have_calls: bool) -> LaunchSpec:
+        urls = engine_urls(run.payload)
+        return LaunchSpec(run.run_id, Path(run.generator_path), self._parts.folders.of(run), urls, may_have_calls)

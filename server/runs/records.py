@@ -1,0 +1,92 @@
+"""What becomes of runs and their processes, written down in the buffer."""
+
+import logging
+from typing import Any
+
+from forebay.buffer.buffer import Buffer
+from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
+from forebay.core.run import Run, RunState
+from forebay.server.gateway_runs import RunGateway, is_captured
+from forebay.server.runs.host import ProcessOutcome
+from forebay.server.runs.start_checks import engine_urls
+
+logger = logging.getLogger(__name__)
+
+_STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
+
+
+class RunRecords:
+    """The ``RunHost`` that the supervisor of run processes asks and tells."""
+
+    def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str) -> None:
+        """``own_url`` is where run processes reach this server."""
+        self._buffer = buffer
+        self._gateway = gateway
+        self._own_url = own_url
+
+    async def launch_payload(self, run_id: str) -> dict[str, Any]:
+        """The caller's payload with the run's private buffer address, and with every id that it need not generate."""
+        run = self._buffer.get(run_id).run
+        # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
+        skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
+        return {
+            "num_repeat_per_sample": run.settings.group_size,
+            **run.payload,
+            "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
+            **await self._captured(run),
+            "skip_instance_ids": list(skip),
+        }
+
+    async def _captured(self, run: Run) -> dict[str, str]:
+        """The addresses by which a foreign generator's calls and samples come through the gateway, if they are to."""
+        if not is_captured(run):
+            return {}
+        url = await self._gateway.capture_url(run)
+        is_versioned = all(each.rstrip("/").endswith("/v1") for each in engine_urls(run.payload))
+        return {"remote_engine_url": f"{url}/v1" if is_versioned else url, "remote_buffer_url": url}
+
+    async def process_started(self, run_id: str, attempt: int) -> None:
+        """The run's process is up, for the first time or after a crash."""
+        if attempt > 1:
+            await self.expect_repeats(run_id)
+
+        def change(run: Run) -> None:
+            run.state, run.process_ended_s = RunState.RUNNING, None
+            run.is_waiting_for_engine = run.is_held = run.is_last_slot_reported = False
+
+        await self._buffer.update(run_id, change)
+
+    async def expect_repeats(self, run_id: str) -> None:
+        """Another process of the run follows one that died; only our base knows which samples the first one wrote."""
+        if self._buffer.get(run_id).run.is_native_generator:
+            return
+        try:
+            await self._buffer.expect_repeats(run_id)
+        except StorageFailed:
+            logger.warning("run %s: the journal fails, repeated samples may open further groups", run_id)
+
+    async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
+        """The run has no process any more."""
+        log = "\n".join(outcome.log_tail)
+        told = "\n".join(part for part in (outcome.error, outcome.traceback, log and f"last log lines:\n{log}") if part)
+        try:
+            await self.end(run_id, _STATES[outcome.kind], told or outcome.kind)
+        except RunNotFound:
+            logger.warning("a process of run %s ended, which the buffer does not know", run_id)
+
+    async def fail(self, run_id: str, error: ForebayError) -> None:
+        """The run cannot start, or go on."""
+        logger.warning("run %s failed: %s", run_id, error)
+        await self.end(run_id, RunState.FAILED, f"{error.message}\n{error.hint}".strip())
+
+    async def end(self, run_id: str, state: RunState, reason: str) -> None:
+        """The run has no process, and will have none. Raises ``RunNotFound``."""
+        now_s = self._buffer.get(run_id).buffer.active.now_s()
+
+        def change(run: Run) -> None:
+            run.state, run.reason, run.process_ended_s = state, reason, now_s
+            run.is_waiting_for_engine = run.is_held = False
+
+        await self._buffer.update(run_id, change)
+        self._buffer.get(run_id).buffer.groups.schedule_all(now_s)
+        await self._gateway.look(run_id)

@@ -1,0 +1,229 @@
+"""Starting, resuming, restarting and stopping runs: what lies between the routes, the buffer and the run processes."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Coroutine
+from typing import Any
+
+from forebay.core.clock import Clock, SystemClock
+from forebay.core.ids import new_run_id, new_run_key
+from forebay.core.run import WORKING, Origin, Run, RunState
+from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
+from forebay.server.runs.launches import Launches, RunParts, set_generator
+from forebay.server.runs.resume import find_run, keeps_deliveries
+from forebay.server.runs.start_checks import StartRequest
+
+logger = logging.getLogger(__name__)
+
+STOP_WAIT_S = 2.0
+"""Seconds that a start waits for the end of an earlier run's process; it is ended in any case."""
+RESUME_GRACE_S = 1.0
+"""Seconds that the process of a resumed run gets to end: its trainer is gone, and the next one waits for a reply."""
+
+
+class RunService:
+    """Owns the life of runs.
+
+    A start copies the generator's code first, makes the run's hooks out of that copy next, and starts the process last.
+    """
+
+    def __init__(self, parts: RunParts, start_wait_s: float, clock: Clock | None = None) -> None:
+        """``start_wait_s`` is how long a start waits for the verdict on its generator before it replies."""
+        self._parts = parts
+        self._start_wait_s = start_wait_s
+        self._buffer = parts.buffer
+        self._supervisor = parts.supervisor
+        self._launches = Launches(parts)
+        self._clock = clock or SystemClock()
+        self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held by a start under a name: its client repeats it without pause."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def look_for_generators(self) -> None:
+        """Begin inspecting the generators there are, so that the first start finds the verdicts."""
+
+        async def scan() -> None:
+            for info in await self._parts.catalog.scan():
+                if info.status == "failed":
+                    told = "generator %s cannot be used: %s (`forebay generators check` tells more)"
+                    logger.warning(told, info.path, info.error)
+
+        self._in_background(scan())
+
+    async def aclose(self) -> None:
+        """Stop what goes on in the background. Run processes are the supervisor's."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._launches.aclose()
+
+    # --- starting
+
+    async def start(self, payload: dict[str, Any], name: str, origin: Origin) -> Run:
+        """Start a run, or attach to one, as design and wire say.
+
+        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
+        """
+        request = StartRequest.parse(payload)
+        if origin == "native":
+            return await self._start_natively(request, name)
+        async with self._starting[name]:
+            same = await self._same_start(request, name)
+            if same is not None:
+                return same
+            return await self._start(request, name, origin)
+
+    async def _start_natively(self, request: StartRequest, name: str) -> Run:
+        """A start whose reply was lost is made again under its ``start_id``, and must not make another run."""
+        if not request.start_id:
+            return await self._start(request, name, "native")
+        async with self._starting[f"/{request.start_id}"]:  # no name has a slash
+            runs = [entry.run for entry in self._buffer.entries if entry.run.origin == "native"]
+            same = next((run for run in runs if run.payload.get("start_id") == request.start_id), None)
+            return same or await self._start(request, name, "native")
+
+    async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
+        generator = await self._checked(request)
+        entry = await find_run(self._buffer, request, name, origin)
+        if entry is None:
+            return await self._add(request, generator, name, origin)
+        run_id = entry.run.run_id
+        async with self._launches.lock(run_id):  # several names, and its id, lead to it
+            return await self._attach(run_id, request, generator, name, origin)
+
+    async def _checked(self, request: StartRequest) -> GeneratorInfo | None:
+        """The generator, after it and the input were looked at; None while its verdict is not there yet."""
+        try:
+            generator = await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
+        except InspectionPending:
+            return None
+        await self._parts.input.check(request, generator)
+        return generator
+
+    async def _same_start(self, request: StartRequest, name: str) -> Run | None:
+        """The run that an equal payload has already started, if nothing came of it and nothing has changed."""
+        entry = self._buffer.newest(name)
+        if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
+            return None
+        if entry.run.input_fingerprint != self._parts.input.fingerprint(request):
+            return None
+        if entry.run.state is RunState.VALIDATING:
+            return entry.run
+        generator = await self._checked(request)
+        if generator is None:
+            return None
+        now = (str(generator.path), generator.sha256)
+        return entry.run if now == (entry.run.generator_path, entry.run.generator_sha256) else None
+
+    async def _add(self, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin) -> Run:
+        run = self._new_run(request, name, origin)
+        try:
+            if generator is not None:
+                await self._parts.folders.copy_code(run.run_id, 1, generator.path)
+            if origin == "slime":
+                await self._stop_earlier(name)
+            self._adopt(run, request, 1, generator)
+            await self._buffer.add(run)
+        except BaseException:  # also a start that is cancelled: nobody knows of the run
+            await self._parts.folders.remove(run.run_id)
+            raise
+        self._launches.begin(run.run_id, request, generator)
+        return self._buffer.get(run.run_id).run
+
+    def _new_run(self, request: StartRequest, name: str, origin: Origin) -> Run:
+        return Run(
+            run_id=new_run_id(),
+            run_key=new_run_key(),
+            name=name,
+            origin=origin,
+            task_type=request.task_type,
+            settings=request.settings,
+            payload=request.payload,
+            created_at_s=self._clock.wall(),
+            base_skip=list(request.listed),
+            start_skip=list(request.listed),
+        )
+
+    def _adopt(self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None) -> None:
+        """Let a run begin (again) with this payload, and with this generator if it is known."""
+        run.payload, run.settings = request.payload, request.settings
+        run.input_fingerprint = self._parts.input.fingerprint(request)
+        run.started_at_s = self._clock.wall()
+        run.state, run.reason, run.has_ended = RunState.VALIDATING, "", False
+        run.process_ended_s = None
+        run.is_last_slot_reported = run.is_waiting_for_engine = run.has_delivered = False
+        if generator is not None:
+            set_generator(run, number, generator)
+
+    async def _stop_earlier(self, name: str, resumed: str = "") -> None:
+        """Stop what runs under the name, but for the run that is about to be resumed; a reply waits only so long."""
+        runs = [entry.run for entry in self._buffer.entries if entry.run.run_id != resumed]
+        stops = [
+            self._in_background(self.stop(run.run_id))
+            for run in runs
+            if run.name == name and run.origin == "slime" and run.state in WORKING
+        ]
+        if stops:
+            await asyncio.wait(stops, timeout=STOP_WAIT_S)
+
+    async def _attach(
+        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin
+    ) -> Run:
+        number = self._buffer.get(run_id).run.num_starts + 1
+        if generator is not None:
+            await self._parts.folders.copy_code(run_id, number, generator.path)
+        if origin == "slime":
+            await self._stop_earlier(name, run_id)
+        await self.stop(run_id, RESUME_GRACE_S)
+        entry = self._buffer.get(run_id)
+        self._adopt(entry.run, request, number, generator)
+        entry.run.name = name
+        if keeps_deliveries(request, origin):
+            await self._buffer.go_on(entry)
+        else:
+            await self._buffer.reconcile(entry, request.listed)
+        await self._buffer.expect_repeats(run_id)
+        self._buffer.make_newest(run_id)
+        if generator is not None:
+            await self._buffer.replace_hooks(run_id)
+        logger.info("run %s is resumed: %d ids listed", run_id, len(request.listed))
+        self._launches.begin(run_id, request, generator)
+        return self._buffer.get(run_id).run
+
+    # --- the server's own start, and stopping
+
+    async def resume_all(self) -> None:
+        """Start again what was running when the server went down; what was being validated is validated again."""
+        for run_id in [entry.run.run_id for entry in self._buffer.entries if entry.run.state in WORKING]:
+            async with self._launches.lock(run_id):
+                if not self._launches.is_under_way(run_id):  # requests are answered already: it may be started anew
+                    await self._resume(self._buffer.get(run_id).run)
+
+    async def _resume(self, run: Run) -> None:
+        if run.state in WORKING:
+            await self._parts.records.expect_repeats(run.run_id)
+        if run.state is RunState.VALIDATING:
+            self._launches.begin(run.run_id, StartRequest.parse(run.payload), None, may_have_calls=True)
+        elif run.state is RunState.RUNNING:
+            await self._launches.relaunch(run)
+
+    async def stop(self, run_id: str, grace_s: float | None = None) -> None:
+        """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
+        await self._launches.end(run_id)
+        run = self._buffer.get(run_id).run
+        if self._supervisor.is_alive(run_id):
+            await self._supervisor.stop(run_id, grace_s)
+        elif run.state in WORKING:
+            await self._parts.records.end(run_id, RunState.STOPPED, "stopped")
+
+    def log_tail(self, run_id: str, num_lines: int) -> list[str]:
+        """The last lines that the run's processes printed. Raises ``RunNotFound``."""
+        run = self._buffer.get(run_id).run
+        return self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,185 @@
+"""What is checked before a run may start."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from forebay.core.errors import InputRefused, InvalidInput
+from forebay.core.fields import read_flag
+from forebay.core.ids import InstanceId
+from forebay.core.run import RunSettings
+from forebay.core.settings import Settings
+from forebay.engines.chat_template import check_template
+from forebay.generators.discovery.info import GeneratorInfo
+from forebay.generators.failures import retry_budgets
+from forebay.generators.job.input_rows import validate_rows
+
+ROWS_BEFORE_REPLY = 1_000
+MAX_START_ID_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A start payload, its own fields checked."""
+
+    payload: dict[str, Any]
+    task_type: str
+    settings: RunSettings
+    listed: list[InstanceId]
+    """``skip_instance_ids``."""
+    input_file: str | None
+    lists_ids: bool
+    """Whether the payload has ``skip_instance_ids`` at all."""
+    start_id: str
+    """A native start repeated under it is the same start; "" means that the caller gave none."""
+
+    @classmethod
+    def parse(cls, payload: dict[str, Any]) -> "StartRequest":
+        """Raises ``InvalidInput`` with the wrong field."""
+        task_type = payload.get("task_type")
+        if not isinstance(task_type, str) or not task_type:
+            raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
+        if "num_repeat_per_sample" not in payload and "group_size" not in payload:
+            raise InvalidInput("num_repeat_per_sample is missing: the size of a group", field="num_repeat_per_sample")
+        input_file = payload.get("input_file")
+        if input_file is not None and not isinstance(input_file, str):
+            raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
+        read_flag("capture", payload.get("capture"))
+        return cls(
+            payload=payload,
+            task_type=task_type,
+            settings=RunSettings.parse(payload),
+            listed=_listed(payload),
+            input_file=input_file or None,
+            lists_ids=payload.get("skip_instance_ids") is not None,
+            start_id=_start_id(payload),
+        )
+
+
+def _start_id(payload: dict[str, Any]) -> str:
+    start_id = payload.get("start_id") or ""
+    if not isinstance(start_id, str) or len(start_id) > MAX_START_ID_LENGTH:
+        raise InvalidInput(f"start_id must be a string of up to {MAX_START_ID_LENGTH} characters", field="start_id")
+    return start_id
+
+
+def _listed(payload: dict[str, Any]) -> list[InstanceId]:
+    listed = payload.get("skip_instance_ids")
+    if listed is None:
+        return []
+    if not isinstance(listed, list) or not all(isinstance(i, str | int) and not isinstance(i, bool) for i in listed):
+        raise InvalidInput("skip_instance_ids must be a list of strings and integers", field="skip_instance_ids")
+    return listed
+
+
+def engine_urls(payload: dict[str, Any]) -> list[str]:
+    """The engines that a payload names: one URL, several with commas between, or a list."""
+    given = payload.get("remote_engine_url") or []
+    urls = given.split(",") if isinstance(given, str) else given
+    return [str(url).strip() for url in urls if str(url).strip()] if isinstance(urls, list) else []
+
+
+def _check_engines(payload: dict[str, Any]) -> None:
+    for url in engine_urls(payload):
+        if not _is_http(url):
+            raise InvalidInput(
+                f"remote_engine_url names {url!r}, which is no HTTP address",
+                hint="it should be like http://127.0.0.1:30000",
+                field="remote_engine_url",
+            )
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+class InputCheck:
+    """Looks at a run's input file, as its generator will need it."""
+
+    def __init__(self, settings: Settings, working_dir: Path) -> None:
+        self._roots = [root.resolve() for root in settings.input_roots]
+        self._working_dir = working_dir
+
+    async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
+        """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
+        _check_oversampling(request, generator)
+        if generator.imports_base:
+            _check_engines(request.payload)
+            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
+            await self._check_template(request.payload.get("template_path"))
+        if request.input_file is None:
+            if generator.imports_base:
+                raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
+            return
+        path = self._allowed(request.input_file, "input_file")
+        await asyncio.to_thread(_check_readable, path, request.input_file)
+        if generator.imports_base:
+            await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
+
+    async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
+        """The whole file. Raises ``InputRefused``."""
+        if request.input_file is not None and generator.imports_base:
+            await asyncio.to_thread(_check_rows, self._allowed(request.input_file, "input_file"), None)
+
+    async def _check_template(self, told: object) -> None:
+        if told is None:
+            return
+        if not isinstance(told, str) or not told or "\0" in told:
+            raise InvalidInput(f"template_path must be the path of a folder, got {told!r}", field="template_path")
+        await asyncio.to_thread(check_template, self._allowed(told, "template_path"))
+
+    def fingerprint(self, request: StartRequest) -> str:
+        """What changes when the input file does."""
+        if request.input_file is None:
+            return ""
+        try:
+            stat = self._resolved(request.input_file).stat()
+        except OSError:
+            return "unreadable"
+        return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+
+    def _resolved(self, told: str) -> Path:
+        return (self._working_dir / told).resolve()
+
+    def _allowed(self, told: str, field: str) -> Path:
+        path = self._resolved(told)
+        if self._roots and not any(path.is_relative_to(root) for root in self._roots):
+            raise InputRefused(
+                f"{field} {told!r} is outside the allowed folders",
+                hint="the server's setting input_roots lists the folders to read from",
+                field=field,
+            )
+        return path
+
+
+def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None:
+    if request.settings.oversampling is not None and not generator.imports_base:
+        raise InvalidInput(
+            f"oversampling does nothing for {generator.path.name}, which starts its rollouts itself",
+            hint="leave it out, or let the generator use forebay.generators.base.BaseGenerator",
+            field="oversampling",
+        )
+
+
+def _check_readable(path: Path, told: str) -> None:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise InputRefused(
+            f"input_file {told!r} cannot be read: {error.strerror}",
+            hint="relative paths start at the server's working directory",
+            field="input_file",
+        ) from None
+
+
+def _check_rows(path: Path, first: int | None) -> None:
+    problem = validate_rows(path, first)
+    if problem is not None:
+        raise problem.as_error()

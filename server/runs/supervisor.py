@@ -1,0 +1,277 @@
+"""Keeps run processes running: starts them, restarts them after a crash, stops them, clears up after them.
+
+Ending the engine calls of a run process that is gone: nobody reads their answers any more.
+"""
+
+import asyncio
+import logging
+import signal
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forebay.core.ids import run_rid_prefix
+from forebay.generators.process.code_copy import copied_module
+from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.spec import Report, RunSpec
+from forebay.server.runs.host import ProcessOutcome, RunHost
+from forebay.server.runs.process import RunProcess
+
+logger = logging.getLogger(__name__)
+
+AbortCalls = Callable[[str, str, float], Awaitable[object]]
+"""Ends the calls of an engine (base URL) whose request ids have a prefix, within a time limit in seconds."""
+
+
+class EngineAborts:
+    """Aborts by the request-id prefix of a run, in the background, as well as it can be done.
+
+    An engine is asked for ``timeout_s`` and given up after twice that.
+    """
+
+    def __init__(self, timeout_s: float, abort_calls: AbortCalls | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._abort_calls = abort_calls or _abort_prefix
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, run_id: str, engine_urls: Sequence[str]) -> None:
+        """Begin to abort the calls of ``run_id`` at every engine."""
+        if engine_urls:
+            task = asyncio.create_task(self._abort_all(run_id, engine_urls), name=f"abort {run_id}")
+            self._tasks[run_id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+
+    async def wait_for(self, run_id: str) -> None:
+        """Return when no abort for ``run_id`` is under way: from then on its calls are safe."""
+        if run_id in self._tasks:
+            await asyncio.shield(self._tasks[run_id])
+
+    async def wait_for_all(self) -> None:
+        """Return when none is under way."""
+        await asyncio.gather(*self._tasks.values())
+
+    async def _abort_all(self, run_id: str, engine_urls: Sequence[str]) -> None:
+        prefix = run_rid_prefix(run_id)
+        await asyncio.gather(*(self._abort_one(url, prefix) for url in engine_urls))
+
+    async def _abort_one(self, url: str, prefix: str) -> None:
+        try:
+            async with asyncio.timeout(2 * self._timeout_s):
+                await self._abort_calls(url, prefix, self._timeout_s)
+        except Exception as error:  # noqa: BLE001 -- an engine of any make, perhaps gone; its calls have time limits
+            logger.warning("calls %s* at %s could not be aborted: %r", prefix, url, error)
+
+
+async def _abort_prefix(base_url: str, rid_prefix: str, timeout_s: float) -> object:
+    from forebay.engines.aborts import abort_prefix
+
+    return await abort_prefix(base_url, rid_prefix, timeout_s=timeout_s)
+
+
+OUTCOME_LOG_LINES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """A run to start a process for. ``module_path`` is the user's file; the process uses its copy in ``run_dir``.
+
+    The copy must be there (``generators.run_code.copy_code``).
+    """
+
+    run_id: str
+    module_path: Path
+    run_dir: Path
+    engine_urls: list[str] = field(default_factory=list)
+    may_have_calls: bool = False
+    """Whether a process of another server's life may have left calls at the engines; they are aborted first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before restart n (from 1): ``first_s * factor ** (n - 1)``, at most ``max_s``."""
+
+    first_s: float = 1.0
+    factor: float = 2.0
+    max_s: float = 30.0
+
+    def delay_s(self, restart: int) -> float:
+        """Seconds before restart number ``restart`` (1 is the first)."""
+        return min(self.max_s, self.first_s * self.factor ** (restart - 1))
+
+
+@dataclass(slots=True)
+class _Supervised:
+    spec: LaunchSpec
+    grace_s: float
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    is_shutdown: bool = False
+    num_attempts: int = 0
+    task: "asyncio.Task[None] | None" = None
+
+
+class Supervisor:
+    """Runs one process per launched run. Leaving the context stops them all and tells ``host`` nothing of it.
+
+    ``stop_grace_s`` lies between SIGTERM and SIGKILL. ``working_dir`` (default: this process's) is that of the runs.
+    """
+
+    def __init__(
+        self,
+        host: RunHost,
+        *,
+        max_restarts: int = 3,
+        stop_grace_s: float = 10.0,
+        backoff: Backoff | None = None,
+        abort_timeout_s: float = 5.0,
+        working_dir: Path | None = None,
+        abort_calls: AbortCalls | None = None,
+    ) -> None:
+        self._host = host
+        self._max_restarts = max_restarts
+        self._stop_grace_s = stop_grace_s
+        self._backoff = backoff or Backoff()
+        self._working_dir = working_dir or Path.cwd()
+        self._aborts = EngineAborts(abort_timeout_s, abort_calls)
+        self._runs: dict[str, _Supervised] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        runs = list(self._runs.values())
+        for run in runs:
+            run.is_shutdown = True
+            run.stopping.set()
+        await asyncio.gather(*(run.task for run in runs if run.task))
+        await self._aborts.wait_for_all()
+
+    async def launch(self, spec: LaunchSpec) -> None:
+        """Start a process of the run, and watch over it. Raises RuntimeError if the run has one already."""
+        if spec.run_id in self._runs:
+            raise RuntimeError(f"run {spec.run_id} has a process already: stop it first")
+        run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s)
+        try:
+            await self._aborts.wait_for(spec.run_id)
+        except BaseException:  # cancelled: a run that never started is not held
+            del self._runs[spec.run_id]
+            raise
+        run.task = asyncio.create_task(self._supervise(run), name=f"supervise {spec.run_id}")
+
+    async def stop(self, run_id: str, grace_s: float | None = None) -> None:
+        """End the run's process and everything it forked, without a restart; a run without a process is no error.
+
+        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and the host
+        was told; the engines are told to drop its calls afterwards.
+        """
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.grace_s = run.grace_s if grace_s is None else grace_s
+            run.stopping.set()
+            if run.task is not None:
+                await asyncio.shield(run.task)
+
+    def is_alive(self, run_id: str) -> bool:
+        """Whether the run has a process, or will have one again after a crash."""
+        return run_id in self._runs
+
+    def log_tail(self, run_dir: Path, num_lines: int = 100) -> list[str]:
+        """The last lines that the processes of the run in ``run_dir`` printed."""
+        return read_tail(log_path(run_dir), num_lines)
+
+    async def _supervise(self, run: _Supervised) -> None:
+        try:
+            outcome = await self._run_to_the_end(run)
+        except Exception as error:  # the disk, the host or the machine failed: told as the run's failure, not lost
+            logger.exception("run %s could not be kept running", run.spec.run_id)
+            outcome = self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
+        self._aborts.start(run.spec.run_id, run.spec.engine_urls)
+        del self._runs[run.spec.run_id]
+        if not run.is_shutdown:
+            await self._tell_end(run, outcome)
+
+    async def _tell_end(self, run: _Supervised, outcome: ProcessOutcome) -> None:
+        try:
+            await self._host.process_ended(run.spec.run_id, outcome)
+        except Exception:  # nobody awaits this task: what the host raises must not vanish
+            logger.exception("the end of run %s could not be recorded", run.spec.run_id)
+
+    async def _run_to_the_end(self, run: _Supervised) -> ProcessOutcome:
+        if run.spec.may_have_calls:
+            await self._abort_calls(run.spec)
+        while not run.stopping.is_set():
+            run.num_attempts += 1
+            report = await self._run_once(run)
+            if report is None or run.stopping.is_set():
+                break
+            if report.is_returned:
+                return ProcessOutcome("returned", run.num_attempts)
+            if run.num_attempts > self._max_restarts:
+                return self._failed(run, _told(report), report.traceback)
+            await self._prepare_restart(run, report)
+        return ProcessOutcome("stopped", run.num_attempts)
+
+    async def _run_once(self, run: _Supervised) -> Report | None:
+        """One process from start to end; None if the run was stopped before it started."""
+        spec = run.spec
+        payload = await self._host.launch_payload(spec.run_id)
+        if run.stopping.is_set():
+            return None
+        module_path = copied_module(spec.module_path, spec.run_dir)
+        process = await RunProcess.start(
+            RunSpec(str(module_path), str(spec.module_path.parent), payload),
+            run_dir=spec.run_dir,
+            working_dir=self._working_dir,
+        )
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._host.process_started(spec.run_id, run.num_attempts)
+            await _first_of(ended, run.stopping)
+        finally:
+            if not ended.done():
+                await process.stop(run.grace_s)
+            report = await ended
+        return report
+
+    async def _prepare_restart(self, run: _Supervised, report: Report) -> None:
+        delay_s = self._backoff.delay_s(run.num_attempts)
+        logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, _told(report), delay_s)
+        await self._abort_calls(run.spec)
+        try:
+            async with asyncio.timeout(delay_s):
+                await run.stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _abort_calls(self, spec: LaunchSpec) -> None:
+        """Before the next process asks anything: its request ids begin alike, and an engine refuses one it knows."""
+        self._aborts.start(spec.run_id, spec.engine_urls)
+        await self._aborts.wait_for(spec.run_id)
+
+    def _failed(self, run: _Supervised, error: str, trace: str) -> ProcessOutcome:
+        lines = self.log_tail(run.spec.run_dir, OUTCOME_LOG_LINES)
+        return ProcessOutcome("failed", run.num_attempts, error, trace, lines)
+
+
+async def _first_of(ended: "asyncio.Task[Report]", stopping: asyncio.Event) -> None:
+    stop = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+
+
+def _told(report: Report) -> str:
+    """One line on how a process that did not return ended."""
+    if report.error:
+        return report.error
+    if report.exit_code is None:
+        return "the run process and its monitor were killed"
+    if report.exit_code < 0:
+        number = -report.exit_code
+        return f"the run process was killed by signal {number} ({signal.strsignal(number)})"
+    return f"the run process ended with exit code {report.exit_code} before run_rollout returned"
