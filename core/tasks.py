@@ -1,0 +1,38 @@
+"""Tasks that run beside their starter, kept until they end."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class TaskSet:
+    """Holds on to its tasks: the event loop itself keeps weak references only, and could lose one in mid-work."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(tuple(self._running))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` in a task of its own. What it raises is the business of whoever awaits the task."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def drain(self) -> None:
+        """Wait until none is left, those started meanwhile included. Raises nothing of theirs."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def cancel(self) -> None:
+        """Cancel all of them and wait until they have ended. Raises nothing of theirs."""
+        for task in self:
+            task.cancel()
+        await self.drain()
