@@ -9,7 +9,7 @@ Reading what the server tells, numbers beyond float64 included.
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -39,6 +39,8 @@ Json: TypeAlias = dict[str, Any]
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
 """Statuses that say: the same request is right a little later."""
+ENDLESS_S = float("inf")
+"""As ``retry_for_s``: tried again for as long as it takes."""
 LONGEST_TOLD_S = 60.0
 JSON_BODY = {"Content-Type": "application/json"}
 
@@ -113,8 +115,8 @@ class Patience:
         return float("inf") if self._until_s is None else max(0.0, self._until_s - time.monotonic())
 
 
-def answered(call: Call, retry_for_s: float) -> Flow[Reply]:
-    """The answer to ``call``, asked again while nobody answers or the server says later.
+def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[Reply]:
+    """The answer to ``call``, asked again while nobody answers or the server says later, as ``transient`` statuses do.
 
     Raises ``ServerUnreachable``, or what the server said last, ``retry_for_s`` seconds after the first failure.
     """
@@ -122,7 +124,7 @@ def answered(call: Call, retry_for_s: float) -> Flow[Reply]:
     patience: Patience | None = None
     while True:
         told: Reply | Lost = yield call
-        if isinstance(told, Reply) and not told.is_transient:
+        if isinstance(told, Reply) and told.status not in transient:
             return told
         if patience is None:
             patience = Patience(retry_for_s)
@@ -135,7 +137,8 @@ def answered(call: Call, retry_for_s: float) -> Flow[Reply]:
 def tell_trouble(told: Reply | Lost, call: Call, retry_for_s: float) -> None:
     """Log that a call has to be made again: whoever waits for it should see why."""
     what = told.reason if isinstance(told, Lost) else f"status {told.status}"
-    logger.warning("%s %s: %s; trying again for up to %.0f s", call.method, call.path, what, retry_for_s)
+    limit = "until it is answered" if retry_for_s == ENDLESS_S else f"for up to {retry_for_s:.0f} s"
+    logger.warning("%s %s: %s; trying again %s", call.method, call.path, what, limit)
 
 
 def failure(told: Reply | Lost, call: Call) -> Exception:

@@ -119,6 +119,12 @@ class Outbox:
         with self._lock:
             return len(self._waiting) + len(self._sending)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will ever be under way again: it failed, or it is closed and empty."""
+        with self._lock:
+            return self._failure is not None or (self._is_closing and not (self._waiting or self._sending))
+
     # --- for the flow that sends
 
     @property
@@ -159,6 +165,14 @@ class Outbox:
     def acknowledged(self, sent: Iterable[Outgoing]) -> None:
         """The buffer has these."""
         self.num_acknowledged += self._settle(sent)
+
+    def replace(self, sent: Outgoing, sample: Sample, body: bytes) -> Outgoing:
+        """``sample`` is under way in place of one that was refused, also when nothing more is taken."""
+        other = Outgoing(sample, body, sent.put_s)
+        with self._lock:
+            self._sending.append(other)
+        self._settle([sent])
+        return other
 
     def refused(self, sent: Outgoing, error: ForebayError, *, is_told: bool) -> None:
         """The buffer will not take this one; ``is_told`` if somebody knows already."""

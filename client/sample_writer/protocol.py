@@ -13,7 +13,19 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from forebay.client.calls.flow import Call, Flow, Lost, Patience, Pause, Reply, Work, failure, tell_trouble
+from forebay.client.calls.flow import (
+    ENDLESS_S,
+    TRANSIENT,
+    Call,
+    Flow,
+    Lost,
+    Patience,
+    Pause,
+    Reply,
+    Work,
+    failure,
+    tell_trouble,
+)
 from forebay.client.errors import error_of, told_error
 from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
 from forebay.client.sample_writer.outbox import NEVER_S, Limits, Outbox, Outgoing, Sample
@@ -52,18 +64,23 @@ FATAL = frozenset({401, 403, 404, 405, 410})
 
 
 class Writing:
-    """The protocol of one writer: sends what is in its ``outbox`` until each sample is acknowledged or refused."""
+    """The protocol of one writer: sends what is in its ``outbox`` until each sample is acknowledged or refused.
+
+    A derived class may speak with a buffer of another kind: ``call``, ``verdicts`` and ``hopeless`` say how.
+    """
+
+    transient = TRANSIENT
 
     def __init__(
         self,
         path: str,
-        *,
         limits: Limits,
-        encoding: Encoding | None,
-        retry_for_s: float,
-        on_refused: OnRefused | None,
+        encoding: Encoding | None = None,
+        retry_for_s: float = ENDLESS_S,
+        on_refused: OnRefused | None = None,
     ) -> None:
         self.outbox = Outbox(limits)
+        self._max_samples = limits.max_samples
         self.retry_for_s = retry_for_s
         self._path = path
         self._encoding = encoding
@@ -112,19 +129,23 @@ class Writing:
 
         Raises what makes it impossible to go on.
         """
+        if len(batch) > self._max_samples:  # those without room gather
+            return (yield from self._offer_halves(batch))
         told = yield from self._answered(batch)
         if told.status in NO_ROOM:
             return batch, told.retry_after_s
-        verdicts = read_verdicts(told.body, len(batch))
+        verdicts = self.verdicts(told, len(batch))
         if verdicts is not None:
             return self._judge(batch, verdicts), told.retry_after_s
         error = error_of(told.status, told.body, f"POST {self._path}")
-        if told.status in FATAL or not 400 <= told.status < 500 or error.field == "Content-Encoding":
-            raise error
+        if (hopeless := self.hopeless(told, error)) is not None:
+            raise hopeless
         if len(batch) == 1:
-            self._refuse(batch[0], error)
-            return [], None
-        middle = len(batch) // 2  # what is wrong with all may be due to one, or to their number
+            return self._judge(batch, [error]), None
+        return (yield from self._offer_halves(batch))  # what is wrong with all may be due to one, or to their number
+
+    def _offer_halves(self, batch: list[Outgoing]) -> Flow[tuple[list[Outgoing], float | None]]:
+        middle = len(batch) // 2
         first, _ = yield from self._offer(batch[:middle])
         second, told_s = yield from self._offer(batch[middle:])
         return first + second, told_s
@@ -132,10 +153,10 @@ class Writing:
     def _answered(self, batch: Sequence[Outgoing]) -> Flow[Reply]:
         """The answer to a batch, asked again while there is none. A buffer without room has answered."""
         pause, patience = Backoff(), None
-        call = yield from self._call(batch)
+        call = yield from self.call([sent.body for sent in batch])
         while True:
             told: Reply | Lost = yield call
-            if isinstance(told, Reply) and (not told.is_transient or told.status in NO_ROOM):
+            if isinstance(told, Reply) and (told.status not in self.transient or told.status in NO_ROOM):
                 return told
             if patience is None:
                 patience = Patience(self.retry_for_s)
@@ -148,19 +169,41 @@ class Writing:
         """Note what the buffer says of each sample; those that are to be offered again."""
         judged = list(zip(batch, verdicts, strict=True))
         self.outbox.acknowledged([sent for sent, error in judged if error is None])
+        again: list[Outgoing] = []
         for sent, error in judged:
-            if error is not None and error.code not in REPEATABLE_CODES:
-                self._refuse(sent, error)
-        return [sent for sent, error in judged if error is not None and error.code in REPEATABLE_CODES]
+            if error is None:
+                continue
+            if error.code in REPEATABLE_CODES:
+                again.append(sent)
+            elif (other := self._refuse(sent, error)) is not None:
+                again.append(other)
+        return again
 
-    def _refuse(self, sent: Outgoing, error: ForebayError) -> None:
+    def _refuse(self, sent: Outgoing, error: ForebayError) -> Outgoing | None:
+        """What goes out in place of a refused sample, if anything does."""
         logger.error("the buffer refused sample %r: %s", sent.sample.get("uid"), error)
+        if (replacement := self.replacement(sent.sample, error)) is not None:
+            return self.outbox.replace(sent, replacement, encode_sample(replacement))
         if self._on_refused is not None:
             self._on_refused(sent.sample, error)
         self.outbox.refused(sent, error, is_told=self._on_refused is not None)
+        return None
 
-    def _call(self, batch: Sequence[Outgoing]) -> Flow[Call]:
-        bodies = [sent.body for sent in batch]
+    def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:  # noqa: ARG002 - others look at both
+        """What to offer in place of a sample that the buffer will not take."""
+        return None
+
+    def verdicts(self, reply: Reply, count: int) -> list[ForebayError | None] | None:
+        """What ``reply`` says of each of ``count`` samples, None if it says nothing of them."""
+        return read_verdicts(reply.body, count)
+
+    def hopeless(self, reply: Reply, error: ForebayError) -> ForebayError | None:
+        """Why no sample will ever be taken, if that is what ``reply``, which means ``error``, says."""
+        is_of_samples = 400 <= reply.status < 500 and reply.status not in FATAL and error.field != "Content-Encoding"
+        return None if is_of_samples else error
+
+    def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
+        """The request that offers encoded samples."""
         has_arrays = any(is_binary(body) for body in bodies)
         body = join_samples(bodies) if has_arrays else b"\n".join(bodies)
         headers = {"Content-Type": SAMPLES_TYPE if has_arrays else NDJSON_TYPE}

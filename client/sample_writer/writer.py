@@ -24,19 +24,9 @@ LEAVING_WAIT_S = 30.0
 class _Writer:
     """What both writers have."""
 
-    def __init__(
-        self,
-        run_id: str | None,
-        limits: Limits | None,
-        encoding: Encoding | None,
-        retry_for_s: float,
-        on_refused: OnRefused | None,
-    ) -> None:
-        path = "samples" if run_id is None else f"v1/runs/{run_id}/samples"
-        self._writing = Writing(
-            path, limits=limits or Limits(), encoding=encoding, retry_for_s=retry_for_s, on_refused=on_refused
-        )
-        self._outbox = self._writing.outbox
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._outbox = writing.outbox
 
     @property
     def num_acknowledged(self) -> int:
@@ -59,6 +49,17 @@ class _Writer:
 
     def _tell_unsent(self, error: Exception) -> None:
         logger.error("%d samples are not known to be sent: %s", self._outbox.num_unsettled, error)
+
+
+def _writing(
+    run_id: str | None,
+    limits: Limits | None,
+    encoding: Encoding | None,
+    retry_for_s: float,
+    on_refused: OnRefused | None,
+) -> Writing:
+    path = "samples" if run_id is None else f"v1/runs/{run_id}/samples"
+    return Writing(path, limits or Limits(), encoding, retry_for_s, on_refused)
 
 
 class SampleWriter(_Writer):
@@ -96,7 +97,7 @@ class SampleWriter(_Writer):
         retry_for_s: float = RETRY_FOR_S,
         on_refused: OnRefused | None = None,
     ) -> None:
-        super().__init__(run_id, limits, encoding, retry_for_s, on_refused)
+        super().__init__(_writing(run_id, limits, encoding, retry_for_s, on_refused))
         self._changed = threading.Condition()
         self._outbox.changed = self._notify
         self._transport = Transport(url, token or os.environ.get("FOREBAY_TOKEN"))
@@ -161,24 +162,14 @@ class SampleWriter(_Writer):
             self._tell_unsent(also)
 
 
-class AsyncSampleWriter(_Writer):
-    """``SampleWriter`` to be awaited: the same methods, entered with ``async with``. Sends from a task of its own."""
+class AsyncWriter(_Writer):
+    """Sends over ``transport``, which stays open, what ``writing`` says, from a task of its own."""
 
-    def __init__(
-        self,
-        url: str,
-        run_id: str | None = None,
-        token: str | None = None,
-        *,
-        limits: Limits | None = None,
-        encoding: Encoding | None = None,
-        retry_for_s: float = RETRY_FOR_S,
-        on_refused: OnRefused | None = None,
-    ) -> None:
-        super().__init__(run_id, limits, encoding, retry_for_s, on_refused)
+    def __init__(self, transport: AsyncTransport, writing: Writing) -> None:
+        super().__init__(writing)
         self._changed = Signal()
         self._outbox.changed = self._changed.notify
-        self._transport = AsyncTransport(url, token or os.environ.get("FOREBAY_TOKEN"))
+        self._transport = transport
         self._background: AsyncBackground | None = None
 
     async def write(self, sample: Sample) -> None:
@@ -205,9 +196,17 @@ class AsyncSampleWriter(_Writer):
             await self._wait(lambda: self._outbox.is_settled, wait_s)
             self._check_settled()
         finally:
-            if self._background is not None:
-                await self._background.stop()
-            await self._transport.close()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Send nothing more, whatever waits."""
+        if self._background is not None:
+            await self._background.stop()
+
+    async def watch(self) -> None:
+        """Return once it is closed and all was sent. Raises, as soon as it is so, why nothing can be sent any more."""
+        await self._wait(lambda: self._outbox.is_over)
+        self._outbox.check()
 
     def _wake(self) -> None:
         if self._background is None:
@@ -218,6 +217,28 @@ class AsyncSampleWriter(_Writer):
         patience = Patience(wait_s)
         while not condition() and await patience.wait(self._changed):
             pass
+
+
+class AsyncSampleWriter(AsyncWriter):
+    """``SampleWriter`` to be awaited: the same methods, entered with ``async with``."""
+
+    def __init__(
+        self,
+        url: str,
+        run_id: str | None = None,
+        token: str | None = None,
+        *,
+        limits: Limits | None = None,
+        encoding: Encoding | None = None,
+        retry_for_s: float = RETRY_FOR_S,
+        on_refused: OnRefused | None = None,
+    ) -> None:
+        transport = AsyncTransport(url, token or os.environ.get("FOREBAY_TOKEN"))
+        super().__init__(transport, _writing(run_id, limits, encoding, retry_for_s, on_refused))
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
