@@ -1,20 +1,17 @@
-"""Samples on the wire: reading the few indexed fields of a body, and setting a reward into a stored one.
-
-Reading a binary sample: as any other, but for its arrays.
-"""
+"""Samples on the wire, JSON or binary: the few fields that are read on arrival. Everything else travels untouched."""
 
 import json
 import math
 import re
-from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 
-from forebay.core.binary_sample import check_arrays, is_binary, json_start, unpack, value_of
+from forebay.core.binary_sample import check_arrays, is_binary, unpack, value_of
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 from forebay.core.outcome import REWARDED, RolloutOutcome
+from forebay.core.reward_place import Span, find_field
 from forebay.core.weight_versions import oldest_version
 
 MAX_ID_LENGTH = 1_024
@@ -23,7 +20,6 @@ LONGEST_NUMBER = 4_300
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
 MAX_FORK = 65_535
-
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
@@ -49,10 +45,6 @@ class SampleHead(msgspec.Struct):
     weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Nothing(msgspec.Struct):
-    """Reads any object, and keeps none of its fields."""
-
-
 class Incoming(msgspec.Struct, gc=False):
     """A checked sample. ``reward`` None means that it failed, and ``error`` says why."""
 
@@ -63,8 +55,8 @@ class Incoming(msgspec.Struct, gc=False):
     slot: int | None
     error: str
     body: bytes
-    reward_span: tuple[int, int] | None
-    """Where the reward stands in ``body``, if ``find_reward`` can tell."""
+    reward_span: Span | None
+    """Where the reward stands in ``body``; None also if its ``raw_reward`` has to be replaced, too."""
     rollout_id: str = ""
     """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
     oldest_version: int | None = None
@@ -75,8 +67,6 @@ class Incoming(msgspec.Struct, gc=False):
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
@@ -87,8 +77,10 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
     """
     head = _parse(body)
     outcome, reward, error = _ending(head, is_lenient=is_lenient)
-    # A ``raw_reward`` of its own must be replaced too.
-    span = None if reward is None or head.raw_reward is not msgspec.UNSET else find_reward(body)
+    span = None
+    # A ``raw_reward`` of its own has to be replaced with the reward: then one place is not enough.
+    if reward is not None and isinstance(head.reward, msgspec.Raw) and head.raw_reward is msgspec.UNSET:
+        span = find_field(body, head.reward)
     return Incoming(
         head.uid,
         head.instance_id,
@@ -231,74 +223,6 @@ def _error_text(error: object) -> str:
     if isinstance(error, dict):
         return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))[:2_000] or "failed"
     return str(error)[:2_000] if error else "failed"
-
-
-Parts = tuple[bytes | memoryview, ...]
-"""A body in pieces that are copied once, when they are sent."""
-
-Span = tuple[int, int]
-"""Where a reward's number begins and ends in its body."""
-
-_BACKSLASH = 0x5C
-"""As a number: looking for one byte takes a twentieth of the time of looking for a string."""
-_skip_object = msgspec.json.Decoder(_Nothing).decode
-_number_after_colon = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=[\s,}])").match
-
-
-def find_reward(body: bytes) -> Span | None:
-    """Where the reward stands in a valid body, if it is the last ``"reward"`` in the text; None also when in doubt.
-
-    Quotes that no backslash precedes delimit a string, and one before a colon is a key. It is a key of the body itself
-    if what follows closes just one object, and the one that counts if no later key is spelt with escapes.
-    """
-    at = body.rfind(b'"reward"')
-    number = _number_after_colon(body, at + 8) if at > 0 and body[at - 1] != _BACKSLASH else None
-    if number is None:
-        return None
-    rest = body[number.end(1) :]
-    return number.span(1) if _closes_one_object(rest) and not _may_spell_letters(rest) else None
-
-
-def _may_spell_letters(text: bytes) -> bool:
-    """Whether a key may be spelt with escapes: ``\\u0061`` is an a."""
-    return _BACKSLASH in text and (b"\\u006" in text or b"\\u007" in text)
-
-
-def _closes_one_object(rest: bytes) -> bool:
-    try:
-        _skip_object(b'{"":0' + rest)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
-
-
-def set_reward(body: bytes | memoryview, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:
-    """``body`` with its reward replaced, and ``raw_reward`` set unless None. Everything else stays byte for byte.
-
-    ``span`` is what ``find_reward`` says; without one the body is decoded one level deep and encoded again.
-    """
-    if span is None:
-        return (_set_reward_slowly(bytes(body), reward, raw_reward),)
-    start, end = span
-    view = body if isinstance(body, memoryview) else memoryview(body)
-    return view[:start], rewards_text(reward, raw_reward), view[end:]
-
-
-@lru_cache(maxsize=4_096)
-def rewards_text(reward: float | None, raw_reward: float | None) -> bytes:
-    """What stands in a row in the place of the reward's number."""
-    return _encode(reward) if raw_reward is None else b'%b,"raw_reward":%b' % (_encode(reward), _encode(raw_reward))
-
-
-def _set_reward_slowly(body: bytes, reward: float | None, raw_reward: float | None) -> bytes:
-    if is_binary(body):
-        start = json_start(body)
-        return b"".join((body[:start], _set_reward_slowly(body[start:], reward, raw_reward)))
-    fields = _decode_fields(body)
-    fields["reward"] = msgspec.Raw(_encode(reward))
-    if raw_reward is not None:
-        fields["raw_reward"] = msgspec.Raw(_encode(raw_reward))
-    return _encode(fields)
 
 
 def read_any_sample(body: bytes) -> Incoming:

@@ -8,7 +8,7 @@ import msgspec
 from forebay.buffer.store.rows import GroupRow, Location, Outcome
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
-from forebay.core.sample import Span
+from forebay.core.reward_place import Span
 
 
 class Sample(msgspec.Struct, gc=False):

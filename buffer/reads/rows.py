@@ -11,7 +11,7 @@ from forebay.buffer.groups.table import Sample
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice
 from forebay.core.chunking import stretches
-from forebay.core.sample import Parts, rewards_text, set_reward
+from forebay.core.reward_place import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20

@@ -7,7 +7,7 @@ from forebay.buffer.groups.table import Group
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
-from forebay.core.sample import Parts
+from forebay.core.reward_place import Parts
 
 MARK = b',"is_stale":true}'
 

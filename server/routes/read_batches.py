@@ -15,7 +15,7 @@ from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.reads.rows import Outgoing
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
-from forebay.core.sample import Parts
+from forebay.core.reward_place import Parts
 from forebay.server.direct_send import direct_reply, has_direct_body, watched
 from forebay.server.routes.plain_route import Call, HotRoute, SlimeRoute
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors

@@ -17,8 +17,8 @@ from forebay.buffer.store.rows import Location
 from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
 from forebay.core.binary_sample import HEAD_BYTES, Places, as_json, is_binary, read_places
 from forebay.core.chunking import stretches
+from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
-from forebay.core.sample import Parts, rewards_text
 from forebay.server.direct_send import direct_reply
 from forebay.web.replies import Reply
 

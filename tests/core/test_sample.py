@@ -4,13 +4,15 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.core.errors import InvalidInput
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.sample import Incoming, find_reward, read_sample, set_reward
+from forebay.core.reward_place import find_field, set_reward
+from forebay.core.sample import Incoming, read_sample
 from tests.kit import make_sample
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -197,10 +199,40 @@ def test_reward_spelt_with_escapes_beside_a_nested_one_is_the_one_that_changes()
     assert (changed["reward"], changed["extra_info"]["reward"]) == (0.0, 5)
 
 
+NAMES = ("reward", "r\\u0065ward", "extra_info", "messages", "uid", "instance_id", "é")
+VALUES = {
+    "reward": "0.25",
+    "r\\u0065ward": "0.25",
+    "extra_info": '{"reward": 7, "note": "\\"reward\\": 8"}',
+    "messages": '[{"reward": 9}, {"content": "say \\"reward\\": 0.25, \\\\"}]',
+    "uid": '"u"',
+    "instance_id": "1",
+    "é": '"\\u00e9 é"',
+}
+
+
+@given(st.permutations(NAMES), st.sampled_from((":", " : ", ":\n")))
+def test_the_reward_is_found_in_any_order_and_among_others_of_its_name(names: list[str], colon: str) -> None:
+    """Of two at the top the last counts, as for any reader of JSON."""
+    body = ("{" + ",".join(f'"{name}"{colon}{VALUES[name]}' for name in names) + "}").encode()
+    sample = read_sample(body, is_lenient=False)
+    assert sample.reward_span is not None
+    start, end = sample.reward_span
+    assert body[start:end] == b"0.25"
+    assert json.loads(b"".join(set_reward(body, sample.reward_span, -2.0, None))) == json.loads(body) | {"reward": -2.0}
+
+
+def test_a_field_that_was_copied_is_found_nowhere() -> None:
+    body = b'{"reward":0.25}'
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    assert find_field(body, fields["reward"]) == (10, 14)
+    assert find_field(body, fields["reward"].copy()) is None
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_span_of_a_plain_body_holds_the_number(reward: float) -> None:
     body = json.dumps(make_sample(reward=reward)).encode()
-    span = find_reward(body)
+    span = read_sample(body, is_lenient=False).reward_span
     assert span is not None
     assert math.isclose(float(body[span[0] : span[1]]), reward, rel_tol=0.0)
 

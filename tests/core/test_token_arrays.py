@@ -25,15 +25,15 @@ from forebay.core.binary_sample import (
     split_samples,
 )
 from forebay.core.errors import InvalidInput
-from forebay.core.sample import read_any_sample, read_sample, set_reward
+from forebay.core.reward_place import set_reward
+from forebay.core.sample import SampleHead, read_any_sample, read_sample
 from tests.kit import make_sample
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 FLOAT32 = st.floats(width=32)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-EXTRAS = st.dictionaries(TEXT.filter(lambda key: key not in make_sample()), TEXT, max_size=3).filter(
-    lambda extras: not {"tokens", "logprobs", "loss_mask", "status", "epoch", "slot", "response_length"} & set(extras)
-)
+READ_FIELDS = {*SampleHead.__struct_fields__, "tokens", "logprobs", "loss_mask", "response_length"}
+EXTRAS = st.dictionaries(TEXT.filter(lambda key: key not in READ_FIELDS and key not in make_sample()), TEXT, max_size=3)
 REWARDS = st.floats(allow_nan=False, allow_infinity=False)
 
 
