@@ -21,7 +21,8 @@ from forebay.gateway.runs.registry import Desk
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
 from forebay.gateway.streaming import ChatCall
-from forebay.web.replies import BodyBudget, encode
+from forebay.web.bodies import BodyBudget
+from forebay.web.replies import encode
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 BASE = "/gateway/{rollout_id}"

@@ -16,7 +16,8 @@ from forebay.gateway.control_routes import ControlRoutes
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.registry import Desk
 from forebay.gateway.spec import GatewaySpec
-from forebay.web.replies import BodyBudget, ClientGone, error_body
+from forebay.web.bodies import BodyBudget
+from forebay.web.replies import ClientGone, error_body
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from forebay.gateway.request_bodies import OpenRollout, RegisterRun, key_of
 from forebay.gateway.runs.registry import Desk
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.spec import GatewaySpec
-from forebay.web.replies import BodyBudget
+from forebay.web.bodies import BodyBudget
 from forebay.web.request_models import Model, parse
 
 

@@ -21,9 +21,21 @@ from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
 from forebay.server.gateway_runs import RunGateway
-from forebay.server.routes import batches, gateway, generators, groups, operations, run_process, runs, slime, weights
-from forebay.server.routes.plain import HotRoutes
-from forebay.server.routes.plain_docs import add_hot_routes
+from forebay.server.routes import (
+    batches,
+    gateway,
+    generators,
+    groups,
+    operations,
+    read_batches,
+    run_process,
+    runs,
+    slime,
+    weights,
+    write_samples,
+)
+from forebay.server.routes.openapi import add_sample_routes
+from forebay.server.routes.sample_routes import SampleRouter
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.records import RunRecords
@@ -32,15 +44,15 @@ from forebay.server.runs.start_checks import InputCheck
 from forebay.server.runs.supervisor import Supervisor
 from forebay.server.services import Services
 from forebay.telemetry.metrics import Metrics
-from forebay.web.replies import BodyBudget
+from forebay.web.bodies import BodyBudget
 
 
 def create_app(services: Services) -> ASGIApp:
-    """The server as an ASGI app over open services: hot routes in front, the framework behind, a guard before both."""
+    """The server as an ASGI app over open services: a guard, then the routes of samples, then the framework's."""
     api = create_api()
     api.state.services = services
-    hot = HotRoutes(api, services)
-    return Guard(hot, services.settings.token) if services.settings.token else hot
+    app = SampleRouter(api, services, write_samples.PATHS | read_batches.PATHS)
+    return Guard(app, services.settings.token) if services.settings.token else app
 
 
 def create_api() -> FastAPI:
@@ -50,7 +62,7 @@ def create_api() -> FastAPI:
     for module in (slime, runs, groups, batches, generators, run_process, gateway, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
-    add_hot_routes(api)
+    add_sample_routes(api)
     return api
 
 

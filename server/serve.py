@@ -15,11 +15,11 @@ import uvloop
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
-from forebay.server.express import ExpressProtocol
+from forebay.server.direct_send import http_protocol
 from forebay.server.process_limits import allow_many_files, keep_freed_memory
 from forebay.server.services import Services
 from forebay.server.sockets import bind, url_of
-from forebay.server.stalled_clients import end_calls
+from forebay.server.stalled_clients import Connection, end_calls
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
             create_app(services),
             log_config=None,
             access_log=False,
-            http=ExpressProtocol.over(services),
+            http=http_protocol(),
             ws="none",
             lifespan="off",
             server_header=False,
@@ -91,8 +91,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._services.buffer.end_waits()
-        connections = cast("set[ExpressProtocol]", self.server_state.connections)
-        ending = asyncio.create_task(end_calls(connections))
+        ending = asyncio.create_task(end_calls(cast("set[Connection]", self.server_state.connections)))
         await super().shutdown(sockets)
         ending.cancel()
 

@@ -10,12 +10,14 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Protocol, Self
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from starlette.types import Scope
 
-LAST_STILL_S = 1.0
+from forebay.server.direct_send import DirectBody, awaits_body, direct_body, duplicate
+
+STANDSTILL_S = 1.0
 """How long a request or a reply may stand still once the server is ending."""
 NUM_LAST_LOOKS = 8
 """So many times it is looked then; whatever has not gone out is ended, before uvicorn does it with a traceback."""
@@ -28,13 +30,8 @@ class Connection(Protocol):
 
     transport: asyncio.Transport
 
-    @property
-    def awaits_body(self) -> bool:
-        """Whether a request has begun whose body has not come whole."""
-        ...
 
-
-class Progress:
+class ClientProgress:
     """What a client takes from its socket, and what it sends; ``close`` it when it is of no interest any more."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -85,18 +82,16 @@ class Progress:
 class Watch:
     """Sees that a reply goes on, and that its connection ends if it does not: with one timer, however long it is.
 
-    ``patience_s`` is told for how many seconds the reply has stood still, and tells for how many more it may. A reply
+    ``patience_s`` is given for how many seconds the reply has stood still, and says for how many more it may. A reply
     that is left before its end is broken off too, since nothing else could follow on its connection.
     """
 
-    def __init__(
-        self, cycle: RequestResponseCycle, client: "asyncio.Task[None]", patience_s: Callable[[float], float]
-    ) -> None:
-        self._cycle = cycle
+    def __init__(self, body: DirectBody, client: "asyncio.Task[None]", patience_s: Callable[[float], float]) -> None:
+        self._body = body
         self._client = client
         self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
-        self._progress = Progress(cycle.transport)
+        self._progress = ClientProgress(body.transport)
         self._moved_at_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -109,7 +104,7 @@ class Watch:
         self._client.remove_done_callback(self._break_off)
         if self._timer is not None:
             self._timer.cancel()
-        if not self._cycle.response_complete:
+        if not self._body.is_complete:
             self._break_off()
         self._progress.close()
 
@@ -127,17 +122,28 @@ class Watch:
 
     def _break_off(self, _client: object = None) -> None:
         self._progress.break_off()
-        self._cycle.disconnected = True  # else uvicorn would log the missing rest as an error of the app's
-        self._cycle.message_event.set()
+        self._body.note_disconnect()
+
+
+def watched(
+    scope: Scope, client: "asyncio.Task[None]", patience_s: Callable[[float], float]
+) -> AbstractContextManager[object]:
+    """Within it, a reply that stands still is broken off, and so is one that is left before its end.
+
+    ``client`` is done when the client is gone; for ``patience_s`` see ``Watch``. It does nothing for a server without
+    a ``DirectBody``.
+    """
+    body = direct_body(scope)
+    return nullcontext() if body is None or body.is_over else Watch(body, client, patience_s)
 
 
 async def end_calls(connections: Collection[Connection]) -> None:
     """While a server ends: break off calls that stand still, and in the end those that are still under way."""
     for _ in range(NUM_LAST_LOOKS):
         with _unfinished(connections) as calls:
-            await asyncio.sleep(LAST_STILL_S)
+            await asyncio.sleep(STANDSTILL_S)
             for each, progress in calls:
-                if not (progress.has_sent() if each.awaits_body else progress.has_moved()):
+                if not (progress.has_sent() if awaits_body(each) else progress.has_moved()):
                     progress.break_off()
     with _unfinished(connections) as calls:
         for _, progress in calls:
@@ -145,24 +151,17 @@ async def end_calls(connections: Collection[Connection]) -> None:
 
 
 @contextmanager
-def _unfinished(connections: Collection[Connection]) -> Iterator[list[tuple[Connection, Progress]]]:
+def _unfinished(connections: Collection[Connection]) -> Iterator[list[tuple[Connection, ClientProgress]]]:
     """The connections whose client could send or take something now; the others are not held open."""
     with ExitStack() as stack:
         found = []
         for each in connections:
             try:  # also where the server has closed already: what it wrote before may still wait for the client
-                progress = Progress(each.transport)
+                progress = ClientProgress(each.transport)
             except OSError:  # it has ended
                 continue
-            if progress.has_more or each.awaits_body:
+            if progress.has_more or awaits_body(each):
                 found.append((each, stack.enter_context(progress)))
             else:
                 progress.close()
         yield found
-
-
-def duplicate(transport: asyncio.Transport) -> socket.socket:
-    """The connection once more, without blocking: the transport may close its own descriptor at any time."""
-    connection: socket.socket = transport.get_extra_info("socket").dup()
-    connection.setblocking(False)
-    return connection

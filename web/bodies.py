@@ -1,12 +1,17 @@
-"""Bodies that came compressed."""
+"""Request bodies: read within limits (a body that is too long is a 413), and decompressed."""
 
 import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from forebay.core.errors import BodyTooLarge, InvalidInput
-from forebay.web.replies import HeldBody
+from starlette.types import Receive, Scope
+
+from forebay.core.errors import BodyTooLarge, BufferFull, InvalidInput
+from forebay.core.waiting import Patience, Signal
+from forebay.web.replies import ClientGone
+
+ROOM_WAIT_S = 60.0
 
 STEP_BYTES = 1 << 20
 """What one turn of decompression gives, more or less, before its size is looked at."""
@@ -16,25 +21,104 @@ ZSTD_SLICE_BYTES = 1 << 10
 ZSTD_WINDOW_BYTES = 1 << 27
 
 
-async def plain_body(coding: bytes, body: bytes, limit: int, held: HeldBody) -> bytes:
-    """``body``, decompressed as ``coding``, its Content-Encoding, says. ``limit`` holds for what comes out.
+class BodyBudget:
+    """Limits on request bodies: each for itself, and all that are in memory at once."""
+
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        self.max_bodies_bytes = max_bodies_bytes
+        self.free_bytes = max_bodies_bytes
+        self.freed = Signal()
+
+    async def read(self, scope: Scope, receive: Receive) -> "RequestBody":
+        """Read a body, waiting for room first. Raises ``BodyTooLarge`` without reading the rest, ``ClientGone``."""
+        limit = min(self.max_body_bytes, self.max_bodies_bytes)
+        announced = _content_length(scope)
+        if announced > limit:
+            raise BodyTooLarge(limit)
+        body = RequestBody(self)
+        try:
+            await body.reserve(announced)
+            parts: list[bytes] = []
+            size, has_more = 0, True
+            while has_more:
+                await body.reserve(size)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:  # also of a body whose length was announced wrongly, or not at all
+                    raise BodyTooLarge(limit)
+                has_more = message.get("more_body", False)
+        except BaseException:  # whatever ended the reading, the room must come back
+            body.free()
+            raise
+        body.data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return body
+
+
+class RequestBody:
+    """A body and the room that it takes; ``free`` it when it is done with."""
+
+    __slots__ = ("_budget", "_num_bytes", "data")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        self.data = b""
+
+    async def reserve(self, num_bytes: int) -> None:
+        """See to it that there is room for ``num_bytes`` in all.
+
+        Raises ``BufferFull`` after a minute: bodies without a length may wait for each other.
+        """
+        more, budget = num_bytes - self._num_bytes, self._budget
+        if more <= 0:
+            return
+        if more > budget.free_bytes:
+            patience = Patience(ROOM_WAIT_S)
+            while more > budget.free_bytes:
+                if not await patience.wait(budget.freed):
+                    taken = budget.max_bodies_bytes - budget.free_bytes
+                    raise BufferFull(f"request bodies already hold {taken} bytes")
+        budget.free_bytes -= more
+        self._num_bytes = num_bytes
+
+    def free(self) -> None:
+        """Give the room back."""
+        self._budget.free_bytes += self._num_bytes
+        self._num_bytes = 0
+        self._budget.freed.notify()
+
+
+def _content_length(scope: Scope) -> int:
+    """What the client announced; 0 where it announced nothing, or nothing that is a number."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
+    """What ``body`` holds, decompressed as ``coding``, its Content-Encoding, says. ``limit`` holds for what comes out.
 
     Raises ``BodyTooLarge`` as soon as it is, ``InvalidInput`` for a broken stream or a coding that is not known.
     """
     coding = coding.strip().lower()
     if coding in (b"", b"identity"):
-        return body
+        return body.data
     decode = _DECODERS.get(coding)
     if decode is None:
         problem = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
         raise InvalidInput(problem, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
-    steps = _steps(decode(body))
+    steps = _steps(decode(body.data))
     size, parts = 0, list[bytes]()
     while part := await asyncio.to_thread(next, steps, b""):
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)
-        await held.reserve(len(body) + size)
+        await body.reserve(len(body.data) + size)
         parts.append(part)
     return b"".join(parts)
 

@@ -1,135 +1,24 @@
-"""Bodies and replies without a framework: the few lines of ASGI that the hot routes need."""
+"""Replies without a framework: JSON at once, a large body in chunks, and the one error body."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.types import Send
 
-from forebay.core.errors import BodyTooLarge, BufferFull, ForebayError
-from forebay.core.waiting import Patience, Signal
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from forebay.core.errors import ForebayError
 
 Header = tuple[bytes, bytes]
 
 JSON_HEADER: Header = (b"content-type", b"application/json")
 CHUNK_BYTES = 128 << 10
-BODY_WAIT_S = 60.0
 
 encode = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
-    """The client went away before its body had come."""
-
-
-class BodyBudget:
-    """Limits on request bodies: each for itself, and all that are held at once."""
-
-    def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
-        self.max_body_bytes = max_body_bytes
-        self._free_bytes = max_bodies_bytes
-        self._max_bytes = max_bodies_bytes
-        self._freed = Signal()
-
-    async def read(self, scope: Scope, receive: Receive) -> "HeldBody":
-        """Read a body, waiting for room first. Raises ``BodyTooLarge`` without reading the rest, ``ClientGone``."""
-        announced = _content_length(scope)
-        limit = min(self.max_body_bytes, self._max_bytes)
-        if announced is not None and announced > limit:
-            raise BodyTooLarge(limit)
-        held = HeldBody(self)
-        try:
-            if announced:
-                await held.reserve(announced)
-            held.data = await _receive_all(receive, held, limit)
-        except BaseException:  # whatever ended the reading, the room must come back
-            held.free()
-            raise
-        return held
-
-    def try_take(self, num_bytes: int) -> bool:
-        """Take room if it is there at once."""
-        is_free = num_bytes <= self._free_bytes
-        if is_free:
-            self._free_bytes -= num_bytes
-        return is_free
-
-    async def take(self, num_bytes: int) -> None:
-        """Wait for room. Raises ``BufferFull`` after a minute: bodies without a length may wait for each other."""
-        patience = Patience(BODY_WAIT_S)
-        while not self.try_take(num_bytes):
-            if not await patience.wait(self._freed):
-                raise BufferFull(f"request bodies already hold {self._max_bytes - self._free_bytes} bytes")
-
-    def give(self, num_bytes: int) -> None:
-        """Give room back."""
-        self._free_bytes += num_bytes
-        self._freed.notify()
-
-
-class HeldBody:
-    """A body and the room that it takes; ``free`` it when it is done with."""
-
-    __slots__ = ("_budget", "_num_bytes", "data")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._num_bytes = 0
-        self.data = b""
-
-    async def reserve(self, num_bytes: int) -> None:
-        """See to it that room for ``num_bytes`` in all is held."""
-        more = num_bytes - self._num_bytes
-        if more > 0:
-            if not self._budget.try_take(more):
-                await self._budget.take(more)
-            self._num_bytes += more
-
-    def free(self) -> None:
-        """Give the room back."""
-        self._budget.give(self._num_bytes)
-        self._num_bytes = 0
-
-
-async def _receive_all(receive: Receive, held: HeldBody, limit: int) -> bytes:
-    message = await receive()
-    _check_there(message)
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        _check_size(len(body), limit)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body"):
-        _check_size(size, limit)
-        await held.reserve(size)
-        message = await receive()
-        _check_there(message)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-    _check_size(size, limit)
-    return b"".join(parts)
-
-
-def _check_there(message: Message) -> None:
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-
-
-def _check_size(size: int, limit: int) -> None:
-    if size > limit:
-        raise BodyTooLarge(limit)
-
-
-def _content_length(scope: Scope) -> int | None:
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else None
-    return None
+    """The client went away before its body had come, or before its reply was sent."""
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -143,7 +32,7 @@ BodyPieces = AsyncIterator[Iterable[bytes | memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer that is sent while it is made."""
 
     kind: Header
@@ -155,7 +44,7 @@ class Reply:
 
 
 async def send_reply(
-    send: Send, reply: Reply, is_gone: Callable[[], bool], before_last: Callable[[], Awaitable[bool]]
+    send: Send, reply: HttpReply, is_gone: Callable[[], bool], before_last: Callable[[], Awaitable[bool]]
 ) -> bool:
     """Answer 200 in chunks of some size; whether the client was there to the end.
 
@@ -210,8 +99,8 @@ async def _chunks(pieces: AsyncIterator[Iterable[bytes | memoryview]]) -> AsyncI
 
 def error_body(error: ForebayError) -> dict[str, Any]:
     """The one error body of every native route."""
-    told = {"code": error.code, "message": error.message, "hint": error.hint}
-    return {"error": told | ({"field": error.field} if error.field else {})}
+    body = {"code": error.code, "message": error.message, "hint": error.hint}
+    return {"error": body | ({"field": error.field} if error.field else {})}
 
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:

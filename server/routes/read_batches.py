@@ -16,10 +16,12 @@ from forebay.buffer.reads.rows import Outgoing
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
-from forebay.server.direct_send import direct_reply, has_direct_body, watched
-from forebay.server.routes.plain_route import Call, HotRoute, SlimeRoute
+from forebay.server.direct_send import direct_body, direct_reply
+from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
-from forebay.web.replies import JSON_HEADER, ClientGone, Header, Reply, encode, send_json, send_reply
+from forebay.server.services import Services
+from forebay.server.stalled_clients import watched
+from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply
 from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
 
 
@@ -61,10 +63,10 @@ class BatchRequest(BaseModel):
         return self
 
 
-class Reading(HotRoute):
+class BatchRoute(SampleRoute):
     """Leases a batch, sends it, and gives it back unless the last byte went out to a client that was still there."""
 
-    async def deliver(self, call: Call, request: ReadRequest, wait_s: float) -> bool:
+    async def deliver(self, call: SampleCall, request: ReadRequest, wait_s: float) -> bool:
         """Whether the request could be satisfied."""
         wait_s = min(wait_s, call.services.settings.max_wait_s)
         client = asyncio.create_task(_disconnected(call.receive))
@@ -77,7 +79,7 @@ class Reading(HotRoute):
         finally:
             client.cancel()
 
-    async def _send(self, call: Call, batch: Batch, client: "asyncio.Task[None]") -> None:
+    async def _send(self, call: SampleCall, batch: Batch, client: "asyncio.Task[None]") -> None:
         began_s = time.perf_counter()
         delivery = call.entry.delivery
         has_begun = has_arrived = False
@@ -96,10 +98,10 @@ class Reading(HotRoute):
             settle(batch.batch_id)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
-    async def reply(self, call: Call, batch: Batch) -> Reply:
+    async def reply(self, call: SampleCall, batch: Batch) -> HttpReply:
         """The reply with the batch in it."""
         rows, frame = batch.rows, self.frame(batch)
-        may_be_direct = has_direct_body(call.scope) and not rows.is_whole and not rows.may_be_binary
+        may_be_direct = direct_body(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
             whole = [frame[0], *pieces, frame[1]]
@@ -112,7 +114,7 @@ class Reading(HotRoute):
         if rows.is_whole and rows.may_be_binary:
             return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
         num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
-        return Reply(JSON_HEADER, num_bytes, _framed(frame, rows))
+        return HttpReply(JSON_HEADER, num_bytes, _framed(frame, rows))
 
     async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
         """The batch, whose lease may still be on its way to the disk while all but the end of it is sent."""
@@ -123,19 +125,19 @@ class Reading(HotRoute):
         """What stands before and after the rows of a batch in its reply."""
 
 
-class SlimeRead(SlimeRoute, Reading):
+class SlimeRead(SlimeRoute, BatchRoute):
     """``/get_rollout_data`` and ``/buffer/read``."""
 
-    async def answer(self, call: Call) -> None:
-        asked = parse(SlimeReadBody, call.body or b"{}")
-        told = "No data available to read" if asked.batch_size is None else "fewer rows are ready than batch_size"
+    async def answer(self, call: SampleCall) -> None:
+        asked = parse(SlimeReadBody, call.body.data or b"{}")
+        message = "No data available to read" if asked.batch_size is None else "fewer rows are ready than batch_size"
         try:
             is_sent = await self.deliver(call, ReadRequest(batch_size=asked.batch_size, is_slime=True), asked.wait_s)
         except StorageFailed as error:  # slime's client gives up on anything but 200
-            is_sent, told = False, error.message
+            is_sent, message = False, error.message
         if not is_sent:
             data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
-            await send_json(call.send, 200, encode({"success": False, "message": told, "data": data}))
+            await send_json(call.send, 200, encode({"success": False, "message": message, "data": data}))
 
     async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
         return await delivery.read(request, wait_s)  # a failing disk is told: the client knows no other way to retry
@@ -145,11 +147,11 @@ class SlimeRead(SlimeRoute, Reading):
         return head.encode(), b'],"meta_info":' + encode(batch.meta_info) + b"}}"
 
 
-class NativeRead(Reading):
+class NativeRead(BatchRoute):
     """``/v1/runs/{run_id}/batches``."""
 
-    async def answer(self, call: Call) -> None:
-        asked = parse(BatchRequest, call.body or b"{}")
+    async def answer(self, call: SampleCall) -> None:
+        asked = parse(BatchRequest, call.body.data or b"{}")
         request = ReadRequest(
             num_groups=asked.num_groups,
             batch_size=asked.batch_size,
@@ -162,7 +164,7 @@ class NativeRead(Reading):
             empty: dict[str, object] = {"batch_id": None, "data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode(empty))
 
-    async def reply(self, call: Call, batch: Batch) -> Reply:
+    async def reply(self, call: SampleCall, batch: Batch) -> HttpReply:
         if not wants_tensors(call.header(b"accept")):
             return await super().reply(call, batch)
         return await tensor_reply(call.scope, call.entry.buffer, batch.rows, _group_sizes(batch), self.frame(batch))
@@ -170,8 +172,8 @@ class NativeRead(Reading):
     def frame(self, batch: Batch) -> tuple[bytes, bytes]:
         row = batch.row
         sizes = _group_sizes(batch)
-        told = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
-        return encode(told)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
+        head = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
+        return encode(head)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 
 
 def _group_sizes(batch: Batch) -> list[int]:
@@ -188,11 +190,11 @@ def _joined(rows: Iterable[Parts]) -> Pieces:
     return pieces[:-1]
 
 
-def _whole(pieces: Pieces, kind: Header) -> Reply:
+def _whole(pieces: Pieces, kind: Header) -> HttpReply:
     async def at_once() -> AsyncIterator[Pieces]:
         yield pieces
 
-    return Reply(kind, sum(map(len, pieces)), at_once())
+    return HttpReply(kind, sum(map(len, pieces)), at_once())
 
 
 async def _framed(frame: tuple[bytes, bytes], rows: Outgoing) -> AsyncIterator[Pieces]:
@@ -220,3 +222,13 @@ async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[Batch | Non
         raise ClientGone
     finally:
         task.cancel()
+
+
+_SLIME_READ = SlimeRead()
+PATHS: SamplePaths = {
+    ("", "get_rollout_data"): (_SLIME_READ, Services.named),
+    ("", "buffer/read"): (_SLIME_READ, Services.named),
+    ("s", "get_rollout_data"): (_SLIME_READ, Services.named),
+    ("s", "buffer/read"): (_SLIME_READ, Services.named),
+    ("v1/runs", "batches"): (NativeRead(), by_id),
+}

@@ -20,7 +20,7 @@ from forebay.core.chunking import stretches
 from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
 from forebay.server.direct_send import direct_reply
-from forebay.web.replies import Reply
+from forebay.web.replies import HttpReply
 
 Pieces = list[bytes | memoryview]
 P_co = TypeVar("P_co", covariant=True)
@@ -106,7 +106,7 @@ Frame = tuple[bytes, bytes]
 
 async def tensor_reply(
     scope: Scope, buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame
-) -> Reply:
+) -> HttpReply:
     """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
 
     ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.

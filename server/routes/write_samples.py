@@ -11,14 +11,15 @@ from forebay.buffer.write_receipt import Receipt
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import read_any_sample, read_sample
-from forebay.server.routes.plain_route import Call, HotRoute, SlimeRoute
+from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_key
+from forebay.server.services import Services
 from forebay.web.bodies import plain_body
 from forebay.web.replies import encode, error_body, error_headers, send_json
 
 NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 
 _Refusal = InvalidInput | BufferFull
-_Verdict = Receipt | _Refusal
+_Answer = Receipt | _Refusal
 _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 _STORED = b'{"success":true,"message":"the sample is stored","duplicate":false,"data":{"data":['
@@ -29,39 +30,34 @@ _END = b'],"meta_info":"write to buffer"}}'
 class SlimeWrite(SlimeRoute):
     """``/buffer/write``: one sample, which comes back in the reply; one without a usable reward counts as failed."""
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: SampleCall) -> None:
         began_s = time.perf_counter()
-        sample = read_sample(call.body, is_lenient=True)
-        result = await call.entry.buffer.write_when_room(sample, call.services.settings.write_wait_s)
-        await result.stored
+        sample = read_sample(call.body.data, is_lenient=True)
+        receipt = await call.entry.buffer.write_when_room(sample, call.services.settings.write_wait_s)
+        await receipt.stored
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
-        head, tail = reply_to(result)
-        await send_json(call.send, 200, b"".join((head, call.body, tail)))
+        head = _KNOWN if receipt.is_duplicate else _STORED
+        await send_json(call.send, 200, b"".join((head, sample.body, _END)))
 
 
-def reply_to(receipt: Receipt) -> tuple[bytes, bytes]:
-    """What stands before and after the sample in the reply to its write."""
-    return (_KNOWN if receipt.is_duplicate else _STORED), _END
-
-
-class NativeWrite(HotRoute):
+class NativeWrite(SampleRoute):
     """``/v1/runs/{run_id}/samples``: one sample, an array, or one on each line, and a verdict for each."""
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: SampleCall) -> None:
         began_s = time.perf_counter()
         coding, kind = call.header(b"content-encoding"), call.header(b"content-type")
-        body = await plain_body(coding, call.body, call.services.bodies.max_body_bytes, call.held)
+        body = await plain_body(coding, call.body, call.services.bodies.max_body_bytes)
         is_binary, lines = is_samples(kind), _split_lines(body) if _is_ndjson(kind) else None
         is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
         split = split_samples if is_binary else _items
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
-        verdicts = [_accept(call.entry, item) for item in items]
-        results = [await _stored(verdict) for verdict in verdicts]
+        answers = [_accept(call.entry, item) for item in items]
+        results = [await _result(answer) for answer in answers]
         _number_lines(results, lines or ())
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
-        if not is_array and isinstance(verdicts[0], _Refusal):
-            raise verdicts[0]
-        full = next((verdict for verdict in verdicts if isinstance(verdict, BufferFull)), None)
+        if not is_array and isinstance(answers[0], _Refusal):
+            raise answers[0]
+        full = next((answer for answer in answers if isinstance(answer, BufferFull)), None)
         await send_json(call.send, 200, encode({"results": results}), error_headers(full) if full else ())
 
 
@@ -90,18 +86,28 @@ def _items(body: bytes) -> list[bytes]:
         raise InvalidInput(f"the body is not a JSON array: {error}", field="body") from None
 
 
-def _accept(entry: Entry, item: bytes) -> _Verdict:
+def _accept(entry: Entry, item: bytes) -> _Answer:
     try:
         return entry.buffer.write(read_any_sample(item))
     except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
         return error
 
 
-async def _stored(verdict: _Verdict) -> dict[str, object]:
-    if isinstance(verdict, _Refusal):
-        return {"status": verdict.status, **error_body(verdict)}
-    await verdict.stored
-    told: dict[str, object] = {"status": 200, "uid": verdict.uid, "duplicate": verdict.is_duplicate}
-    if verdict.is_duplicate:  # what became of the first one is in the store alone
-        return told
-    return told | {"outcome": "failed" if verdict.is_failed and verdict.outcome == "member" else verdict.outcome}
+async def _result(answer: _Answer) -> dict[str, object]:
+    if isinstance(answer, _Refusal):
+        return {"status": answer.status, **error_body(answer)}
+    await answer.stored
+    result: dict[str, object] = {"status": 200, "uid": answer.uid, "duplicate": answer.is_duplicate}
+    if answer.is_duplicate:  # what became of the first one is in the store alone
+        return result
+    return result | {"outcome": "failed" if answer.is_failed and answer.outcome == "member" else answer.outcome}
+
+
+_SLIME_WRITE, _NATIVE_WRITE = SlimeWrite(), NativeWrite()
+PATHS: SamplePaths = {
+    ("", "buffer/write"): (_SLIME_WRITE, Services.writable),
+    ("s", "buffer/write"): (_SLIME_WRITE, Services.writable),
+    ("w", "buffer/write"): (_SLIME_WRITE, by_key),
+    ("w", "samples"): (_NATIVE_WRITE, by_key),
+    ("v1/runs", "samples"): (_NATIVE_WRITE, by_id),
+}

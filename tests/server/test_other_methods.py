@@ -2,12 +2,12 @@
 
 import pytest
 
-from forebay.server.routes.plain_docs import HOT_PATHS
+from forebay.server.routes.openapi import SAMPLE_PATHS
 from tests.conftest import MakeServer
 from tests.kit import ServerProcess, assert_error, make_sample
 
 
-@pytest.mark.parametrize("path", sorted(HOT_PATHS))
+@pytest.mark.parametrize("path", sorted(SAMPLE_PATHS))
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_a_path_that_is_posted_to_answers_other_methods_with_what_it_allows(
     server: ServerProcess, path: str, method: str

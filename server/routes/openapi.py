@@ -1,4 +1,4 @@
-"""What the framework tells of the hot routes, which it does not serve: in its document, and to other methods."""
+"""What the framework says of the routes that carry samples, which it does not serve: to readers, to other methods."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ _BATCH = {
 }
 _SAMPLES = {"oneOf": [_SAMPLE, {"type": "array", "items": _SAMPLE}]}
 
-HOT_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
+SAMPLE_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/buffer/write": ("slime", "Store one sample of the default stream's run.", _SAMPLE),
     "/s/{name}/buffer/write": ("slime", "Store one sample of a named stream's run.", _SAMPLE),
     "/w/{run_key}/buffer/write": ("run process", "Store one sample of the run that the key opens.", _SAMPLE),
@@ -55,26 +55,26 @@ HOT_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def add_hot_routes(app: FastAPI) -> None:
-    """Let ``app.openapi()`` tell of the hot routes too, and ``app`` answer 405 to other methods on their paths.
+def add_sample_routes(app: FastAPI) -> None:
+    """Let ``app.openapi()`` name the routes of samples too, and ``app`` answer 405 to other methods on their paths.
 
     To be called when ``app`` has all its routes.
     """
-    app.router.routes += [Route(path, _OtherMethods(app, path), include_in_schema=False) for path in HOT_PATHS]
+    app.router.routes += [Route(path, _OtherMethods(app, path), include_in_schema=False) for path in SAMPLE_PATHS]
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = framework()
-            for path, told in HOT_PATHS.items():
-                document["paths"].setdefault(path, {})["post"] = _operation(path, *told)
+            for path, described in SAMPLE_PATHS.items():
+                document["paths"].setdefault(path, {})["post"] = _operation(path, *described)
         return framework()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
 
 
 class _OtherMethods:
-    """Answers on a hot path where no route of the framework does: with what the document says is allowed there."""
+    """Answers on a path of samples where the framework has no route: with what the document says is allowed there."""
 
     def __init__(self, app: FastAPI, path: str) -> None:
         self._app = app

@@ -1,7 +1,4 @@
-"""``/buffer/write`` as bytes on a connection.
-
-What is short and ordinary takes the express way, everything else the usual one, and no client can tell which.
-"""
+"""``/buffer/write`` as bytes on a connection: pieces, pipelining, early ends, and every way to announce a body."""
 
 import json
 import socket
@@ -57,7 +54,7 @@ def connect(server: ServerProcess) -> Iterator[Connection]:
 
 @pytest.fixture
 def run(server: ServerProcess) -> Iterator[SlimeRun]:
-    run = server.start_slime("express")
+    run = server.start_slime("written")
     yield run
     run.stop()
 
@@ -92,7 +89,7 @@ def test_a_repeated_sample_is_told_from_a_new_one(server: ServerProcess, run: Sl
     assert num_stored(run) == 1
 
 
-@pytest.mark.parametrize("size", [0, 70_000, 1_500_000], ids=["short", "in several pieces", "too long for the express"])
+@pytest.mark.parametrize("size", [0, 70_000, 1_500_000], ids=["short", "in several pieces", "long"])
 def test_bodies_of_every_size_arrive_whole(server: ServerProcess, run: SlimeRun, size: int) -> None:
     body = encoded(padding="x" * size)
     with connect(server) as connection:

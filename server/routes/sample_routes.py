@@ -1,0 +1,109 @@
+"""The routes that carry samples, as plain ASGI: they answer before the framework is asked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay.buffer.buffer import Entry
+from forebay.core.errors import ForebayError
+from forebay.server.services import Services
+from forebay.web.bodies import RequestBody
+from forebay.web.replies import ClientGone, encode, error_body, error_headers, send_json
+
+FindRun = Callable[[Services, str], Entry]
+"""How a route finds its run: by name, by key or by id."""
+
+
+class SampleCall(NamedTuple):
+    """One request: its run, its body, and the wire."""
+
+    services: Services
+    entry: Entry
+    body: RequestBody
+    scope: Scope
+    receive: Receive
+    send: Send
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header, given in lower case; several are joined with commas."""
+        return b",".join(value for key, value in self.scope["headers"] if key == name)
+
+
+class SampleRoute(ABC):
+    """Answers one kind of request, and gives errors its own form. Keeps nothing of a request."""
+
+    @abstractmethod
+    async def answer(self, call: SampleCall) -> None:
+        """Do what the route is for."""
+
+    def error_reply(self, error: ForebayError) -> dict[str, object]:
+        """The body of an error reply."""
+        return error_body(error)
+
+
+class SlimeRoute(SampleRoute):
+    """Has errors in slime's envelope."""
+
+    def error_reply(self, error: ForebayError) -> dict[str, object]:
+        return {"success": False, "message": error.message, "data": None, **error_body(error)}
+
+
+SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]
+"""By the beginning of a path and its end, between which the run is named: its route, and how that finds its run.
+
+``openapi.SAMPLE_PATHS`` lists them in full.
+"""
+
+
+def by_key(services: Services, run_key: str) -> Entry:
+    """The run that a key opens. Raises ``RunNotFound``."""
+    return services.buffer.by_key(run_key)
+
+
+def by_id(services: Services, run_id: str) -> Entry:
+    """The run with an id. Raises ``RunNotFound``."""
+    return services.buffer.get(run_id)
+
+
+class SampleRouter:
+    """Takes the paths of samples, passes everything else on to ``app``."""
+
+    def __init__(self, app: ASGIApp, services: Services, paths: SamplePaths) -> None:
+        self._app = app
+        self._services = services
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._match(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        (route, find), name = found
+        services, body = self._services, None
+        # Each layer between here and the answer costs a write one of its few dozen microseconds.
+        try:
+            entry = find(services, name)
+            body = await services.bodies.read(scope, receive)
+            await route.answer(SampleCall(services, entry, body, scope, receive, send))
+        except ForebayError as error:
+            await send_json(send, error.status, encode(route.error_reply(error)), error_headers(error))
+        except ClientGone:
+            pass
+        finally:
+            if body is not None:
+                body.free()
+
+    def _match(self, path: str) -> tuple[tuple[SampleRoute, FindRun], str] | None:
+        """The route of a POST to ``path``, and what names its run; None if the path is not one of samples."""
+        found = self._paths.get(("", path[1:]))
+        if found is not None:
+            return found, ""
+        kind, _, rest = path[1:].partition("/")
+        if kind == "v1":
+            resource, _, rest = rest.partition("/")
+            kind = f"v1/{resource}"
+        name, _, action = rest.partition("/")
+        found = self._paths.get((kind, action))
+        return None if found is None else (found, name)
