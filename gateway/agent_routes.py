@@ -15,9 +15,8 @@ from forebay.gateway.dialects.dialect import REFUSED, ChatDialect, Dialect, Mess
 from forebay.gateway.engine_request import CHATS
 from forebay.gateway.lenient_json import read_chat, read_object
 from forebay.gateway.refusals import Busy, NoObject, NoSuchRoute, Refusal, TooLarge
-from forebay.gateway.request_bodies import key_of
 from forebay.gateway.runs.foreign_runs import CapturedCall
-from forebay.gateway.runs.registry import Desk
+from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
 from forebay.gateway.streaming import ChatCall
@@ -36,8 +35,8 @@ Answer = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
 class AgentRoutes:
     """Below ``/gateway/{rollout_id}/``, each with the rollout's own key; errors in the words of the protocol."""
 
-    def __init__(self, desk: Desk, bodies: BodyBudget) -> None:
-        self._desk = desk
+    def __init__(self, registry: RunRegistry, bodies: BodyBudget) -> None:
+        self._registry = registry
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
@@ -65,7 +64,7 @@ class AgentRoutes:
 
         async def endpoint(request: Request) -> ASGIApp:
             try:
-                found = self._desk.agent(request.path_params["rollout_id"], key_of(request))
+                found = self._registry.agent(request.path_params["rollout_id"], key_of(request))
                 return await answer(request, found, kind(found[1].memory))
             except Refusal as refusal:
                 return refused_with(kind, refusal)

@@ -107,7 +107,7 @@ class EngineCall:
                     continue
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     refused = EngineRefused(answer)
-                    self.session.fail(refused.kind, answer.status, refused.told)
+                    self.session.note_failure(refused.kind, answer.status, refused.told)
                 return answer
 
     async def _ask(self, wire: Wire) -> tuple[Json, Sent]:
@@ -145,14 +145,14 @@ class EngineCall:
             async with self.session.call() as limit:
                 yield limit
         except EngineRefused as refused:
-            self.session.fail(refused.kind, refused.answer.status, refused.told)
+            self.session.note_failure(refused.kind, refused.answer.status, refused.told)
             raise
         except EngineLost as lost:
-            self.session.fail("engine", lost.status, lost.message)
+            self.session.note_failure("engine", lost.status, lost.message)
             raise
         except Over as over:
             if over.is_late and not self.is_left:
-                self.session.fail("engine", over.status, over.message)
+                self.session.note_failure("engine", over.status, over.message)
             raise
 
     @asynccontextmanager

@@ -1,12 +1,8 @@
-"""The bodies of the gateway's own routes.
-
-Where a request carries its key.
-"""
+"""The bodies of the gateway's own routes, as the server and its runs send them."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
 
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 """Part of a URL: clients take ``.`` and ``..`` for something else."""
@@ -51,14 +47,3 @@ class OpenRollout(BaseModel):
     deadline_s: Seconds
     sampling_params: dict[str, Any] = {}
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-
-
-BEARER = "bearer "
-
-
-def key_of(request: Request) -> str:
-    """The bearer token or, as Anthropic's clients send it, ``x-api-key``; empty if there is none."""
-    told = request.headers.get("authorization", "")
-    if told[: len(BEARER)].lower() == BEARER:
-        return told[len(BEARER) :].strip()
-    return request.headers.get("x-api-key", "")

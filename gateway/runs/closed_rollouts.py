@@ -1,4 +1,4 @@
-"""What rollouts told when they were closed, for a caller whom the answer did not reach and who asks again."""
+"""The records of rollouts that were closed, for a caller whom the answer did not reach and who asks again."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 KEEP_S = 300.0
 """Longer than a caller may wait for an answer that was lost without a word."""
 MAX_BYTES = 1 << 26
-"""Of all answers that are kept for one run; the newest one is kept whatever its size."""
+"""Of all records that are kept for one run; the newest one is kept whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class _Kept:
 
 
 class ClosedRollouts:
-    """The answers of one run's rollouts: those that are closing, and those that closed lately."""
+    """The records of one run's rollouts, as JSON: those that are closing, and those that closed lately."""
 
     def __init__(self) -> None:
         self._closing: dict[str, asyncio.Task[bytes]] = {}
@@ -26,13 +26,13 @@ class ClosedRollouts:
         self._num_bytes = 0
 
     def add(self, rollout_id: str, closing: "asyncio.Task[bytes]") -> None:
-        """A rollout is closing: in the end there will be its answer."""
+        """A rollout is closing: in the end there will be its record."""
         self.forget(rollout_id)
         self._closing[rollout_id] = closing
         closing.add_done_callback(lambda _: self._keep(rollout_id, closing))
 
-    async def answer(self, rollout_id: str) -> bytes | None:
-        """The answer, once there is one; None if nothing is known of the rollout, or not any more."""
+    async def record(self, rollout_id: str) -> bytes | None:
+        """The record, once there is one; None if nothing is known of the rollout, or not any more."""
         closing = self._closing.get(rollout_id)
         if closing is not None:
             return await asyncio.shield(closing)  # this caller may leave: another one asks again
@@ -46,7 +46,7 @@ class ClosedRollouts:
         self._drop(rollout_id)
 
     def _keep(self, rollout_id: str, closed: "asyncio.Task[bytes]") -> None:
-        if self._closing.get(rollout_id) is not closed:
+        if self._closing.get(rollout_id) is not closed:  # opened again, and perhaps closed again, meanwhile
             return
         del self._closing[rollout_id]
         if closed.cancelled() or closed.exception() is not None:

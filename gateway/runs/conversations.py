@@ -1,6 +1,7 @@
-"""Finding the recorded turns that a sample was made of.
+"""Which conversation a call, a sample or a row of a captured run belongs to, told by digests of messages.
 
-Telling messages apart by digests: which conversation a call, a sample or a row belongs to.
+``RowPrompts`` knows the beginnings of conversations by instance; ``TurnStore`` keeps recorded turns by the conversation
+that each ends, until a sample with the same messages takes them.
 """
 
 from array import array
@@ -18,14 +19,17 @@ from forebay.core.task_row import parse_row
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 
-_encode = msgspec.json.Encoder().encode
+Json = dict[str, Any]
 
 NUM_BYTES = 8
+
+_encode = msgspec.json.Encoder().encode
 
 
 def digests(messages: Sequence[Any]) -> Iterator[int]:
     """A number for each beginning of a conversation: of one message, of two, and so on."""
     digest = b""
+    # Each digest is made of the one before: all beginnings together cost no more than the whole.
     for message in messages:
         digest = blake2b(digest + _encode(_plain(message)), digest_size=NUM_BYTES).digest()
         yield int.from_bytes(digest, "big")
@@ -86,11 +90,8 @@ def _pairs(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _instance(instance_id: InstanceId) -> int:
-    """``1`` is not ``"1"``."""
+    # As JSON, in which ``1`` is not ``"1"``.
     return int.from_bytes(blake2b(_encode(instance_id), digest_size=NUM_BYTES).digest(), "big")
-
-
-Json = dict[str, Any]
 
 
 class _Kept(msgspec.Struct, eq=False):
@@ -107,6 +108,7 @@ class TurnStore:
         self._keep_s = keep_s
         self._by_place: dict[int, list[_Kept]] = defaultdict(list)
         self._by_age: dict[_Kept, None] = {}
+        """The oldest first."""
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -120,7 +122,7 @@ class TurnStore:
         self._forget(now_s)
 
     def take(self, messages: object) -> Json | None:
-        """What the turns of a conversation tell of its tokens; they are kept no longer.
+        """The fields that the turns of a conversation give a sample of its tokens; they are kept no longer.
 
         None if its last assistant message is no reply that was recorded.
         """
@@ -134,7 +136,6 @@ class TurnStore:
         return trajectory.samples()[-1].fields()
 
     def _turns_of(self, messages: Sequence[Any]) -> list[_Kept]:
-        """The newest first to be chosen, so that each one before can be the one whose tokens it goes on from."""
         replies = [
             place
             for place, message in zip(digests(messages), messages, strict=True)
@@ -142,6 +143,7 @@ class TurnStore:
         ]
         if not replies or replies[-1] not in self._by_place:
             return []
+        # Backwards: of several turns with the same messages, that one counts whose tokens the next turn goes on from.
         chosen: list[_Kept] = []
         for place in reversed(replies):
             if kept := self._by_place.get(place):
@@ -150,9 +152,9 @@ class TurnStore:
 
     def _drop(self, kept: _Kept) -> None:
         del self._by_age[kept]
-        held = self._by_place[kept.place]
-        held.remove(kept)
-        if not held:
+        others = self._by_place[kept.place]
+        others.remove(kept)
+        if not others:
             del self._by_place[kept.place]
 
     def _forget(self, now_s: float) -> None:

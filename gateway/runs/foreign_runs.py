@@ -28,7 +28,7 @@ MAX_AFFINITIES = 10_000
 FIRST_MESSAGES = 2
 """So many messages tell prompts apart: the first is often the same for all."""
 END_S = 5.0
-"""Calls of a closed group that no engine can be told of are ended so long after it."""
+"""Calls of a closed group at engines that know no aborts are ended so long after it."""
 GROUP_CLOSED = "its group is closed"
 
 Json = dict[str, Any]
@@ -72,15 +72,16 @@ class CapturedCall:
 class Captured:
     """The calls of one run, in flight and recorded. ``counts`` tell how many samples found their turns."""
 
-    def __init__(self, run_id: str, told: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
-        self.told = told
+    def __init__(self, run_id: str, capturing: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
+        self.capturing = capturing
         self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
         self._ring = ring
         self._rid_prefix = f"{run_rid_prefix(run_id)}{'c' * 16}-"
         self._numbers = count()
-        self._turns = TurnStore(told.group_deadline_s)
+        self._turns = TurnStore(capturing.group_deadline_s)
         self.sessions: set[CapturedSession] = set()
         """Those of the calls in flight."""
+        # A log lives as long as a call or a task that adds to it: nobody needs to take it out.
         self._logs: WeakSet[TurnLog] = WeakSet()
         self._affinities: OrderedDict[int, Affinity] = OrderedDict()
         self._prompts: RowPrompts | None = None
@@ -88,23 +89,23 @@ class Captured:
 
     async def open(self) -> None:
         """Read the rows, if there are any."""
-        if self.told.input_file:
+        if self.capturing.input_file:
             try:
-                self._prompts = await asyncio.to_thread(RowPrompts, Path(self.told.input_file))
+                self._prompts = await asyncio.to_thread(RowPrompts, Path(self.capturing.input_file))
             except OSError as error:
                 logger.warning("calls cannot be told apart by their rows: %s", error)
 
     def call(self) -> CapturedCall:
         """A new call."""
         name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
-        prefix, deadline_s = f"{self._rid_prefix}{name}-", self.told.group_deadline_s
+        prefix, deadline_s = f"{self._rid_prefix}{name}-", self.capturing.group_deadline_s
         turns = TurnLog(self._record)
         self._logs.add(turns)
         return CapturedCall(CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, session_id=name))
 
-    async def settled(self) -> None:
+    async def drain(self) -> None:
         """Return when what ended before is recorded."""
-        await asyncio.gather(*(turns.settled() for turns in tuple(self._logs)))
+        await asyncio.gather(*(turns.drain() for turns in tuple(self._logs)))
 
     def drop(self) -> None:
         """Record nothing more."""
@@ -119,9 +120,10 @@ class Captured:
             return content  # the server says what is wrong with it
         if sample.get("tokens") is not None:
             return content
-        told = self._turns.take(sample.get("messages"))
-        self.counts["capture_unmatched" if told is None else "capture_matched"] += 1
-        return content if told is None else _encode({**told, **sample})
+        fields = self._turns.take(sample.get("messages"))
+        self.counts["capture_unmatched" if fields is None else "capture_matched"] += 1
+        # What the generator says itself goes before what was recorded.
+        return content if fields is None else _encode({**fields, **sample})
 
     async def end_group(self, instance_id: str | int) -> None:
         """A group was closed: its calls are aborted at their engines, and get what those had by then."""
@@ -129,6 +131,7 @@ class Captured:
         if prompt is None:
             return
         ended = [session for session in self.sessions if prompt in beginnings(session.messages)]
+        # Marked before the first abort goes out: an aborted call that is not would be gone on with at once.
         for session in ended:
             session.is_given_up = True
         await self._ring.stop(lambda: [request for session in ended for request in session.requests], END_S)

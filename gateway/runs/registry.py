@@ -1,16 +1,26 @@
-"""Who may use the gateway: the runs that the server has registered, and the rollouts that they opened."""
+"""Who may call the gateway: every key of the server, of runs and of rollouts is issued, found and revoked here.
+
+- The server's own key comes with the spec of the process; it registers runs and ends them.
+- A run's key comes with its registration; it opens, shows and closes rollouts of that run.
+- A rollout's key is made here when it is opened; its agent calls with it until the rollout is closed, or forgotten.
+- A captured run has a secret in place of keys: it is a part of the addresses that its generator is given.
+"""
 
 import asyncio
+import secrets
 from hashlib import sha256
-from secrets import compare_digest
+
+from starlette.requests import Request
 
 from forebay.core.errors import NotFound, Unauthorized
+from forebay.core.tasks import TaskSet
 from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.rollout import OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Affinity, Agent
 
+BEARER = "bearer "
 RUN_OVER = "its run has ended"
 REOPENED = "it was opened again"
 CLOSED = "it was closed"
@@ -18,73 +28,108 @@ CLOSED = "it was closed"
 KEEP_S = 600.0
 """A rollout that nobody closes is forgotten so long after its deadline."""
 LOOK_S = 1.0
+"""So often, at most, is looked whether a rollout with a deadline that does not move on can be forgotten."""
 
 
-class Desk:
-    """Looks keys up by their digests: how long that takes tells nothing about a key."""
+def key_of(request: Request) -> str:
+    """The key that a request carries; empty if there is none."""
+    authorization = request.headers.get("authorization", "")
+    if authorization[: len(BEARER)].lower() == BEARER:
+        return authorization[len(BEARER) :].strip()
+    # Anthropic's clients send their key under this name unless they are given an "auth token".
+    return request.headers.get("x-api-key", "")
 
-    def __init__(self) -> None:
+
+class RunRegistry:
+    """The runs that the server has registered, and the rollouts that they opened, by the digests of their keys."""
+
+    def __init__(self, control_key: str) -> None:
         self.runs: dict[str, GatewayRun] = {}
+        self._control_digest = _digest(control_key)
         self._runs_by_key: dict[bytes, GatewayRun] = {}
         self._rollouts_by_key: dict[bytes, OpenedRollout] = {}
         self._captured_by_secret: dict[bytes, GatewayRun] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskSet()
 
-    async def register(self, run_id: str, told: RegisterRun) -> None:
-        """Make a run known. What is told once more changes nothing; told otherwise, the run begins afresh."""
+    # --- finding who calls
+
+    def check_server(self, key: str) -> None:
+        """Raise ``Unauthorized`` unless the key is the server's."""
+        if _digest(key) != self._control_digest:
+            raise Unauthorized("only the server may call this")
+
+    def run_of(self, key: str) -> GatewayRun:
+        """The run that a key opens rollouts of. Raises ``Unauthorized``."""
+        run = self._runs_by_key.get(_digest(key))
+        if run is None:
+            raise Unauthorized("this is no run's gateway key", hint="POST /w/{run_key}/gateway at the server tells it")
+        return run
+
+    def agent(self, name: str, key: str) -> tuple[GatewayRun, Agent]:
+        """Who calls below ``/gateway/{name}/``: ``name`` is a rollout's id that goes with ``key``, or a run's secret.
+
+        Raises ``WrongKey``.
+        """
+        run = self._captured_by_secret.get(_digest(name))
+        if run is not None and run.captured is not None:
+            return run, run.captured.call()
+        rollout = self._rollouts_by_key.get(_digest(key))
+        if rollout is None or rollout.rollout_id != name:
+            raise WrongKey
+        return self.runs[rollout.run_id], rollout
+
+    # --- runs
+
+    async def register(self, run_id: str, registration: RegisterRun) -> None:
+        """Make a run known. The same registration once more changes nothing; with another one the run begins afresh."""
         known = self.runs.get(run_id)
-        if known is not None and known.told == told:
+        if known is not None and known.registration == registration:
             return
         await self.forget(run_id)
-        run = GatewayRun(run_id, told)
+        run = GatewayRun(run_id, registration)
         await run.__aenter__()
-        self.runs[run_id] = self._runs_by_key[_digest(told.key)] = run
-        if told.capturing is not None:
-            self._captured_by_secret[_digest(told.capturing.secret)] = run
+        self.runs[run_id] = self._runs_by_key[_digest(registration.key)] = run
+        if registration.capturing is not None:
+            self._captured_by_secret[_digest(registration.capturing.secret)] = run
 
     async def forget(self, run_id: str) -> None:
         """End a run: its keys are refused from now on, its calls are aborted. An unknown run is no error."""
         run = self.runs.pop(run_id, None)
         if run is None:
             return
-        del self._runs_by_key[_digest(run.told.key)]
+        # All keys go before the first await: nobody can begin a call while the others are being ended.
+        del self._runs_by_key[_digest(run.registration.key)]
         sessions = run.sessions
         for rollout in list(run.rollouts.values()):
             self._revoke(run, rollout, RUN_OVER)
         if run.captured is not None:
-            del self._captured_by_secret[_digest(run.captured.told.secret)]
+            del self._captured_by_secret[_digest(run.captured.capturing.secret)]
             run.captured.drop()
-            for session in tuple(run.captured.sessions):
-                run.end(session, RUN_OVER)
-        for each in sessions:
-            each.turns.drop()
+            for captured in tuple(run.captured.sessions):
+                run.end(captured, RUN_OVER)
+        for session in sessions:
+            session.turns.drop()
         await asyncio.gather(*(session.wait_idle() for session in sessions))
-        # Engines that are busy with other calls are told again and again for some seconds.
-        ending = asyncio.create_task(run.__aexit__(None, None, None))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        # Not awaited: engines that are busy with other calls are sent the same aborts for some seconds.
+        self._ending.start(run.__aexit__(None, None, None))
 
     async def aclose(self) -> None:
         """End all runs."""
         for run_id in list(self.runs):
             await self.forget(run_id)
-        await asyncio.gather(*self._ending)
+        await self._ending.drain()
 
-    def run_of(self, key: str) -> GatewayRun:
-        """The run that a key opens rollouts of. Raises ``Unauthorized``."""
-        run = self._runs_by_key.get(_digest(key))
-        if run is None or not compare_digest(run.told.key.encode(), key.encode()):
-            raise Unauthorized("this is no run's gateway key", hint="POST /w/{run_key}/gateway at the server tells it")
-        return run
+    # --- rollouts
 
-    def open(self, run: GatewayRun, told: OpenRollout) -> OpenedRollout:
+    def open(self, run: GatewayRun, body: OpenRollout) -> OpenedRollout:
         """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
-        rollout = OpenedRollout(run.run_id, told, Affinity(run.ring), run.clock)
-        earlier = run.rollouts.get(told.rollout_id)
+        key = secrets.token_urlsafe(24)
+        rollout = OpenedRollout(run.run_id, body, key, Affinity(run.ring), run.clock)
+        earlier = run.rollouts.get(body.rollout_id)
         if earlier is not None:
             self._revoke(run, earlier, REOPENED)
-        run.rollouts[told.rollout_id] = self._rollouts_by_key[_digest(rollout.key)] = rollout
-        run.closed.forget(told.rollout_id)
+        run.rollouts[body.rollout_id] = self._rollouts_by_key[_digest(key)] = rollout
+        run.closed.forget(body.rollout_id)
         self._expire(run, rollout)
         return rollout
 
@@ -103,33 +148,19 @@ class Desk:
         rollout = run.rollouts.get(rollout_id)
         if rollout is not None:
             self._revoke(run, rollout, CLOSED)
-            run.settle(rollout)
-        told = await run.closed.answer(rollout_id)
-        if told is None:
+            # The record is made in a task of the run's: the caller that began the closing may go away meanwhile.
+            run.closed.add(rollout_id, run.tasks.start(rollout.final_record()))
+        record = await run.closed.record(rollout_id)
+        if record is None:
             raise _not_open(run, rollout_id)
-        return told
-
-    def agent(self, name: str, key: str) -> tuple[GatewayRun, Agent]:
-        """Who calls below ``/gateway/{name}/``: ``name`` is a rollout's id that goes with ``key``, or a run's secret.
-
-        Raises ``WrongKey``.
-        """
-        captured = self._captured_by_secret.get(_digest(name))
-        if captured is not None and captured.captured is not None:
-            return captured, captured.captured.call()
-        rollout = self._rollouts_by_key.get(_digest(key))
-        if rollout is None or not compare_digest(rollout.key.encode(), key.encode()):
-            raise WrongKey
-        if not compare_digest(rollout.rollout_id.encode(), name.encode()):
-            raise WrongKey
-        return self.runs[rollout.run_id], rollout
+        return record
 
     def _expire(self, run: GatewayRun, rollout: OpenedRollout) -> None:
-        """Forget a rollout that nobody closes, now or, as its deadline may stand still, when it has been over long."""
         left_s = rollout.session.ends_s + KEEP_S - run.clock.now_s()
         if left_s <= 0:
             self._revoke(run, rollout, CLOSED)
         else:
+            # The event loop's clock goes on while the run's may stop: after the wait there can be time left again.
             wait_s = max(left_s, LOOK_S)
             rollout.expiry = asyncio.get_running_loop().call_later(wait_s, self._expire, run, rollout)
 
@@ -138,6 +169,7 @@ class Desk:
             return
         if rollout.expiry is not None:
             rollout.expiry.cancel()
+        # Its id may stand for another rollout by now, opened while this one was being closed.
         if run.rollouts.get(rollout.rollout_id) is rollout:
             del run.rollouts[rollout.rollout_id]
         run.end(rollout.session, reason)
@@ -148,4 +180,5 @@ def _not_open(run: GatewayRun, rollout_id: str) -> NotFound:
 
 
 def _digest(key: str) -> bytes:
+    # How long it takes to find or to compare a digest tells nothing about the key behind it.
     return sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,7 +1,6 @@
-"""A rollout that an agent executes: its base URL, its key, and the record of its calls."""
+"""A rollout that an agent executes: its key, its session, and the record of its calls."""
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -20,35 +19,35 @@ from forebay.web.replies import encode
 class OpenedRollout:
     """Between the opening of a rollout and its close."""
 
-    def __init__(self, run_id: str, told: OpenRollout, affinity: Affinity, clock: ActiveClock) -> None:
+    def __init__(self, run_id: str, body: OpenRollout, key: str, affinity: Affinity, clock: ActiveClock) -> None:
         """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
         self.run_id = run_id
-        self.rollout_id = told.rollout_id
-        self.key = secrets.token_urlsafe(24)
+        self.rollout_id = body.rollout_id
+        self.key = key
         self.expiry: asyncio.TimerHandle | None = None
         """When it is forgotten if nobody closes it."""
         self.memory = Memory()
-        self._trajectory = Trajectory(told.rollout_id)
+        self._trajectory = Trajectory(body.rollout_id)
         self._finish_reason = ""
         self.session = Session(
             affinity,
             clock,
-            _rid_prefix(run_id, told),
-            told.deadline_s,
+            _rid_prefix(run_id, body),
+            body.deadline_s,
             TurnLog(self._record),
-            session_id=told.rollout_id,
-            defaults=told.sampling_params,
-            max_tokens=told.max_tokens,
+            session_id=body.rollout_id,
+            defaults=body.sampling_params,
+            max_tokens=body.max_tokens,
         )
 
-    async def last_word(self) -> bytes:
+    async def final_record(self) -> bytes:
         """The record as JSON, once the last call has ended."""
         await self.session.wait_idle()
         return encode(await self.record())
 
     async def record(self) -> dict[str, Any]:
         """What its calls have come to so far: the samples, the one of the newest turn last."""
-        await self.session.turns.settled()
+        await self.session.turns.drain()
         return {
             "rollout_id": self.rollout_id,
             "samples": [sample.fields() for sample in self._trajectory.samples()],
@@ -64,11 +63,11 @@ class OpenedRollout:
             self._finish_reason = turn.finish_reason
 
 
-def _rid_prefix(run_id: str, told: OpenRollout) -> str:
-    """By default run and rollout, of fixed length: engines abort by prefix."""
+def _rid_prefix(run_id: str, body: OpenRollout) -> str:
     of_run = run_rid_prefix(run_id)
-    if told.rid_prefix is None:
-        return f"{of_run}{sha256(told.rollout_id.encode()).hexdigest()[:16]}-"
-    if not told.rid_prefix.startswith(of_run):
+    if body.rid_prefix is None:
+        # Of fixed length: engines abort by prefix, and "task-1" must not end the calls of "task-10".
+        return f"{of_run}{sha256(body.rollout_id.encode()).hexdigest()[:16]}-"
+    if not body.rid_prefix.startswith(of_run):
         raise InvalidInput(f"rid_prefix must begin with {of_run!r}", field="rid_prefix")
-    return told.rid_prefix
+    return body.rid_prefix

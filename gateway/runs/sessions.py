@@ -1,10 +1,7 @@
-"""One base URL that an agent was given: until when it is open, what its calls get by default, those in flight.
+"""What the calls under one base URL share: their engine, their deadline, their defaults, and the order of their record.
 
-A rollout stays on one engine: what it has asked before is in that engine's cache.
-
-Where the turns of a session go: in the order in which its calls ended, though some are looked up afterwards.
-
-Who calls the gateway: the agent of a rollout, or a generator that is captured.
+A session stands behind each rollout (``rollout.py``), and behind each single call of a captured run
+(``foreign_runs.py``). Its ``Affinity`` chooses the engine, its ``TurnLog`` takes the recorded turns.
 """
 
 import asyncio
@@ -26,82 +23,23 @@ from forebay.gateway.refusals import Over
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8
 """An engine is overloaded with more calls than ``OVERLOAD_FACTOR`` times those of the least loaded one plus these."""
-
-
-class Affinity:
-    """The engine that the calls of one rollout go to, as long as it answers and is not overloaded."""
-
-    def __init__(self, ring: EngineRing) -> None:
-        self._ring = ring
-        self._held: Member[Target] | None = None
-
-    async def choose(self) -> Member[Target]:
-        """The engine for the next call. Waits while none answers."""
-        least = await self._ring.take()
-        held = self._held
-        if held is None or held.failures or _is_overloaded(held, least):
-            self._held = least
-        assert self._held is not None
-        return self._held
-
-
-def _is_overloaded(held: Member[Target], least: Member[Target]) -> bool:
-    return held.in_flight > OVERLOAD_FACTOR * least.in_flight + OVERLOAD_CALLS
-
-
-Asking = Coroutine[Any, Any, Sequence[Turn]]
-
-
-class TurnLog:
-    """Hands turns to ``take``, one call's after another's."""
-
-    def __init__(self, take: Callable[[Sequence[Turn]], None]) -> None:
-        self._take = take
-        self._pending: list[asyncio.Task[None]] = []
-        """In order; each waits for the one before it."""
-
-    def add(self, turns: Sequence[Turn]) -> None:
-        """Turns that are known."""
-        if self._pending:
-            self.add_later(_known(turns))
-        else:
-            self._take(turns)
-
-    def add_later(self, turns: Asking) -> None:
-        """Turns of which something is still asked: nobody waits for that but who looks at the record."""
-        before = self._pending[-1] if self._pending else None
-        task = asyncio.create_task(self._add(before, turns))
-        self._pending.append(task)
-        task.add_done_callback(self._pending.remove)
-        task.add_done_callback(lambda _: turns.close())  # a task that is cancelled at once never starts it
-
-    async def settled(self) -> None:
-        """Return when everything that was added has been handed on."""
-        while self._pending:
-            await asyncio.wait(self._pending)
-
-    def drop(self) -> None:
-        """Hand on nothing more."""
-        for task in self._pending:
-            task.cancel()
-
-    async def _add(self, before: asyncio.Task[None] | None, turns: Asking) -> None:
-        known = await turns
-        if before is not None:
-            await asyncio.wait([before])
-        self._take(known)
-
-
-async def _known(turns: Sequence[Turn]) -> Sequence[Turn]:
-    return turns
-
-
 LIMITS = ("max_completion_tokens", "max_tokens")
+"""OpenAI's two names of one bound: whoever gives either has given both."""
 MAX_FAILURES = 100
 """Newest failures of a session that are kept."""
 
 Failure = dict[str, Any]
 """``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``agent``: what the engine refused), status, message."""
+
+
+class Agent(Protocol):
+    """Who calls: an open rollout, or one call of a captured run."""
+
+    @property
+    def session(self) -> "Session": ...
+
+    @property
+    def memory(self) -> Memory: ...
 
 
 class Session:
@@ -114,11 +52,11 @@ class Session:
 
     def __init__(
         self,
-        affinity: Affinity,
+        affinity: "Affinity",
         clock: ActiveClock,
         rid_prefix: str,
         deadline_s: float,
-        turns: TurnLog,
+        turns: "TurnLog",
         *,
         session_id: str = "",
         defaults: dict[str, Any] | None = None,
@@ -154,16 +92,21 @@ class Session:
         return bool(self._in_flight)
 
     def next_rid(self) -> str:
-        """The ``rid`` of the next request to an engine. All are of one length: engines abort by prefix."""
+        """The ``rid`` of the next request to an engine."""
+        # All of one length: SGLang aborts by prefix, and "1" must not end "10" as well.
         return f"{self.rid_prefix}{next(self._numbers):04x}"
 
     def prepared(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body of a call with the defaults in it, and within the bound on tokens."""
-        told = {name for name, value in body.items() if value is not None}
-        if told & set(LIMITS):
-            told |= set(LIMITS)
-        prepared = {**body, **{name: value for name, value in self._defaults.items() if name not in told}}
-        return prepared if self._max_tokens is None else _bounded(prepared, self._max_tokens)
+        given = {name for name, value in body.items() if value is not None}
+        if given & set(LIMITS):
+            given |= set(LIMITS)
+        prepared = {**body, **{name: value for name, value in self._defaults.items() if name not in given}}
+        if self._max_tokens is None:
+            return prepared
+        # A limit that is no number stays: it is the engine's to refuse.
+        limits = {name: bounded(prepared[name], self._max_tokens) for name in LIMITS if prepared.get(name) is not None}
+        return {**prepared, **(limits or {"max_tokens": self._max_tokens})}
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[asyncio.Timeout]:
@@ -180,7 +123,7 @@ class Session:
                     self._left.discard(limit)
                     self._news.notify()
         except TimeoutError:
-            if not limit.expired():
+            if not limit.expired():  # one from inside the call
                 raise
             raise Over(self._closed or "its time is up", is_late=not self._closed) from None
 
@@ -195,23 +138,24 @@ class Session:
 
     def leave(self, call: asyncio.Timeout, within_s: float) -> None:
         """The agent of a call is gone: it ends by itself, in so many seconds at most, also when the session is over."""
+        # An expired limit cannot be moved: the call is ending already.
         if not call.expired():
             self._in_flight.discard(call)
             self._left.add(call)
             call.reschedule(self._loop.time() + within_s)
 
     def close(self, reason: str) -> None:
-        """End all its calls; their agents are told ``reason``."""
+        """End all its calls, with ``reason`` as the answer to their agents."""
         self._closed = reason
         self._reschedule(self._loop.time())
 
     def note_clock(self) -> None:
-        """The clock stands still, or goes on: the calls in flight have as much of the time left as before."""
+        """The clock has stopped, or goes on: the calls in flight have as much of the time left as before."""
         if not self._closed:
             self._reschedule(self._until_s())
 
     def _until_s(self) -> float | None:
-        """When its time is up, by the event loop; None while the clock stands still before that."""
+        """When its time is up, by the event loop; None while the clock is stopped before that."""
         left_s = self.ends_s - self._clock.now_s()
         return self._loop.time() + left_s if self._clock.is_running or left_s <= 0 else None
 
@@ -224,25 +168,71 @@ class Session:
         """Return when no call is in flight any more, and everything is recorded."""
         while self._in_flight or self._left:
             await self._news.wait(1.0)
-        await self.turns.settled()
+        await self.turns.drain()
 
-    def fail(self, kind: str, status: int, message: str) -> None:
+    def note_failure(self, kind: str, status: int, message: str) -> None:
         """Note a call that the agent got an error for."""
-        told = {"kind": kind, "status": status, "message": message[:1_000], "call": self.num_calls}
-        self.failures.append(told)
+        self.failures.append({"kind": kind, "status": status, "message": message[:1_000], "call": self.num_calls})
 
 
-def _bounded(body: dict[str, Any], limit: int) -> dict[str, Any]:
-    """A limit that is no number is the engine's to refuse."""
-    told = {name: bounded(body[name], limit) for name in LIMITS if body.get(name) is not None}
-    return {**body, **(told or {"max_tokens": limit})}
+class Affinity:
+    """The engine that the calls of one rollout go to: what it has asked before is in that engine's cache.
+
+    It changes when that engine does not answer, or is overloaded.
+    """
+
+    def __init__(self, ring: EngineRing) -> None:
+        self._ring = ring
+        self._chosen: Member[Target] | None = None
+
+    async def choose(self) -> Member[Target]:
+        """The engine for the next call. Waits while none answers."""
+        least = await self._ring.take()
+        chosen = self._chosen
+        if chosen is None or chosen.failures or chosen.in_flight > OVERLOAD_FACTOR * least.in_flight + OVERLOAD_CALLS:
+            chosen = self._chosen = least
+        return chosen
 
 
-class Agent(Protocol):
-    """What its calls have in common."""
+class TurnLog:
+    """Hands turns to ``take`` in the order in which their calls ended, though some are looked up afterwards."""
 
-    @property
-    def session(self) -> Session: ...
+    def __init__(self, take: Callable[[Sequence[Turn]], None]) -> None:
+        self._take = take
+        self._pending: list[asyncio.Task[None]] = []
+        """In order; each waits for the one before it."""
 
-    @property
-    def memory(self) -> Memory: ...
+    def add(self, turns: Sequence[Turn]) -> None:
+        """Turns that are known."""
+        if self._pending:
+            self.add_later(_known(turns))
+        else:
+            self._take(turns)
+
+    def add_later(self, turns: Coroutine[Any, Any, Sequence[Turn]]) -> None:
+        """Turns of which something is being asked: nobody waits for that but who looks at the record."""
+        before = self._pending[-1] if self._pending else None
+        task = asyncio.create_task(self._add(before, turns))
+        self._pending.append(task)
+        task.add_done_callback(self._pending.remove)
+        task.add_done_callback(lambda _: turns.close())  # a task that is cancelled at once never starts it
+
+    async def drain(self) -> None:
+        """Return when everything that was added has been handed on."""
+        while self._pending:
+            await asyncio.wait(self._pending)
+
+    def drop(self) -> None:
+        """Hand on nothing more."""
+        for task in self._pending:
+            task.cancel()
+
+    async def _add(self, before: asyncio.Task[None] | None, turns: Coroutine[Any, Any, Sequence[Turn]]) -> None:
+        known = await turns
+        if before is not None:
+            await asyncio.wait([before])  # not awaited itself: its failure, or its end, is not this one's
+        self._take(known)
+
+
+async def _known(turns: Sequence[Turn]) -> Sequence[Turn]:
+    return turns

@@ -1,4 +1,4 @@
-"""Which weights the workers have: asked seldom, and by one stream for all others."""
+"""Which weights the workers have: SGLang does not say it in a stream, so one stream asks for all others."""
 
 import asyncio
 import time
@@ -32,12 +32,12 @@ class WorkerVersions:
     """A version that is the same before and after a stream was the same all the time.
 
     So what is known *before* may be old, as long as it was true once and is asked for again *after* the stream: if an
-    update falls in between, both are told. A fresh one is taken so that this does not happen to streams that begin
+    update falls in between, both are recorded. A fresh one is taken so that this does not happen to streams that begin
     soon after an update.
     """
 
     ask: Ask
-    """The version of the worker at a URL now; None if it does not tell."""
+    """The version of the worker at a URL now; None if it has none."""
     _workers: defaultdict[str, _Worker] = field(default_factory=lambda: defaultdict(_Worker))
 
     async def before(self, url: str, announced: int | None) -> str | None:
@@ -47,7 +47,7 @@ class WorkerVersions:
         if not is_fresh or worker.announced != announced:
             if worker.asking is None:
                 worker.asking = asyncio.create_task(self._ask(url, worker, announced))
-            await asyncio.shield(worker.asking)
+            await asyncio.shield(worker.asking)  # others wait for it too: this stream may be cancelled
         return worker.version
 
     async def after(self, url: str, announced: int | None) -> str | None:
@@ -70,5 +70,6 @@ class WorkerVersions:
             version = await self.ask(url)
         finally:
             worker.asking = None
+        # Two requests can be under way, from ``before`` and from ``after``; the later one may be answered first.
         if asked_s > worker.asked_s:
             worker.version, worker.asked_s, worker.announced = version, asked_s, announced
