@@ -28,8 +28,8 @@ class SamplesRefused(ForebayError, ValueError):
     def __init__(self, refusals: Sequence[tuple[dict[str, Any], ForebayError]]) -> None:
         sample, error = refusals[0]
         more = f" (and {len(refusals) - 1} others)" if len(refusals) > 1 else ""
-        told = f"the buffer refused sample {sample.get('uid')!r}{more}: {error.message}"
-        super().__init__(told, hint=error.hint, field=error.field)
+        message = f"the buffer refused sample {sample.get('uid')!r}{more}: {error.message}"
+        super().__init__(message, hint=error.hint, field=error.field)
         self.refusals = list(refusals)
 
 
@@ -78,15 +78,15 @@ def make_error(
     return error
 
 
-def told_error(told: Any, status: int | None = None) -> ForebayError | None:
-    """The error in ``{"code", "message", "hint", "field"?}``; None if that is not what ``told`` is."""
-    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+def error_in(value: Any, status: int | None = None) -> ForebayError | None:
+    """The error in ``{"code", "message", "hint", "field"?}``; None if that is not what ``value`` is."""
+    if not isinstance(value, dict) or not isinstance(value.get("message"), str):
         return None
-    field = told.get("field")
+    field = value.get("field")
     return make_error(
-        str(told.get("code")),
-        told["message"],
-        hint=str(told.get("hint") or ""),
+        str(value.get("code")),
+        value["message"],
+        hint=str(value.get("hint") or ""),
         field=field if isinstance(field, str) else None,
         status=status,
     )
@@ -98,7 +98,7 @@ def error_of(status: int, body: bytes, asked: str, retry_after_s: float | None =
         value = msgspec.json.decode(body)
     except msgspec.DecodeError:
         value = None
-    error = told_error(value.get("error"), status) if isinstance(value, dict) else None
+    error = error_in(value.get("error"), status) if isinstance(value, dict) else None
     if error is None:
         hint = "is this the address of a Forebay server?"
         error = make_error("", f"the answer to {asked} is not Forebay's (status {status})", hint=hint, status=status)

@@ -1,13 +1,12 @@
-"""The protocol without I/O: flows say what they want of the outside, and are sent what came of it.
+"""Calls and their repetition, without I/O: flows say what they want of the outside, and are sent what came of it.
 
 A *flow* is a generator that yields a ``Call``, a ``Pause`` or ``Work``. ``transport.py`` has two drivers, one that
 blocks and one that awaits; both run the same flows, so that what the client does is written once.
-
-Reading what the server tells, numbers beyond float64 included.
 """
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
@@ -18,20 +17,6 @@ import msgspec
 from forebay.client.errors import ServerUnreachable, error_of
 from forebay.core.backoff import Backoff
 
-
-def read_json(text: bytes | memoryview) -> Any:
-    """The value in ``text``. A number too large for a float, which a sample may hold, becomes infinite.
-
-    Raises ``ValueError`` for what is no JSON.
-    """
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.ValidationError:  # its decoder refuses such a number, and with it everything around
-        return json.loads(bytes(text))
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
-
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -39,9 +24,10 @@ Json: TypeAlias = dict[str, Any]
 
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
 """Statuses that say: the same request is right a little later."""
-ENDLESS_S = float("inf")
-"""As ``retry_for_s``: tried again for as long as it takes."""
-LONGEST_TOLD_S = 60.0
+LONGEST_RETRY_AFTER_S = 60.0
+CALL_TIMEOUT_S = 30.0
+ENDLESS_S = math.inf
+"""As ``retry_for_s``: asked again for as long as it takes."""
 JSON_BODY = {"Content-Type": "application/json"}
 
 
@@ -51,9 +37,15 @@ class Call:
 
     method: str
     path: str
+    """Below the transport's address, whatever path that has itself."""
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 30.0
+    timeout_s: float = CALL_TIMEOUT_S
+    """Seconds without a byte from the server. A long poll adds what it asks the server to wait."""
+    query: Mapping[str, str | int | float | bool] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +69,18 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
+    """Their names are found in lower case."""
     body: bytes
 
     @property
-    def is_transient(self) -> bool:
-        return self.status in TRANSIENT
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
 
     @property
     def retry_after_s(self) -> float | None:
         """The seconds of Retry-After, at most a minute; None where there is none."""
-        told = self.headers.get("retry-after", "")
-        return min(float(told), LONGEST_TOLD_S) if told.isdecimal() else None
+        text = self.headers.get("retry-after", "")
+        return min(float(text), LONGEST_RETRY_AFTER_S) if text.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,6 @@ class Lost:
     """No answer came; the server may have acted on the request all the same."""
 
     reason: str
-    is_transient = True
     retry_after_s = None
 
 
@@ -105,64 +97,78 @@ Flow: TypeAlias = Generator[Wish, Any, T]
 
 
 class Patience:
-    """Seconds that are used up from the first question on; without a number they never are."""
+    """Seconds that are used up from now on; without a number they never are."""
 
     def __init__(self, wait_s: float | None) -> None:
-        self._until_s = None if wait_s is None else time.monotonic() + wait_s
+        self._until_s = ENDLESS_S if wait_s is None else time.monotonic() + wait_s
 
     @property
     def left_s(self) -> float:
-        return float("inf") if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+        return max(0.0, self._until_s - time.monotonic())
 
 
 def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[Reply]:
-    """The answer to ``call``, asked again while nobody answers or the server says later, as ``transient`` statuses do.
+    """The answer to ``call``, asked again while nobody answers or the server has one of the ``transient`` statuses.
 
-    Raises ``ServerUnreachable``, or what the server said last, ``retry_for_s`` seconds after the first failure.
+    Raises ``ServerUnreachable``, or what the server said last, ``retry_for_s`` seconds
+    after the first failure. A status that is not transient is an answer, whether of success or not.
     """
     pause = Backoff()
-    patience: Patience | None = None
+    limit: Patience | None = None
     while True:
-        told: Reply | Lost = yield call
-        if isinstance(told, Reply) and told.status not in transient:
-            return told
-        if patience is None:
-            patience = Patience(retry_for_s)
-            tell_trouble(told, call, retry_for_s)
-        if patience.left_s <= 0:
-            raise failure(told, call)
-        yield Pause(min(pause.next_s(told.retry_after_s), patience.left_s))
+        reply: Reply | Lost = yield call
+        if isinstance(reply, Reply) and reply.status not in transient:
+            return reply
+        if limit is None:  # from the first failure on: a long poll may have waited for much longer than the limit
+            limit = Patience(retry_for_s)
+            log_repetition(reply, call, retry_for_s)
+        if limit.left_s <= 0:
+            raise failure(reply, call)
+        yield Pause(min(pause.next_s(reply.retry_after_s), limit.left_s))
 
 
-def tell_trouble(told: Reply | Lost, call: Call, retry_for_s: float) -> None:
-    """Log that a call has to be made again: whoever waits for it should see why."""
-    what = told.reason if isinstance(told, Lost) else f"status {told.status}"
+def log_repetition(reply: Reply | Lost, call: Call, retry_for_s: float) -> None:
+    """Whoever waits for the call should see why."""
+    reason = reply.reason if isinstance(reply, Lost) else f"status {reply.status}"
     limit = "until it is answered" if retry_for_s == ENDLESS_S else f"for up to {retry_for_s:.0f} s"
-    logger.warning("%s %s: %s; trying again %s", call.method, call.path, what, limit)
+    logger.warning("%s: %s; trying again %s", call, reason, limit)
 
 
-def failure(told: Reply | Lost, call: Call) -> Exception:
+def failure(reply: Reply | Lost, call: Call) -> Exception:
     """What an answer that is no success means."""
-    if isinstance(told, Lost):
-        return ServerUnreachable(told.reason)
-    return error_of(told.status, told.body, f"{call.method} {call.path}", told.retry_after_s)
+    if isinstance(reply, Lost):
+        return ServerUnreachable(reply.reason)
+    return error_of(reply.status, reply.body, str(call), reply.retry_after_s)
 
 
-def decoded(reply: Reply, call: Call) -> Json:
-    """The object in a successful reply. Raises what the server said otherwise."""
-    if reply.status >= 300:
+def decoded(reply: Reply | Lost, call: Call) -> Json:
+    """The object in a successful reply. Raises what the server said otherwise, or that nobody answers."""
+    if isinstance(reply, Lost) or not reply.is_success:
         raise failure(reply, call)
     try:
         value = read_json(reply.body)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise error_of(reply.status, b"", f"{call.method} {call.path}")
+        raise error_of(reply.status, b"", str(call))
     return value
 
 
-def json_call(method: str, path: str, body: Json | None = None, timeout_s: float = 30.0) -> Call:
+def json_call(method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Call:
     """A call whose body, if any, is JSON."""
     if body is None:
         return Call(method, path, timeout_s=timeout_s)
     return Call(method, path, msgspec.json.encode(body), JSON_BODY, timeout_s)
+
+
+def read_json(text: bytes | memoryview) -> Any:
+    """The value in ``text``. A number too large for a float, which a sample may hold, becomes infinite.
+
+    Raises ``ValueError`` for what is no JSON.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:  # its decoder refuses such a number, and with it everything around
+        return json.loads(bytes(text))
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Running flows over HTTP: one driver that blocks, one that awaits."""
+"""Running flows over HTTP: one driver that blocks, one that awaits; each also in the background."""
 
 import asyncio
 import threading
@@ -6,13 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 
 from forebay.client.calls.cutting import Breakable, Connections
 from forebay.client.calls.flow import Call, Flow, Lost, Pause, Reply, Work
-from forebay.core.addresses import is_loopback
+from forebay.core.addresses import is_http_url, is_local_url
 from forebay.core.errors import InvalidInput
 
 T = TypeVar("T")
@@ -21,15 +20,32 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Transport:
-    """Runs flows, blocking the calling thread. May be used by several threads at once."""
+    """Calls the server at ``url``, which may have a path, and runs flows, blocking the calling thread.
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._http = httpx.Client(**_options(url, token))
+    ``token`` is sent with each call. No proxy is asked for this machine's own addresses, and none at all unless
+    ``may_ask_proxy``. May be used by several threads at once. Raises ``InvalidInput`` for an address or a token that
+    cannot be sent to.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
+        self._http = httpx.Client(**_options(url, token, may_ask_proxy))
         self._connections = Connections()
 
     def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
         """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
-        return _driven(flow, self._answer, pause or self._pause)
+        return drive(flow, self.ask, pause or (lambda wish: self._connections.pause(wish.seconds)))
+
+    def ask(self, call: Call) -> Reply | Lost:
+        """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
+        self._connections.check()
+        try:
+            reply = self._send(call, trace=self._connections.trace)
+        except RuntimeError:  # the connections are let go of while a thread is about to ask
+            self._connections.check()
+            raise
+        if isinstance(reply, Lost):
+            self._connections.check()
+        return reply
 
     def cut(self) -> None:
         """Break off every flow, those of other threads too. Only ``run_last`` asks anything from now on."""
@@ -37,43 +53,38 @@ class Transport:
 
     def run_last(self, flow: Flow[T]) -> T:
         """Run ``flow`` although all others are cut; its result."""
-        return _driven(flow, self._ask, lambda pause: time.sleep(pause.seconds))
-
-    def _answer(self, call: Call) -> Reply | Lost:
-        self._connections.check()
-        try:
-            told = self._ask(call, trace=self._connections.trace)
-        except RuntimeError:  # the connections are let go of while a thread is about to ask
-            self._connections.check()
-            raise
-        if isinstance(told, Lost):
-            self._connections.check()
-        return told
-
-    def _ask(self, call: Call, **extensions: Any) -> Reply | Lost:
-        try:
-            return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
-        except httpx.TransportError as error:
-            return _lost(error)
-
-    def _pause(self, pause: Pause) -> None:
-        self._connections.pause(pause.seconds)
+        return drive(flow, self._send, lambda pause: time.sleep(pause.seconds))
 
     def close(self) -> None:
         """Let go of the connections."""
         self._http.close()
 
+    def _send(self, call: Call, **extensions: Any) -> Reply | Lost:
+        try:
+            return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
+        except httpx.RequestError as error:
+            return _lost(error)
+
 
 class AsyncTransport:
-    """Runs flows in an event loop."""
+    """``Transport`` to be awaited, within one event loop."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._http = httpx.AsyncClient(**_options(url, token))
+    def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
+        self._http = httpx.AsyncClient(**_options(url, token, may_ask_proxy))
         self._breakable = Breakable()
 
     async def run(self, flow: Flow[T], pause: Callable[[Pause], Awaitable[object]] | None = None) -> T:
         """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
-        return await _awaited(flow, self._answer, pause or self._pause)
+        return await _drive_awaited(flow, self.ask, pause or self._pause)
+
+    async def ask(self, call: Call) -> Reply | Lost:
+        """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
+        async with self._breakable.part():
+            return await self._send(call)
+
+    async def _pause(self, pause: Pause) -> None:
+        async with self._breakable.part():
+            await asyncio.sleep(pause.seconds)
 
     async def cut(self) -> None:
         """Break off every flow, those of other tasks too. Only ``run_last`` asks anything from now on."""
@@ -81,60 +92,53 @@ class AsyncTransport:
 
     async def run_last(self, flow: Flow[T]) -> T:
         """Run ``flow`` although all others are cut; its result."""
-        return await _awaited(flow, self._ask, lambda pause: asyncio.sleep(pause.seconds))
-
-    async def _answer(self, call: Call) -> Reply | Lost:
-        async with self._breakable.part():
-            return await self._ask(call)
-
-    async def _pause(self, pause: Pause) -> None:
-        async with self._breakable.part():
-            await asyncio.sleep(pause.seconds)
-
-    async def _ask(self, call: Call) -> Reply | Lost:
-        try:
-            return _reply(await self._http.request(call.method, call.path, **_request(call)))
-        except httpx.TransportError as error:
-            return _lost(error)
+        return await _drive_awaited(flow, self._send, lambda pause: asyncio.sleep(pause.seconds))
 
     async def close(self) -> None:
         """Let go of the connections."""
         await self._http.aclose()
 
+    async def _send(self, call: Call) -> Reply | Lost:
+        try:
+            return _reply(await self._http.request(call.method, call.path, **_request(call)))
+        except httpx.RequestError as error:
+            return _lost(error)
 
-def _driven(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[Pause], object]) -> T:
-    told: Any = None
+
+def drive(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[Pause], object]) -> T:
+    """Run ``flow`` to its end with these two; its result."""
+    answer: Any = None
     try:
         while True:
-            wish = flow.send(told)
+            wish = flow.send(answer)
             match wish:
                 case Call():
-                    told = ask(wish)
+                    answer = ask(wish)
                 case Pause():
-                    told = pause(wish)
+                    answer = pause(wish)
                 case Work():
-                    told = wish.function()
+                    answer = wish.function()
     except StopIteration as stop:
         result: T = stop.value
         return result
     finally:
-        flow.close()
+        flow.close()  # where asking was cut, the flow still has to note which of its calls were broken off
 
 
-async def _awaited(
+async def _drive_awaited(
     flow: Flow[T], ask: Callable[[Call], Awaitable[Reply | Lost]], pause: Callable[[Pause], Awaitable[object]]
 ) -> T:
-    told: Any = None
+    answer: Any = None
     try:
         while True:
-            wish = flow.send(told)
+            wish = flow.send(answer)
             match wish:
                 case Call():
-                    told = await ask(wish)
+                    answer = await ask(wish)
                 case Pause():
-                    told = await pause(wish)
+                    answer = await pause(wish)
                 case Work():
-                    told = await asyncio.to_thread(wish.function)
+                    answer = await asyncio.to_thread(wish.function)
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -213,27 +217,36 @@ class _Stopped(Exception):
     """A pause in a thread that is to end."""
 
 
-def _options(url: str, token: str | None) -> dict[str, Any]:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidInput(
-            f"{url!r} is not a server's address", hint="it looks like http://127.0.0.1:8889", field="url"
-        )
+def _options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]:
+    try:
+        is_address = is_http_url(url) and bool(httpx.URL(url))
+    except httpx.InvalidURL:  # it knows more than the parts of an address: characters, the rules of host names
+        is_address = False
+    if not is_address:
+        hint = "it looks like http://127.0.0.1:8889"
+        raise InvalidInput(f"{url!r} is not a server's address", hint=hint, field="url")
+    if token and not (token.isascii() and token.isprintable()):
+        hint = "pass the server's own token"
+        raise InvalidInput("the token has characters that no header can hold", hint=hint, field="token")
     return {
         "base_url": url.rstrip("/"),
         "headers": {"Authorization": f"Bearer {token}"} if token else {},
-        "trust_env": not is_loopback(parts.hostname),  # no proxy is asked for this machine's own addresses
+        "trust_env": may_ask_proxy and not is_local_url(url),
     }
 
 
 def _request(call: Call) -> dict[str, Any]:
-    timeout = httpx.Timeout(call.timeout_s, connect=CONNECT_TIMEOUT_S)
-    return {"content": call.body, "headers": dict(call.headers), "timeout": timeout}
+    return {
+        "content": call.body,
+        "headers": dict(call.headers),
+        "params": call.query,  # None leaves a query that stands in the path, an empty one would take it away
+        "timeout": httpx.Timeout(call.timeout_s, connect=CONNECT_TIMEOUT_S),
+    }
 
 
 def _reply(response: httpx.Response) -> Reply:
     return Reply(response.status_code, response.headers, response.content)
 
 
-def _lost(error: httpx.TransportError) -> Lost:
+def _lost(error: httpx.RequestError) -> Lost:
     return Lost(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -24,9 +24,9 @@ from forebay.client.calls.flow import (
     Reply,
     Work,
     failure,
-    tell_trouble,
+    log_repetition,
 )
-from forebay.client.errors import error_of, told_error
+from forebay.client.errors import error_in, error_of
 from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
 from forebay.client.sample_writer.outbox import NEVER_S, Limits, Outbox, Outgoing, Sample
 from forebay.core.backoff import Backoff
@@ -45,7 +45,7 @@ def read_verdicts(body: bytes, count: int) -> list[ForebayError | None] | None:
         return None
     if not isinstance(results, list) or len(results) != count:
         return None
-    return [told_error(result.get("error"), result.get("status")) for result in results]
+    return [error_in(result.get("error"), result.get("status")) for result in results]
 
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Writing:
                 return told
             if patience is None:
                 patience = Patience(self.retry_for_s)
-                tell_trouble(told, call, self.retry_for_s)
+                log_repetition(told, call, self.retry_for_s)
             if patience.left_s <= 0:
                 raise failure(told, call)
             yield Pause(min(pause.next_s(told.retry_after_s), patience.left_s))

@@ -110,9 +110,9 @@ class Reading:
             return
         self.leases.check()
         if leased := self.leases.leased_ids:
-            told = f"{leased[0]} is leased" if len(leased) == 1 else f"{len(leased)} batches are leased"
+            what = f"{leased[0]} is leased" if len(leased) == 1 else f"{len(leased)} batches are leased"
             hint = "checkpoint, ack or release them first, or take a client for each run"
-            raise InvalidInput(f"{told}, of {self.run_id}", field="run_id", hint=hint)
+            raise InvalidInput(f"{what}, of {self.run_id}", field="run_id", hint=hint)
         yield from self._give_back_all([])
 
     def _attached(self, view: Json) -> RunStats:
@@ -145,14 +145,14 @@ class Reading:
     def update_weights(self, version: int, model_path: str, mode: PauseMode, timeout_s: float) -> Flow[WeightUpdate]:
         """Let the engines load other weights, and announce them."""
         body = {"weight_version": version, "model_path": model_path, "mode": mode}
-        told = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
-        return msgspec.convert(told, WeightUpdate)
+        reply = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
+        return msgspec.convert(reply, WeightUpdate)
 
     def pause_engines(self, mode: PauseMode, limit_s: float, timeout_s: float) -> Flow[EnginePause]:
         """Let the engines stand still."""
         body = {"mode": mode, "limit_s": limit_s}
-        told = yield from self._ask("POST", self._path("engines/pause"), body, timeout_s)
-        return msgspec.convert(told, EnginePause)
+        reply = yield from self._ask("POST", self._path("engines/pause"), body, timeout_s)
+        return msgspec.convert(reply, EnginePause)
 
     def continue_engines(self, version: int | None) -> Flow[None]:
         """Let the engines go on, and announce the weights that they have, if a version is given."""
@@ -163,10 +163,10 @@ class Reading:
 
     def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
         """A batch, or None once ``wait_s`` is over."""
-        patience, poll_s = Patience(wait_s), 0.0
+        limit, poll_s = Patience(wait_s), 0.0
         while True:
-            batch = yield from self._lease(wanted, min(poll_s, patience.left_s))
-            if batch is not None or patience.left_s <= 0:
+            batch = yield from self._lease(wanted, min(poll_s, limit.left_s))
+            if batch is not None or limit.left_s <= 0:
                 return batch
             poll_s = POLL_S
 
@@ -220,12 +220,12 @@ class Reading:
     def _taken(self, reply: Reply, call: Call, wanted: Wanted) -> Batch | None:
         """What a reply has, which is this client's from here on."""
         content = reply.body if is_blob(reply.body) else b""
-        told = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
-        if told["batch_id"] is None:
+        batch = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
+        if batch["batch_id"] is None:
             return None
-        self.leases.add(told["batch_id"], told["lease_s"])
+        self.leases.add(batch["batch_id"], batch["lease_s"])
         names = ("batch_id", "meta_info", "lease_s", "group_sizes")
-        return Batch(**{name: told[name] for name in names}, rows=told["data"], step=wanted.step, content=content)
+        return Batch(**{name: batch[name] for name in names}, rows=batch["data"], step=wanted.step, content=content)
 
     def ack(self, batch: BatchLike) -> Flow[None]:
         """A batch is done with."""
@@ -247,23 +247,23 @@ class Reading:
         self.leases.check()
         ids = self.leases.all_ids if batches is None else batch_ids(batches)
         with self.leases.busy(ids):
-            told = yield from self._ask("POST", self._path("checkpoints"), {"step": step, "batch_ids": ids})
+            reply = yield from self._ask("POST", self._path("checkpoints"), {"step": step, "batch_ids": ids})
             self.leases.drop(ids)
-        return msgspec.convert(told, CheckpointResult)
+        return msgspec.convert(reply, CheckpointResult)
 
     def checkpoints(self) -> Flow[list[CheckpointInfo]]:
         """The checkpoints that the run knows, by step."""
-        told = yield from self._ask("GET", self._path("checkpoints"))
-        return msgspec.convert(told["checkpoints"], list[CheckpointInfo])
+        reply = yield from self._ask("GET", self._path("checkpoints"))
+        return msgspec.convert(reply["checkpoints"], list[CheckpointInfo])
 
     def rewind(self, step: int | None) -> Flow[RewindResult]:
         """Undo what no checkpoint up to ``step`` holds."""
         ids = self.leases.all_ids
         with self.leases.busy(ids):
-            told = yield from self._ask("POST", self._path("rewind"), {"step": step})
+            reply = yield from self._ask("POST", self._path("rewind"), {"step": step})
             self.leases.forget()
         self.reads.forget()
-        return msgspec.convert(told, RewindResult)
+        return msgspec.convert(reply, RewindResult)
 
     # --- leases
 
@@ -276,12 +276,12 @@ class Reading:
 
     def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
         call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
-        told: Reply | Lost = yield call
-        if isinstance(told, Reply) and told.status < 300:
+        reply: Reply | Lost = yield call
+        if isinstance(reply, Reply) and reply.is_success:
             self.leases.extended(batch_id, is_done=True)
             return
-        error = failure(told, call)
-        if isinstance(told, Reply) and told.status in (404, 409) and not isinstance(error, BatchAcked):
+        error = failure(reply, call)
+        if isinstance(reply, Reply) and reply.status in (404, 409) and not isinstance(error, BatchAcked):
             self.leases.lose(batch_id, _as_lost(batch_id, error))
             return
         logger.warning("the lease of %s could not be extended, trying again: %s", batch_id, error)
@@ -322,8 +322,8 @@ class Reading:
         request_ids = self.reads.open_ids
         if not request_ids:
             return []
-        told = yield from self._ask("GET", self._path("batches?state=leased"))
-        return [batch["batch_id"] for batch in told["batches"] if batch["request_id"] in request_ids]
+        reply = yield from self._ask("GET", self._path("batches?state=leased"))
+        return [batch["batch_id"] for batch in reply["batches"] if batch["request_id"] in request_ids]
 
     # --- asking
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from forebay import client
-from forebay.client.calls.flow import Call, Flow, Lost, Pause, Reply, answered
+from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Lost, Pause, Reply, answered
+from forebay.client.calls.transport import Transport
 from forebay.client.errors import ClientClosed, error_of, make_error
 from forebay.client.sample_writer.outbox import Limits, Outbox
 from forebay.client.trainer.held_leases import Leases
@@ -82,7 +83,10 @@ def test_an_answer_that_comes_after_the_end_is_not_taken_but_given_back() -> Non
     assert trainer.leases.all_ids == []
     leaving = trainer.leave()
     listing = [{"batch_id": "b", "request_id": request_id}, {"batch_id": "another's", "request_id": None}]
-    paths = [leaving.send(None).path, leaving.send(Reply(200, {}, msgspec.json.encode({"batches": listing}))).path]
+    paths = [
+        leaving.send(None).path,
+        leaving.send(Reply(200, {}, msgspec.json.encode({"batches": listing}))).path,
+    ]
     assert paths == ["v1/runs/run-1/batches?state=leased", "v1/runs/run-1/batches/b/release"]
     leaving.send(Reply(200, {}, b"{}"))
     with pytest.raises(StopIteration):
@@ -181,3 +185,20 @@ def test_an_answer_that_is_not_forebays_says_so(body: bytes) -> None:
     error = error_of(404, body, "GET x")
     assert "GET x is not Forebay's (status 404)" in str(error)
     assert "address" in error.hint
+
+
+def test_a_call_may_be_asked_without_end_and_for_statuses_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    flow: Flow[Reply] = answered(Call("GET", "x"), ENDLESS_S, TRANSIENT | {500})
+    flow.send(None)
+    for answer in [Lost("ReadError"), Reply(500, {}, b"")] * 5:
+        assert isinstance(flow.send(answer), Pause)
+        assert isinstance(flow.send(None), Call)
+    assert caplog.messages == ["GET x: ReadError; trying again until it is answered"]
+    with pytest.raises(StopIteration):
+        flow.send(Reply(404, {}, b""))
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:0", "http://[::1", "http://a\nb", "127.0.0.1:8889"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(errors.InvalidInput, match="is not a server's address"):
+        Transport(url)

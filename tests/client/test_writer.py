@@ -262,3 +262,13 @@ async def test_the_awaited_writer_does_the_same(run: NativeRun, proxy: FaultyPro
         with pytest.raises(SamplesRefused, match="bad"):
             await writer.flush()
     assert proxy.is_calm
+
+
+async def test_who_waits_for_the_writer_hears_of_a_run_that_is_gone(server: ServerProcess) -> None:
+    writer = AsyncSampleWriter(server.url, "no-such-run")
+    ended = asyncio.create_task(writer.watch())
+    await writer.write(make_sample())
+    with pytest.raises(RunNotFound, match="no-such-run"):
+        await ended
+    with pytest.raises(RunNotFound):
+        await writer.close()
