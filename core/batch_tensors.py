@@ -64,7 +64,7 @@ class TokenRow(msgspec.Struct, Generic[P], frozen=True, gc=False):
     """The row as JSON without its arrays."""
 
 
-class Column(NamedTuple, Generic[P]):
+class TensorColumn(NamedTuple, Generic[P]):
     """One tensor of a batch: its bytes in pieces."""
 
     name: str
@@ -108,7 +108,7 @@ def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
 
     ``logprobs`` and ``loss_mask`` of the response alone get zeros in front. Without logprobs they are NaN, so that
     whoever uses them notices; without a loss mask it is 1 for the response, for every token if ``response_length``
-    does not tell the response. A JSON row whose lists are no such arrays keeps them, and has no tokens.
+    does not say which are the response. A JSON row whose lists are no such arrays keeps them, and has no tokens.
     """
     arrays = _binary_arrays(row) if is_binary(row[0]) else _json_arrays(b"".join(row))
     logprobs, loss_mask = arrays.logprobs, arrays.loss_mask
@@ -204,30 +204,30 @@ def _list_bytes(raw: msgspec.Raw, name: str) -> bytes | None:
     return number_bytes(values, TYPE_CODES[name])
 
 
-def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[Column[P]]:
+def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[TensorColumn[P]]:
     """The tensors of a batch, those with larger items first.
 
-    ``offsets`` [num_rows + 1] tells where each row's tokens begin in ``tokens``, ``logprobs`` and ``loss_mask``;
+    ``offsets`` [num_rows + 1] is where each row's tokens begin in ``tokens``, ``logprobs`` and ``loss_mask``;
     ``group_index``, ``weight_version``, ``response_length``, ``rewards``, ``raw_rewards`` and ``has_logprobs`` are
     [num_rows]; ``rest`` is JSON.
     """
     num_rows, offsets = len(rows), [*accumulate(map(attrgetter("num_tokens"), rows), initial=0)]
     group_index = chain.from_iterable([number] * size for number, size in enumerate(group_sizes))
     return [
-        Column("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
-        Column("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
+        TensorColumn("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
+        TensorColumn("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
         _numbers("weight_version", "I64", "weight_version", rows),
         _numbers("response_length", "I64", "response_length", rows),
         _numbers("rewards", "F64", "reward", rows),
         _numbers("raw_rewards", "F64", "raw_reward", rows),
-        Column("tokens", "I32", offsets[-1], [row.tokens for row in rows]),
-        Column("logprobs", "F32", offsets[-1], [piece for row in rows for piece in row.logprobs]),
-        Column("loss_mask", "U8", offsets[-1], [piece for row in rows for piece in row.loss_mask]),
-        Column("has_logprobs", "U8", num_rows, [bytes(row.has_logprobs for row in rows)]),
-        Column("rest", "U8", sum(map(len, rest)), rest),
+        TensorColumn("tokens", "I32", offsets[-1], [row.tokens for row in rows]),
+        TensorColumn("logprobs", "F32", offsets[-1], [piece for row in rows for piece in row.logprobs]),
+        TensorColumn("loss_mask", "U8", offsets[-1], [piece for row in rows for piece in row.loss_mask]),
+        TensorColumn("has_logprobs", "U8", num_rows, [bytes(row.has_logprobs for row in rows)]),
+        TensorColumn("rest", "U8", sum(map(len, rest)), rest),
     ]
 
 
-def _numbers(name: str, dtype: Literal["I64", "F64"], field: str, rows: Sequence[TokenRow[P]]) -> Column[P]:
+def _numbers(name: str, dtype: Literal["I64", "F64"], field: str, rows: Sequence[TokenRow[P]]) -> TensorColumn[P]:
     values: array[Any] = array(_CODES[dtype], map(attrgetter(field), rows))
-    return Column(name, dtype, len(rows), [values.tobytes()])
+    return TensorColumn(name, dtype, len(rows), [values.tobytes()])

@@ -138,8 +138,11 @@ def check_arrays(sample: Unpacked) -> None:
         if isinstance(raw := getattr(named, name), msgspec.Raw) and bytes(raw) != b"null":
             raise InvalidInput(f"{name}: is in the JSON of a binary sample", field=name, hint="send it as an array")
         if data is not None and (count := len(data) // ITEM_SIZES[name]) not in allowed:
-            told = f"{name}: {count} values for {num_tokens} tokens"
-            raise InvalidInput(told, field=name, hint="as many as tokens, or as response_length says")
+            raise InvalidInput(
+                f"{name}: {count} values for {num_tokens} tokens",
+                field=name,
+                hint="as many as tokens, or as response_length says",
+            )
 
 
 def value_of(raw: Field | None) -> Any:
@@ -150,9 +153,9 @@ def value_of(raw: Field | None) -> Any:
         return None
 
 
-def response_length(told: object, num_tokens: int) -> int | None:
-    """How many of the last tokens are the response, if ``told`` says so: an integer that they suffice for."""
-    return told if type(told) is int and 0 <= told <= num_tokens else None
+def response_length(value: object, num_tokens: int) -> int | None:
+    """How many of the last tokens are the response, if ``value`` is an integer that they suffice for; else None."""
+    return value if type(value) is int and 0 <= value <= num_tokens else None
 
 
 def as_json(body: Body) -> bytes | Body:

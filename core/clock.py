@@ -1,7 +1,4 @@
-"""Time as an argument: the system's clock, and one that a test moves by hand.
-
-A run's own time, which stands still while its deadlines must not count.
-"""
+"""Time as an argument: the system's clock, one that a test moves by hand, and a run's own time."""
 
 import time
 from typing import Protocol
@@ -47,7 +44,7 @@ class ManualClock:
 
 
 class ActiveClock:
-    """Counts seconds while it is running, from what was counted before."""
+    """A run's own time: counts while it is running, from what was counted before. Deadlines count in it."""
 
     def __init__(self, clock: Clock, counted_s: float = 0.0) -> None:
         self._clock = clock

@@ -117,9 +117,8 @@ class CheckpointNotFound(NotFound):
     code = "checkpoint_not_found"
 
     def __init__(self, run_id: str, step: int, known: Sequence[int]) -> None:
-        told = ", ".join(map(str, known)) or "none"
         super().__init__(
-            f"run {run_id!r} has no checkpoint of step {step}; known steps: {told}",
+            f"run {run_id!r} has no checkpoint of step {step}; known steps: {', '.join(map(str, known)) or 'none'}",
             hint="rewind to one of them, or with step null to before the first",
         )
         self.known = list(known)
@@ -226,10 +225,10 @@ class UnknownTaskType(StartRefused):
     code = "unknown_task_type"
 
     def __init__(self, task_type: str, known: list[str], problems: list[str]) -> None:
-        told = "".join(f"\n- {problem}" for problem in problems)
+        listed = "".join(f"\n- {problem}" for problem in problems)
         super().__init__(
             f"no generator has TASK_TYPE {task_type!r}; known task types: {', '.join(known) or 'none'}"
-            + (f"; files that could not be used:{told}" if told else ""),
+            + (f"; files that could not be used:{listed}" if listed else ""),
             hint="put a *_generator.py with this TASK_TYPE into a generators folder (--generators DIR)",
             field="task_type",
         )
@@ -269,8 +268,8 @@ class NoRun(ForebayError):
     status = 410
 
     def __init__(self, name: str) -> None:
-        told = f"under the name {name!r}" if name else "yet"
-        super().__init__(f"no run was started {told}", hint="POST /start_rollout starts one")
+        where = f"under the name {name!r}" if name else "yet"
+        super().__init__(f"no run was started {where}", hint="POST /start_rollout starts one")
 
 
 class BodyTooLarge(ForebayError, ValueError):

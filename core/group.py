@@ -1,9 +1,4 @@
-"""The states of groups and batches, the transitions of a group, and the reasons for which one is discarded.
-
-The formulas that make advantages of rewards, by name.
-
-Apart from the other settings of a run: hook hosts need it, and pydantic would be most of what they load.
-"""
+"""The states of groups and batches, the transitions of a group, the reasons for which one is discarded, normalisers."""
 
 from enum import StrEnum
 from typing import Literal
@@ -74,4 +69,6 @@ def check_transition(source: GroupState, target: GroupState) -> None:
         raise ValueError(f"a group cannot go from {source} to {target}")
 
 
+# Not with the other settings of a run: hook hosts need it, and pydantic would be most of what they load.
 Normaliser = Literal["grpo", "rloo", "dr_grpo"]
+"""The formulas that make advantages of rewards, by name."""

@@ -1,4 +1,4 @@
-"""Identifiers: instances, runs, groups, and the request ids by which an engine is told to stop."""
+"""Identifiers: instances, runs, groups, and the request ids by which an engine's calls are aborted."""
 
 import json
 import secrets

@@ -33,8 +33,10 @@ class Oversampling(BaseModel):
     def checked(self, group_size: int) -> Self:
         """The same, if it can fill groups of that size. Raises ``InvalidInput``."""
         if self.rollouts_per_group is not None and self.rollouts_per_group < group_size:
-            told = f"rollouts_per_group must be at least the group size, {group_size}, got {self.rollouts_per_group}"
-            raise InvalidInput(told, field="oversampling.rollouts_per_group")
+            raise InvalidInput(
+                f"rollouts_per_group must be at least the group size, {group_size}, got {self.rollouts_per_group}",
+                field="oversampling.rollouts_per_group",
+            )
         return self
 
 

@@ -1,9 +1,4 @@
-"""A run: what was asked for, and where it is.
-
-A step of a run: what lies between two weight versions that its trainer announces.
-
-Counts that the processes of a run tell, one process after the other.
-"""
+"""A run: what was asked for, where it is, where its present step began, and what its processes have counted."""
 
 import re
 from collections import Counter
@@ -22,7 +17,7 @@ from forebay.core.oversampling import Oversampling
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """Where a run was when another weight version was announced."""
+    """Where a run was when another weight version was announced: from one to the next lies a step."""
 
     number: int = 0
     """How often one was."""
@@ -36,15 +31,15 @@ class StepStart:
 
 @dataclass(slots=True)
 class Tally:
-    """Each process tells its own totals, again and again; those of the processes before it are added."""
+    """Each process of a run reports its own totals, again and again; those of the processes before it are added."""
 
     process_id: str = ""
     current: dict[str, int] = field(default_factory=dict)
-    """What the process of this id told last."""
+    """What the process of this id reported last."""
     earlier: dict[str, int] = field(default_factory=dict)
     """The sum over all processes before it."""
 
-    def tell(self, process_id: str, counts: Mapping[str, int]) -> bool:
+    def report(self, process_id: str, counts: Mapping[str, int]) -> bool:
         """Take what a process counts by now; whether that changes anything. A report may come twice."""
         if process_id != self.process_id:
             self.earlier, self.current, self.process_id = dict(self.totals), {}, process_id

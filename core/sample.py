@@ -58,7 +58,7 @@ class Incoming(msgspec.Struct, gc=False):
     reward_span: Span | None
     """Where the reward stands in ``body``; None also if its ``raw_reward`` has to be replaced, too."""
     rollout_id: str = ""
-    """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
+    """Samples of a group that share it are forks of one rollout; "" means that it has none."""
     oldest_version: int | None = None
     """The oldest weight version among those that the sample names."""
     fork: int = 0
@@ -99,36 +99,37 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
 
 def _parse(body: bytes) -> SampleHead:
     try:
+        # The decoder skips over strings that it need not read: it would let bytes pass that are no UTF-8.
         if not body.isascii():
-            body.decode()  # the decoder skips over strings that it need not read
+            body.decode()
         head = _decode_head(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+    # Checked for the trainer's sake: Python reads no batch in which such a number stands.
     if len(body) > LONGEST_NUMBER and _may_hold_long_number(body):
         _check_numbers(body)
     return head
 
 
 def _may_hold_long_number(body: bytes) -> bool:
-    """Whether some place among those of which a long number would cover one lies in many digits."""
+    # A number that is too long covers one of these places, so that few bytes of a body have to be looked at.
     half = LONGEST_NUMBER // 2 - 1
     places = [at for at in range(0, len(body), LONGEST_NUMBER) if body[at : at + 1].isdigit()]
     return any(body[at : at + half].isdigit() or body[max(0, at - half) : at].isdigit() for at in places)
 
 
 def _check_numbers(body: bytes) -> None:
-    """Python's reader refuses integers of so many digits, and with one all others of their batch."""
     try:
         json.loads(body)
     except ValueError as error:
         raise InvalidInput(f"the body holds a number that is too long: {error}", field="body") from None
 
 
-def _wrong_field(told: str) -> InvalidInput:
+def _wrong_field(complaint: str) -> InvalidInput:
     """The decoder's complaint as ours: what is wrong, and with which field."""
-    message, _, path = told.partition(" - at `$.")
+    message, _, path = complaint.partition(" - at `$.")
     missing = _missing_field(message)
     name = missing[1] if missing else path.rstrip("`").partition("[")[0] or "body"
     if missing:
@@ -149,12 +150,12 @@ _FIELD_HINTS = {
 
 def _ending(head: SampleHead, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
     """How the rollout ended, its reward if that counts, and else the error."""
-    told = None if head.outcome is None else _told_outcome(head, is_lenient=is_lenient)
-    if head.status == "failed" or (told is not None and told not in REWARDED):
-        return told or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
+    outcome = None if head.outcome is None else _outcome(head, is_lenient=is_lenient)
+    if head.status == "failed" or (outcome is not None and outcome not in REWARDED):
+        return outcome or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
     reward = _finite_number(head.reward)
     if reward is not None:
-        return told or RolloutOutcome.OK, reward, ""
+        return outcome or RolloutOutcome.OK, reward, ""
     if not is_lenient:
         raise InvalidInput("reward must be a finite number", field="reward", hint=_FAILED_HINT)
     return RolloutOutcome.JUDGE_FAILURE, None, "invalid_reward"
@@ -164,7 +165,7 @@ _FAILED_HINT = 'a rollout that failed is sent with "status": "failed" and an "er
 _OUTCOMES: dict[object, RolloutOutcome] = {outcome.value: outcome for outcome in RolloutOutcome}
 
 
-def _told_outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
+def _outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
     outcome = _OUTCOMES.get(head.outcome) if isinstance(head.outcome, str) else None
     is_failed = head.status == "failed"
     if is_lenient:
@@ -172,8 +173,8 @@ def _told_outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | Non
     if outcome is None:
         raise InvalidInput(f"outcome must be one of {', '.join(RolloutOutcome)}, or left out", field="outcome")
     if is_failed == (outcome in REWARDED):
-        told = "failed" if is_failed else "not failed"
-        raise InvalidInput(f"outcome {outcome!s} of a sample that has {told}", field="outcome", hint=_FAILED_HINT)
+        ending = "failed" if is_failed else "not failed"
+        raise InvalidInput(f"outcome {outcome!s} of a sample that has {ending}", field="outcome", hint=_FAILED_HINT)
     return outcome
 
 
@@ -190,9 +191,9 @@ def _fork(head: SampleHead, *, is_lenient: bool) -> int:
     return fork or 0
 
 
-def fork_number(told: object) -> int | None:
+def fork_number(value: object) -> int | None:
     """A sample's ``fork`` if it is one: 0 for a main sample; else None."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MAX_FORK else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FORK else None
 
 
 def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
@@ -206,11 +207,11 @@ def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def rollout_id(told: object) -> str:
+def rollout_id(value: object) -> str:
     """A sample's ``rollout_id`` as it is compared: "" unless it is a string or an integer."""
-    if told is None or isinstance(told, bool) or not isinstance(told, str | int):
+    if value is None or isinstance(value, bool) or not isinstance(value, str | int):
         return ""
-    return str(told)[:MAX_ID_LENGTH]
+    return str(value)[:MAX_ID_LENGTH]
 
 
 def _oldest_version(head: SampleHead) -> int | None:

@@ -1,4 +1,4 @@
-"""A row of tasks as a line of JSON tells it: checked, and what is wrong with one that cannot be used."""
+"""A row of tasks, read from a line of JSON: checked, and what is wrong with one that cannot be used."""
 
 from dataclasses import dataclass
 from pathlib import Path

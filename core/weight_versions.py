@@ -8,10 +8,10 @@ PauseMode = Literal["abort", "retract", "in_place"]
 MAX_VERSION = (1 << 63) - 1
 
 
-def oldest_version(*told: object) -> int | None:
-    """The least of the integers in ``told`` and in the lists there; None if there is none.
+def oldest_version(*versions: object) -> int | None:
+    """The least of the integers in ``versions`` and in the lists there; None if there is none.
 
     Engines also name versions by words, which have no order.
     """
-    flat = [version for each in told for version in (each if isinstance(each, list) else [each])]
+    flat = [version for each in versions for version in (each if isinstance(each, list) else [each])]
     return min((v for v in flat if type(v) is int and 0 <= v <= MAX_VERSION), default=None)

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeGuard
+from typing import Self, TypeGuard, TypeVar
 
 from forebay.core.group import Normaliser
 
@@ -14,8 +14,10 @@ EPSILON = 1e-8
 
 _LARGEST = sys.float_info.max
 
+T = TypeVar("T")
 
-def is_number(value: object) -> bool:
+
+def is_number(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a finite number; a bool is none."""
     return _is_real(value) and -_LARGEST <= value <= _LARGEST
 
@@ -68,9 +70,9 @@ def advantages(rewards: Sequence[object], rollout_ids: Sequence[str], normaliser
     """
     valid = [place for place, reward in enumerate(rewards) if is_valid_reward(reward)]
     numbers = [reward for reward in rewards if is_valid_reward(reward)]
-    told = [rollout_ids[place] for place in valid] if rollout_ids else ()
+    kept_ids = [rollout_ids[place] for place in valid] if rollout_ids else ()
     made = list(rewards)
-    for place, advantage in zip(valid, valid_advantages(numbers, told, normaliser), strict=True):
+    for place, advantage in zip(valid, valid_advantages(numbers, kept_ids, normaliser), strict=True):
         made[place] = advantage
     return made
 
@@ -81,7 +83,7 @@ def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], norma
         return rewards
     if not any(rollout_ids):
         return _centred(rewards, normaliser)
-    keys: list[object] = [told or place for place, told in enumerate(rollout_ids)]
+    keys: list[object] = [rollout or place for place, rollout in enumerate(rollout_ids)]
     forks: dict[object, list[float]] = {}
     for key, reward in zip(keys, rewards, strict=True):
         forks.setdefault(key, []).append(reward)
@@ -107,18 +109,13 @@ def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float
     return [(reward - centre) * factor for reward in rewards]
 
 
-def share(reward: float, num_kept: int, group_size: int, num_copies: int) -> float:
-    """What is left of a reward when ``num_kept`` rows stand for ``group_size``, and it goes out with its copies."""
-    return bounded(reward * (group_size / num_kept) / (1 + num_copies))
-
-
 def num_rollouts(rollout_ids: Sequence[str], forks: Sequence[int]) -> int:
     """Of how many rollouts rows are: one for each main row, and one for the forks whose main row is not there.
 
     ``forks`` are 0 for main rows; forks have a rollout id.
     """
-    mains = {told for told, fork in zip(rollout_ids, forks, strict=True) if not fork}
-    orphans = {told for told, fork in zip(rollout_ids, forks, strict=True) if fork} - mains
+    mains = {rollout for rollout, fork in zip(rollout_ids, forks, strict=True) if not fork}
+    orphans = {rollout for rollout, fork in zip(rollout_ids, forks, strict=True) if fork} - mains
     return forks.count(0) + len(orphans)
 
 
@@ -126,6 +123,7 @@ def num_rollouts(rollout_ids: Sequence[str], forks: Sequence[int]) -> int:
 class Padding:
     """How rows are brought to a group's size."""
 
+    group_size: int
     num_kept: int
     """Rollouts of which there are rows."""
     copies: Sequence[int]
@@ -140,4 +138,18 @@ class Padding:
         mains = [place for place, fork in enumerate(forks) if not fork] or range(len(forks))
         added = [mains[n % len(mains)] for n in range(max(0, group_size - num_kept))] if mains else []
         counts = Counter(added)
-        return cls(num_kept, [counts[place] for place in range(len(forks))], added)
+        return cls(group_size, num_kept, [counts[place] for place in range(len(forks))], added)
+
+    def shares(self, rewards: Sequence[T]) -> list[T | float]:
+        """What is left of each reward when ``num_kept`` rows stand for ``group_size``, and it goes out with its copies.
+
+        The sum over the padded rows is the sum over these, scaled by ``group_size / num_kept``. What is no number stays
+        as it is.
+        """
+        if not rewards:  # the filter kept none, and the run demands none: there is nothing to divide by
+            return []
+        scale = self.group_size / self.num_kept
+        return [
+            bounded(reward * scale / (1 + num)) if is_number(reward) else reward
+            for reward, num in zip(rewards, self.copies, strict=True)
+        ]

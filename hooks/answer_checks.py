@@ -1,4 +1,4 @@
-"""Checks of what users' hooks answer, and the form in which their failures are told."""
+"""Checks of what users' hooks answer, and the errors for those that are wrong."""
 
 import json
 import traceback

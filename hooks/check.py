@@ -1,4 +1,4 @@
-"""What can be told of a generator file's hooks without calling any: which there are, and what is wrong with them."""
+"""What can be known of a generator file's hooks without calling any: which there are, and what is wrong with them."""
 
 import difflib
 import inspect
@@ -32,7 +32,7 @@ class HookReport:
     hooks: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     contract: Contract | None = None
-    """None where only the first answer of ``is_valid_group`` will tell."""
+    """None where only the first answer of ``is_valid_group`` will show."""
 
 
 def check_hooks(namespace: Mapping[str, object]) -> HookReport:
@@ -82,14 +82,14 @@ def _misfits(hook: str, function: Any) -> Iterator[str]:
         if unknown:
             yield f"{hook} asks for {', '.join(unknown)}; a marked hook may name: {', '.join(spec)}"
     elif not _accepts(function, len(POSITIONAL[hook])):
-        told = ", ".join(POSITIONAL[hook])
-        yield f"{hook}{inspect.signature(function)} cannot be called as {hook}({told})"
+        arguments = ", ".join(POSITIONAL[hook])
+        yield f"{hook}{inspect.signature(function)} cannot be called as {hook}({arguments})"
 
 
 def _accepts(function: Callable[..., Any], num_arguments: int) -> bool:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return True
     try:
         signature.bind(*[None] * num_arguments)

@@ -1,4 +1,4 @@
-"""Which of slime's two contracts a generator file follows: declared, or told by what the file answers."""
+"""Which of slime's two contracts a generator file follows: declared, or seen in what the file answers."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -17,7 +17,7 @@ def declared_contract(namespace: Mapping[str, object]) -> Contract | None:
 
 
 class ContractChoice:
-    """The contract of a run: declared, else told by the first answer of ``is_valid_group``, else by what there is."""
+    """The contract of a run: declared, else seen in the first answer of ``is_valid_group``, else by what there is."""
 
     def __init__(self, declared: Contract | None, *, has_validity: bool = False, has_transform: bool = False) -> None:
         self._fallback: Contract = "B" if has_transform else "A"

@@ -48,11 +48,11 @@ class Outcome:
 def index_items(
     instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str], forks: Sequence[int] = ()
 ) -> list[Item]:
-    """Items of the index columns only, for hooks that are all built in; ``row`` tells them apart."""
+    """Items of the index columns only, for hooks that are all built in; ``row`` is the place of each."""
     columns = enumerate(zip_longest(rewards, rollout_ids or [""] * len(rewards), forks, fillvalue=0))
     return [
-        {"instance_id": instance_id, "reward": reward, "rollout_id": told, "fork": fork, "messages": [], _ROW: row}
-        for row, (reward, told, fork) in columns
+        {"instance_id": instance_id, "reward": reward, "rollout_id": rollout, "fork": fork, "messages": [], _ROW: row}
+        for row, (reward, rollout, fork) in columns
     ]
 
 

@@ -1,24 +1,21 @@
 """The hook host: the child process in which a run's generator file and the installed plugins answer.
 
-Started as ``python -m forebay.hooks.host FD``, with one end of a socket pair. It ends when the other end is closed, and
-with its parent. What users' code prints goes where standard error goes, never into the socket.
-
-Completing what coroutine hooks return.
+Started as ``python -m forebay.hooks.host FD PARENT_PID``, with one end of a socket pair. It ends when the other end is
+closed, and with its parent. What users' code prints goes where standard error goes, never into the socket.
 """
 
 import asyncio
 import copy
-import ctypes
 import inspect
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+from forebay.core.child_process import die_with_parent
 from forebay.core.errors import HookFailed
 from forebay.core.ids import InstanceId
 from forebay.hooks import answer_checks, group_sequence, host_messages
@@ -35,6 +32,7 @@ class Completer:
 
     def __call__(self, answer: Any) -> Any:
         """``answer``, or what it yields when awaited."""
+        # A runner takes coroutines only, and a hook may return a future or an object of its own.
         return self._runner.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
     def close(self) -> None:
@@ -44,9 +42,6 @@ class Completer:
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -101,7 +96,7 @@ class Host:
             try:
                 reply = self._answer(request)
             except HookFailed as error:
-                reply = told_failure(error)
+                reply = failure_message(error)
             self._channel.send(reply)
         self._complete.close()
 
@@ -120,7 +115,7 @@ class Host:
                 return self._describe(request)
             case host_messages.Notify():
                 self._hooks.notify(request.event, json.loads(request.payload))
-                return host_messages.Told()
+                return host_messages.Notified()
             case host_messages.Setup():
                 raise answer_checks.failure("setup", "the host is set up already")
 
@@ -154,7 +149,7 @@ class Host:
         return host_messages.Described(answer_checks.encode(hook, self._hooks.get_group_data_meta_info(temp_data)))
 
 
-def told_failure(error: HookFailed) -> host_messages.Failed:
+def failure_message(error: HookFailed) -> host_messages.Failed:
     """``error`` as a message. A lone surrogate in it would not travel."""
     parts = (error.hook, error.message.removeprefix(f"hook {error.hook} failed: "), error.traceback)
     return host_messages.Failed(*(part.encode(errors="backslashreplace").decode() for part in parts))
@@ -162,15 +157,18 @@ def told_failure(error: HookFailed) -> host_messages.Failed:
 
 def main() -> None:
     """Set up, say hello, serve."""
-    channel = Channel(_open_socket(int(sys.argv[1])))
-    _die_with_parent()
+    descriptor, parent_pid = map(int, sys.argv[1:])
+    os.set_inheritable(descriptor, False)  # a program that a hook starts must not keep the socket open
+    channel = Channel(socket.socket(fileno=descriptor))
+    # While a hook is busy nobody reads the socket, and its end would go unseen.
+    die_with_parent(parent_pid)
     setup = channel.receive()
     if not isinstance(setup, host_messages.Setup):
         return
     try:
         host = Host(setup, channel)
     except HookFailed as error:
-        channel.send(told_failure(error))
+        channel.send(failure_message(error))
         return
     channel.send(host.hello())
     host.serve()
@@ -181,17 +179,6 @@ def _group(request: host_messages.Judge | host_messages.Process) -> Group:
     if request.bodies is None:
         return instance_id, group_sequence.index_items(instance_id, request.rewards, request.rollout_ids, request.forks)
     return instance_id, group_sequence.full_items(request.bodies)
-
-
-def _open_socket(descriptor: int) -> socket.socket:
-    os.set_inheritable(descriptor, False)  # a program that a hook starts must not keep the socket open
-    return socket.socket(fileno=descriptor)
-
-
-def _die_with_parent() -> None:
-    """Be killed when the server dies while a hook is busy, and end of the socket goes unseen."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another.
-
-What is remembered of a hook host that could not be set up: it would fail for every group, and slowly.
-"""
+"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another."""
 
 import asyncio
 import contextlib
@@ -10,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,7 +15,10 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
+from forebay.core.backoff import Backoff
+from forebay.core.child_process import python_argv
 from forebay.core.errors import ForebayError, HookFailed
+from forebay.core.tasks import TaskSet
 from forebay.hooks import answer_checks, host_messages
 
 FIRST_WAIT_S = 1.0
@@ -27,15 +26,16 @@ MAX_WAIT_S = 60.0
 
 
 class StartFailures:
-    """Holds the last failure for a time that doubles with each further one, from 1 s to a minute.
+    """The last failure to set up a host, which would repeat itself for every group, and slowly.
 
-    What was missing may be there by the next try, so that it is tried again at all.
+    It is remembered for a time that doubles with each further one, from 1 s to a minute: what was missing may be there
+    by the next try.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._error: HookFailed | None = None
-        self._wait_s = 0.0
+        self._pause = Backoff(FIRST_WAIT_S, MAX_WAIT_S, is_exact=True)
         self._until_s = 0.0
 
     def check(self) -> None:
@@ -46,12 +46,12 @@ class StartFailures:
     def note(self, error: HookFailed) -> None:
         """A start failed."""
         self._error = error
-        self._wait_s = min(MAX_WAIT_S, self._wait_s * 2) or FIRST_WAIT_S
-        self._until_s = self._now_s() + self._wait_s
+        self._until_s = self._now_s() + self._pause.next_s()
 
     def clear(self) -> None:
         """A start succeeded."""
-        self._error, self._wait_s = None, 0.0
+        self._error = None
+        self._pause.reset()
 
 
 _CLOSE_GRACE_S = 2.0
@@ -76,7 +76,7 @@ class HostClient:
         self._log_path = log_path
         self._lock = asyncio.Lock()
         self._child: _Child | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._failures = StartFailures(time.monotonic)
         self._refusal: ForebayError | None = None
         self._refusable: set[asyncio.Task[Any]] = set()
@@ -99,6 +99,7 @@ class HostClient:
     def refuse(self, error: ForebayError) -> Iterator[None]:
         """Within this, whoever asks, or has asked, and is refusable gets ``error`` at once; a busy host is killed."""
         self._refusal = error
+        # Those that wait for the lock are cancelled as well: they would begin as soon as the busy one is gone.
         for task in self._refusable:
             task.cancel()
         try:
@@ -115,16 +116,13 @@ class HostClient:
 
     async def close(self) -> None:
         """End the host: it may finish for two seconds, then it is killed with all that it started."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._child is not None:
             await self._child.close()
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task = self._tasks.start(work)
+        task.add_done_callback(_seen)
         return await asyncio.shield(task)
 
     async def _refusably(self, work: Coroutine[Any, Any, T]) -> T:
@@ -142,11 +140,6 @@ class HostClient:
             raise copy.copy(self._refusal) from None
         finally:
             self._refusable.discard(task)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen, also where nobody waits any more
 
     async def _start_locked(self) -> host_messages.Hello:
         async with self._lock:
@@ -187,9 +180,10 @@ class HostClient:
             await child.kill()
             raise answer_checks.failure(child.asked, f"it took longer than {limit_s:g} s") from None
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
-            code = await child.ended()
-            raise answer_checks.failure(child.asked, f"its process died ({_told(code)})") from None
+            code = await child.ended()  # the socket's end is seen before the process's
+            raise answer_checks.failure(child.asked, f"its process died ({_exit_text(code)})") from None
         except asyncio.CancelledError:
+            # A host in the middle of a request cannot be asked anything else: its answer would be taken for the next.
             await child.kill()
             raise
 
@@ -211,9 +205,8 @@ class _Child:
         ours, theirs = socket.socketpair()
         try:
             with theirs, _log_file(log_path) as log:
-                command = [sys.executable, "-P", "-m", "forebay.hooks.host", str(theirs.fileno())]
                 process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *python_argv("forebay.hooks.host", str(theirs.fileno()), str(os.getpid())),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -278,8 +271,8 @@ class _Child:
             self.asked = message.hook
 
     async def _watch(self) -> None:
-        """Close the socket when the process ends: a program that it started may hold the other end open."""
         await self._process.wait()
+        # A program that the host started may have the other end open: nobody would see that the host is gone.
         self._writer.transport.abort()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -292,5 +285,11 @@ def _log_file(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] 
     return path.open("ab")
 
 
-def _told(code: int) -> str:
+def _seen(task: asyncio.Task[Any]) -> None:
+    # Nobody may be waiting for it any more, and asyncio complains of errors at which nobody looked.
+    if not task.cancelled():
+        task.exception()
+
+
+def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"

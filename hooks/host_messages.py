@@ -93,7 +93,7 @@ class Described(msgspec.Struct, tag="described"):
     meta_info: bytes
 
 
-class Told(msgspec.Struct, tag="told"):
+class Notified(msgspec.Struct, tag="notified"):
     """Every implementation of a notification has returned."""
 
 
@@ -107,7 +107,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 Request = Judge | Process | MetaInfo | Notify
 ToHost = Setup | Request
-Reply = Judged | Rows | Described | Told
+Reply = Judged | Rows | Described | Notified
 FromHost = Hello | Asking | Reply | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Notifications wait in a bounded queue, so that whoever tells of an event never waits."""
+"""Notifications wait in a bounded queue, so that whoever reports an event never waits."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class Notifier:
             self._num_dropped += 1
             if self._num_dropped == 1:
                 logger.warning("plugins are slower than events come: notifications are being dropped")
-        except Exception:  # telling a plugin must not break what it is told of, whatever the payload
+        except Exception:  # a notification must not break what it reports, whatever the payload
             logger.exception("notification %s could not be encoded", event)
 
     async def close(self, grace_s: float) -> None:

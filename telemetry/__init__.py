@@ -1,1 +1,1 @@
-"""Logs and metrics."""
+"""Logs (``log``) and metrics in the form of Prometheus (``metrics``)."""

@@ -37,9 +37,9 @@ class Metrics:
 class Latencies(Collector):
     """A histogram of seconds, used from one thread: each write is counted, and the library's locks cost 2 µs."""
 
-    def __init__(self, name: str, told: str) -> None:
+    def __init__(self, name: str, description: str) -> None:
         self._name = name
-        self._told = told
+        self._description = description
         self._counts = [0] * (len(BUCKETS_S) + 1)
         self._sum_s = 0.0
 
@@ -51,7 +51,7 @@ class Latencies(Collector):
     def collect(self) -> Iterable[Metric]:
         bounds = [*map(str, BUCKETS_S), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._told, buckets=buckets, sum_value=self._sum_s)
+        yield HistogramMetricFamily(self._name, self._description, buckets=buckets, sum_value=self._sum_s)
 
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -98,8 +98,8 @@ def _families(
     declared: dict[str, tuple[str, tuple[str, ...]]],
     numbers: Snapshot,
 ) -> Iterator[Metric]:
-    for name, (told, labels) in declared.items():
-        family = kind(name, told, labels=labels)
+    for name, (description, labels) in declared.items():
+        family = kind(name, description, labels=labels)
         for values, number in numbers.get(name, {}).items():
             family.add_metric(list(values), number)
         yield family

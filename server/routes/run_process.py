@@ -47,7 +47,7 @@ class Progress(BaseModel):
         changed = {name: value for name, value in told.items() if value is not None and value != getattr(run, name)}
         for name, value in changed.items():
             setattr(run, name, value)
-        has_counted = self.counts is not None and run.tally.tell(self.process_id, self.counts)
+        has_counted = self.counts is not None and run.tally.report(self.process_id, self.counts)
         return bool(changed) or has_counted
 
 
