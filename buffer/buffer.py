@@ -2,18 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from forebay.buffer.groups import deadlines
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
 from forebay.buffer.restore import load_run, read_back
-from forebay.buffer.resume import apply, book, covers, held_instances, reconcile
+from forebay.buffer.resume import apply, book, complete_instances, covers, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import RunRow
@@ -21,6 +21,7 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import RunNotFound, StorageFailed
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
+from forebay.core.tasks import TaskSet
 from forebay.hooks.run_hooks import HookRunner
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class Buffer:
         self._by_key: dict[str, str] = {}
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
+        self._retiring = TaskSet()
         self._advancing: set[str] = set()
         self._recovering: asyncio.Task[None] | None = None
         self._healthy = asyncio.Event()
@@ -70,8 +71,8 @@ class Buffer:
             await self._load()
             self._healthy.set()
             if self._tick_s is not None:
-                self._start(self._keep_time(self._tick_s))
-            self._stack.push_async_callback(self._stop_tasks)
+                self._tasks.start(self._keep_time(self._tick_s))
+            self._stack.push_async_callback(self._tasks.cancel)
             self._stack = self._stack.pop_all()
         return self
 
@@ -103,8 +104,8 @@ class Buffer:
         """The run that this secret key authorises. Raises ``RunNotFound``, without telling the key."""
         run_id = self._by_key.get(run_key)
         if run_id is None:
-            told = "no run has this key"
-            raise RunNotFound("", message=told, hint="write to the remote_buffer_url that run_rollout is given")
+            hint = "write to the remote_buffer_url that run_rollout is given"
+            raise RunNotFound("", message="no run has this key", hint=hint)
         return self.get(run_id)
 
     def newest(self, name: str) -> Entry | None:
@@ -134,7 +135,7 @@ class Buffer:
             raise
         return entry
 
-    def tell_started(self, run_id: str) -> None:
+    def notify_started(self, run_id: str) -> None:
         """Notify of ``run_started``: once the run has the hooks that it keeps, and before its process starts."""
         run, buffer = self.get(run_id).run, self.get(run_id).buffer
         buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
@@ -191,9 +192,7 @@ class Buffer:
 
     def _retire(self, hooks: HookRunner) -> None:
         """Close hooks that nobody asks any more. They may take seconds, and are waited for only at the very end."""
-        task = asyncio.create_task(hooks.__aexit__(None, None, None))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring.start(hooks.__aexit__(None, None, None))
 
     @asynccontextmanager
     async def _locked(self, run_id: str) -> AsyncIterator[RunBuffer]:
@@ -228,7 +227,9 @@ class Buffer:
             leases.forget()
             result = reconcile(buffer.groups, entry.run.start_skip, listed)
             apply(result, buffer.groups, lost, buffer.active.now_s())
-            batches = buffer.batches.settle({g.group_id for g in result.redeliver}, "its trainer came back without it")
+            batches = buffer.batches.follow_resume(
+                {g.group_id for g in result.redeliver}, "its trainer came back without it"
+            )
             batches += book(result, buffer.batches, buffer.wall())
             if result.redeliver:
                 entry.run.weight_version = None
@@ -248,7 +249,7 @@ class Buffer:
     def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
         """What another process of this run must not generate, as a multiset."""
         entry = self.get(run_id)
-        return [*entry.run.base_skip, *held_instances(entry.buffer.groups)]
+        return [*entry.run.base_skip, *complete_instances(entry.buffer.groups)]
 
     async def expect_repeats(self, run_id: str) -> None:
         """A generator that sends no slots was restarted: it will make incomplete groups' samples once more."""
@@ -286,7 +287,7 @@ class Buffer:
     async def _keep_time(self, tick_s: float) -> None:
         while True:
             await asyncio.sleep(tick_s)
-            self._start(self.tick())  # not waited for: one run's slow hooks must not hold up the others
+            self._tasks.start(self.tick())  # not waited for: one run's slow hooks must not hold up the others
 
     # --- loading and recovering
 
@@ -321,7 +322,7 @@ class Buffer:
     def _recover_soon(self) -> None:
         self._healthy.clear()
         if self._recovering is None or self._recovering.done():
-            self._recovering = self._start(self._recover())
+            self._recovering = self._tasks.start(self._recover())
 
     async def _recover(self) -> None:
         """As after a crash: wait until the disk takes writes, then take the stored state for the truth."""
@@ -344,30 +345,18 @@ class Buffer:
         entries = self.entries
         for entry in entries:
             entry.buffer.has_failed = True
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as locks:
             # Whoever has a lock may wait for a slow hook, whose answer is about a state that is being dropped.
             for entry in entries:
-                held.enter_context(entry.buffer.hooks.refuse(StorageFailed(AHEAD)))
+                locks.enter_context(entry.buffer.hooks.refuse(StorageFailed(AHEAD)))
             for entry in entries:
-                await held.enter_async_context(entry.buffer.lock)
+                await locks.enter_async_context(entry.buffer.lock)
             await self._load()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _stop_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _close_hooks(self) -> None:
         for hooks in self._hooks.values():
             self._retire(hooks)
-        await asyncio.gather(*self._retiring)
+        await self._retiring.drain()
 
 
 def _restore(row: RunRow) -> Run:

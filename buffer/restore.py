@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import StoredSample
@@ -29,7 +29,7 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
     return windows
 
 
-async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[Group]]) -> dict[str, list[Sample]]:
+async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup]]) -> dict[str, list[Sample]]:
     """The samples of the acknowledged groups among those ``wanted``. Raises ``BodiesGone``, ``StorageFailed``.
 
     All are read before anything changes; meanwhile the ack of a batch may make them more, so it is asked again. So it
@@ -37,8 +37,8 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[Group]]) ->
     bodies may go.
     """
     lost: dict[str, list[Sample]] = {}
-    while missing := [key for key in _acked(wanted) if not _are_held(buffer.store, lost.get(key))]:
-        await buffer.store.settle()
+    while missing := [key for key in _acked(wanted) if not _are_there(buffer.store, lost.get(key))]:
+        await buffer.store.wait_for_removals()
         found = await buffer.store.samples_of(buffer.run.run_id, missing)
         lost.update({group_id: members(samples) for group_id, samples in found.items()})
         gone = [group_id for group_id in missing if _are_removed(buffer.store, lost[group_id])]
@@ -47,11 +47,11 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[Group]]) ->
     return lost
 
 
-def _acked(wanted: Callable[[], Iterable[Group]]) -> list[str]:
+def _acked(wanted: Callable[[], Iterable[SampleGroup]]) -> list[str]:
     return [group.group_id for group in wanted() if group.state is GroupState.ACKED]
 
 
-def _are_held(store: Store, samples: list[Sample] | None) -> bool:
+def _are_there(store: Store, samples: list[Sample] | None) -> bool:
     return samples is not None and all(s.location is not None and store.holds(s.location) for s in samples)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.buffer.groups.table import Group, Groups, Sample
+from forebay.buffer.groups.table import Groups, Sample, SampleGroup
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState
@@ -15,23 +15,23 @@ from forebay.core.ids import InstanceId
 class Reconciliation:
     """What a resumed run has to do to be exact with respect to the list that its trainer sent."""
 
-    ack: list[Group] = field(default_factory=list)
+    ack: list[SampleGroup] = field(default_factory=list)
     """Listed groups whose batch is leased."""
-    known: list[Group] = field(default_factory=list)
+    known: list[SampleGroup] = field(default_factory=list)
     """Listed groups that are ready again: a reply with them had arrived, and was taken back, or its lease expired."""
-    redeliver: list[Group] = field(default_factory=list)
+    redeliver: list[SampleGroup] = field(default_factory=list)
     """Delivered groups that the list does not have: the trainer lost them."""
-    report: list[Group] = field(default_factory=list)
-    """Groups that ended undelivered and must be told again."""
-    told: list[Group] = field(default_factory=list)
-    """Groups that ended undelivered and need not be told again: their reply was taken back, and had arrived."""
+    report_again: list[SampleGroup] = field(default_factory=list)
+    """Groups that ended undelivered and must be reported once more."""
+    known_undelivered: list[SampleGroup] = field(default_factory=list)
+    """Groups that ended undelivered and need not be reported again: their reply was taken back, and had arrived."""
     base_skip: list[InstanceId] = field(default_factory=list)
     """Listed ids that belong to no group of this run; the next process skips them."""
 
     @property
-    def changed(self) -> list[Group]:
+    def changed(self) -> list[SampleGroup]:
         """Every group that it is about, but for those that only keep their state."""
-        return [*self.ack, *self.known, *self.redeliver, *self.report, *self.told]
+        return [*self.ack, *self.known, *self.redeliver, *self.report_again, *self.known_undelivered]
 
 
 def covers(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
@@ -62,7 +62,7 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
         remaining[group.instance_id] -= is_listed
         if group.state is GroupState.DISCARDED:
             if not is_listed:
-                result.report.append(group)
+                result.report_again.append(group)
         elif is_listed and group.state is not GroupState.ACKED:
             result.ack.append(group)
         elif not is_listed:
@@ -70,11 +70,11 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
     for group in sorted((g for g in groups.by_id.values() if _is_in_doubt(g)), key=lambda g: g.row.closed_seq):
         if remaining[group.instance_id] > 0:
             remaining[group.instance_id] -= 1
-            (result.told if group.state is GroupState.DISCARDED else result.known).append(group)
+            (result.known_undelivered if group.state is GroupState.DISCARDED else result.known).append(group)
     return result
 
 
-def _is_in_doubt(group: Group) -> bool:
+def _is_in_doubt(group: SampleGroup) -> bool:
     return group.row.may_be_known and not group.row.is_reported
 
 
@@ -88,10 +88,10 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
             groups.revive(group, lost[group.group_id])
         group.row.is_reported, group.row.batch_id = False, ""
         groups.move(group, GroupState.READY, now_s)
-    for group in result.report:
+    for group in result.report_again:
         group.row.is_reported, group.row.batch_id = False, ""
         groups.unreported[group.group_id] = group
-    for group in result.told:
+    for group in result.known_undelivered:
         group.row.is_reported = True
         groups.unreported.pop(group.group_id, None)
     for group in result.changed:
@@ -100,17 +100,17 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
 
 def book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow]:
     """Make a batch of what the list says the trainer got, for checkpoints and rewinds to treat it as any other."""
-    if not (result.known or result.told):
+    if not (result.known or result.known_undelivered):
         return []
     known = sorted(result.known, key=lambda group: group.row.order)
     num_rows = sum(group.num_completed for group in known)
-    row = batches.add_acked([g.group_id for g in known], [g.group_id for g in result.told], num_rows, at_s)
-    for group in (*known, *result.told):
+    row = batches.add_acked([g.group_id for g in known], [g.group_id for g in result.known_undelivered], num_rows, at_s)
+    for group in (*known, *result.known_undelivered):
         group.row.batch_id = row.batch_id
     return [row]
 
 
-def _order(group: Group) -> tuple[int, int]:
+def _order(group: SampleGroup) -> tuple[int, int]:
     return (batch_number(group.row.batch_id), group.row.closed_seq)
 
 
@@ -120,7 +120,7 @@ def batch_number(batch_id: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def held_instances(groups: Groups) -> list[InstanceId]:
+def complete_instances(groups: Groups) -> list[InstanceId]:
     """The id of every group that needs no further samples, with multiplicity: another process must not generate it."""
     return [
         group.instance_id

@@ -3,22 +3,21 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.groups.table import Group, Sample
-from forebay.buffer.retention_rules import Keep, Keeper, Verdict
+from forebay.buffer.groups.table import Sample, SampleGroup
+from forebay.buffer.retention_rules import Keep, Keeper, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
 from forebay.core.errors import StorageFailed
 from forebay.core.group import LIVE, GroupState
-
-ResultT = TypeVar("ResultT")
+from forebay.core.tasks import TaskSet
 
 EVERY_S = 60.0
 MOVED_SHARE = 4
@@ -54,28 +53,19 @@ class Retention:
         self._every_s = every_s
         self._lock = asyncio.Lock()
         self._asked = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._left: dict[int, list[tuple[str, str]]] = {}
         """Segments whose removal was put off, and the groups that might still be sent from there."""
 
     async def __aenter__(self) -> Self:
         if self._every_s is not None:
-            self._start(self._keep_collecting(self._every_s))
+            self._tasks.start(self._keep_collecting(self._every_s))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _start(self, work: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._tasks.cancel()
 
     def ask(self) -> None:
         """Something may be of no use any more: collect soon."""
@@ -105,10 +95,10 @@ class Retention:
         """Remove what checkpoints allow, then, oldest first, what the budget asks for. Raises ``StorageFailed``.
 
         Nothing that is open, ready, leased, or may come back by a rewind to one of the last checkpoints, ever goes.
-        Without ``surveys``, what is ``kept`` is told only of a journal that is over its budget.
+        Without ``surveys``, what is ``kept`` is counted only for a journal that is over its budget.
         """
         # A caller that goes away must not leave a segment half removed.
-        return await asyncio.shield(self._start(self._collect(surveys)))
+        return await asyncio.shield(self._tasks.start(self._collect(surveys)))
 
     async def _collect(self, surveys: bool) -> Collection:
         async with self._lock:
@@ -125,7 +115,7 @@ class Retention:
                 done.kept = await self._survey()
             stats = self._buffer.store.stats()
             done.num_segments, done.num_bytes = stats.num_segments, stats.num_bytes
-        self._tell(done)
+        self._log(done)
         return done
 
     def _excess(self) -> int:
@@ -140,13 +130,13 @@ class Retention:
             await asyncio.sleep(0)  # a segment takes some milliseconds
         return dict(kept)
 
-    def _tell(self, done: Collection) -> None:
+    def _log(self, done: Collection) -> None:
         if done.num_segments_freed:
             logger.info("removed %d segments, %d bytes", done.num_segments_freed, done.num_bytes_freed)
         if done.num_bytes_over and not self.num_bytes_over:
-            told = ", ".join(f"{reason} {number}" for reason, number in done.kept.items())
+            kept = ", ".join(f"{reason} {number}" for reason, number in done.kept.items())
             logger.warning(
-                "the journal is %d bytes over its budget, and nothing can go; bytes kept: %s", done.num_bytes_over, told
+                "the journal is %d bytes over its budget, and nothing can go; bytes kept: %s", done.num_bytes_over, kept
             )
         self.num_bytes_over = done.num_bytes_over
 
@@ -170,25 +160,25 @@ class Retention:
             await asyncio.sleep(0)  # the next one takes some milliseconds, too
             return
         num_row_bytes = await store.num_row_bytes(segment.number)
-        # Nothing may come between this decision and the sentence: what becomes ready meanwhile must be seen.
+        # Nothing may come between this decision and `begin_removal`: what becomes ready meanwhile must be seen.
         self._check_healthy()
         buffers, verdict = self._buffers(), self._judge(segment, has_room=has_room)
         if not self._is_worth_it(segment, verdict, num_row_bytes):
             return
-        store.condemn(segment.number)
+        store.begin_removal(segment.number)
         try:
             is_removed = await self._empty(segment.number, verdict, buffers)
         except Exception:  # but not when it is cancelled: then it may be about to go all the same
-            store.spare(segment.number)
+            store.cancel_removal(segment.number)
             self._buffer.look_after_store()
             raise
         if is_removed:
             done.num_segments_freed += 1
             done.num_bytes_freed += segment.num_bytes
         else:
-            store.spare(segment.number)
+            store.cancel_removal(segment.number)
 
-    def _judge(self, segment: Segment, *, has_room: bool) -> Verdict:
+    def _judge(self, segment: Segment, *, has_room: bool) -> SegmentVerdict:
         keeper = Keeper(self._buffers(), has_room=has_room)
         verdict = keeper.judge(segment.groups, at_most=segment.num_bytes // MOVED_SHARE)
         for run_id, group_id in self._left.get(segment.number, ()):
@@ -196,14 +186,14 @@ class Retention:
                 verdict.kept[Keep.LEASED] += 1
         return verdict
 
-    def _is_worth_it(self, segment: Segment, verdict: Verdict, num_row_bytes: int) -> bool:
+    def _is_worth_it(self, segment: Segment, verdict: SegmentVerdict, num_row_bytes: int) -> bool:
         num_moved = verdict.kept.total()
         if verdict.is_fixed or num_moved > segment.num_bytes // MOVED_SHARE:
             return False
         return (num_moved + num_row_bytes) * 2 < segment.num_bytes
 
-    async def _empty(self, number: int, verdict: Verdict, buffers: Mapping[str, RunBuffer]) -> bool:
-        """Write again what is kept of a condemned segment, and remove it; False if that was put off."""
+    async def _empty(self, number: int, verdict: SegmentVerdict, buffers: Mapping[str, RunBuffer]) -> bool:
+        """Write again what is kept of a segment that is to go, and remove it; False if that was put off."""
         store = self._buffer.store
         states = [self._state(*key) for key in verdict.moved]
         await store.clear(number, set(verdict.moved))
@@ -264,5 +254,5 @@ def _in_segment(buffer: RunBuffer, number: int) -> dict[str, list[Sample]]:
     return found
 
 
-def _live(buffer: RunBuffer) -> Iterable[Group]:
+def _live(buffer: RunBuffer) -> Iterable[SampleGroup]:
     return (group for group in buffer.groups.by_id.values() if group.state in LIVE)

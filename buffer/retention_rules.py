@@ -33,7 +33,7 @@ FIXED = frozenset({Keep.OPEN, Keep.LEASED, Keep.UNKNOWN})
 """Bodies that cannot be moved either: somebody may be adding to their group, or sending it."""
 
 
-class Verdict(NamedTuple):
+class SegmentVerdict(NamedTuple):
     """What of a segment is kept."""
 
     kept: Counter[Keep]
@@ -55,9 +55,9 @@ class Keeper:
         self._runs = {run_id: _RunKeeper(buffer) for run_id, buffer in buffers.items()}
         self._has_room = has_room
 
-    def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> Verdict:
+    def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> SegmentVerdict:
         """What must be kept of a segment with these bodies; not all of it if it is more than ``at_most`` bytes."""
-        verdict = Verdict(Counter(), [])
+        verdict = SegmentVerdict(Counter(), [])
         for each in groups:
             run = self._runs.get(each.run_id)
             reason = run.reason(each) if run else Keep.UNKNOWN

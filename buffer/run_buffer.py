@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Group, Groups, Placement, Sample
+from forebay.buffer.groups.table import Groups, Placement, Sample, SampleGroup
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, RunRow, SampleRow, TickRow
@@ -30,7 +30,7 @@ AHEAD = "an earlier write failed"
 
 
 class RunBuffer:
-    """A run's groups, clock and hooks. Decisions are made in memory at once, and told only when the disk has them."""
+    """A run's groups, clock and hooks. What is decided in memory at once is answered only when the disk has it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RunBuffer:
         self.last_sample_s = active_s
         self.is_stalled = False
         self.is_alarmed = False
-        """Whether the log was told of the alarm that there is."""
+        """Whether the alarm that there is has been logged."""
         self.has_failed = False
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
         self._pending: dict[str, Receipt] = {}
@@ -84,7 +84,7 @@ class RunBuffer:
     def _refused(self) -> "Future[Location | None]":
         refused: Future[Location | None] = asyncio.get_running_loop().create_future()
         refused.set_exception(StorageFailed(AHEAD))
-        refused.exception()  # whoever does not wait for it need not be told
+        refused.exception()  # whoever does not wait for it need not learn of it
         return refused
 
     def _check(self, stored: "Future[Location | None]") -> None:
@@ -124,8 +124,8 @@ class RunBuffer:
         """Deadlines count unless the run is validated, waits for its engine or trainer, is paused, or has ended."""
         run = self.run
         is_waiting = run.is_waiting_for_engine or run.is_held or run.is_paused
-        is_held = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
-        self.active.run(not is_held and not run.has_ended)
+        is_stopped = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
+        self.active.run(not is_stopped and not run.has_ended)
 
     def record_tick(self, every_s: float) -> None:
         """Note how far the deadlines have counted, if it is ``every_s`` further than last noted."""
@@ -262,16 +262,16 @@ class RunBuffer:
 
     # --- groups
 
-    def move(self, group: Group, state: GroupState, reason: str = "", detail: str = "") -> None:
+    def move(self, group: SampleGroup, state: GroupState, reason: str = "", detail: str = "") -> None:
         """Bring a group into another state, write it down, and tell whoever waits."""
         was_open = group.state is GroupState.OPEN
         self.groups.move(group, state, self.active.now_s(), reason, detail)
         self.record(group.row)
         if was_open:
-            self.told_closed(group)
+            self.notify_closed(group)
         self.news.notify()
 
-    def told_closed(self, group: Group) -> None:
+    def notify_closed(self, group: SampleGroup) -> None:
         """Let plugins know that a group takes no more samples."""
         row = group.row
         self.hooks.notify(
@@ -286,10 +286,10 @@ class RunBuffer:
 
     async def bodies(self, samples: Sequence[Sample]) -> list[bytes]:
         """The stored bodies of ``samples``, in that order."""
-        held = [sample.body for sample in samples]
-        wanted = [s.location for s, body in zip(samples, held, strict=True) if body is None and s.location is not None]
+        known = [sample.body for sample in samples]
+        wanted = [s.location for s, body in zip(samples, known, strict=True) if body is None and s.location is not None]
         read = iter(await self.store.read(wanted) if wanted else ())
-        return [next(read) if body is None else body for body in held]
+        return [next(read) if body is None else body for body in known]
 
     async def find_heads(self, samples: Sequence[Sample]) -> None:
         """Fill in ``head`` where it is not known; no more than the beginnings of bodies is read."""

@@ -34,5 +34,5 @@ class Fruitless:
 
 def alarm_text(reasons: Mapping[str, int]) -> str:
     """The alarm in words."""
-    told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda item: -item[1]))
-    return f"{sum(reasons.values())} groups in a row ended undelivered: {told}"
+    counts = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda item: -item[1]))
+    return f"{sum(reasons.values())} groups in a row ended undelivered: {counts}"

@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, gc=False):
     """How its rollout ended."""
 
 
-class Group:
+class SampleGroup:
     """A group and, while it lives, its samples."""
 
     __slots__ = ("repeats", "row", "samples", "slots", "staged")
@@ -122,7 +122,7 @@ def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
 class Placement(msgspec.Struct, frozen=True):
     """Where a sample belongs."""
 
-    group: Group
+    group: SampleGroup
     slot: int
     outcome: Outcome
     is_group_changed: bool = False

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.core.ids import InstanceId
 
 
@@ -26,9 +26,9 @@ class MetaWindow:
     """Sum of the squared deviations from the mean."""
     minimum: float = math.inf
     maximum: float = -math.inf
-    newest: deque[tuple[Group, Sample]] = field(default_factory=deque)
+    newest: deque[tuple[SampleGroup, Sample]] = field(default_factory=deque)
 
-    def add(self, group: Group, sample: Sample) -> None:
+    def add(self, group: SampleGroup, sample: Sample) -> None:
         """Count a sample that did not fail; a fork is of a rollout that its main sample counts."""
         reward = sample.reward
         if reward is None or sample.fork:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from forebay.buffer.groups.alarm import Fruitless
-from forebay.buffer.groups.group import Group, Placement, Sample
+from forebay.buffer.groups.group import Placement, Sample, SampleGroup
 from forebay.buffer.groups.ready_queue import ReadyQueue
 from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import LIVE, GroupState, check_transition
@@ -15,7 +15,7 @@ from forebay.core.ids import InstanceId, group_id
 from forebay.core.run import RunSettings
 from forebay.core.sample import Incoming
 
-__all__ = ["Group", "Groups", "Placement", "Sample"]
+__all__ = ["Groups", "Placement", "Sample", "SampleGroup"]
 
 
 @dataclass
@@ -24,15 +24,15 @@ class Groups:
 
     run_id: str
     settings: RunSettings
-    by_id: dict[str, Group] = field(default_factory=dict)
-    by_instance: dict[InstanceId, list[Group]] = field(default_factory=dict)
-    changed: dict[str, Group] = field(default_factory=dict)
+    by_id: dict[str, SampleGroup] = field(default_factory=dict)
+    by_instance: dict[InstanceId, list[SampleGroup]] = field(default_factory=dict)
+    changed: dict[str, SampleGroup] = field(default_factory=dict)
     """Open groups that got a sample since ``is_valid_group`` was last asked."""
-    short_valid: dict[str, Group] = field(default_factory=dict)
+    short_valid: dict[str, SampleGroup] = field(default_factory=dict)
     """Open groups that are valid although slots are empty."""
-    unreported: dict[str, Group] = field(default_factory=dict)
+    unreported: dict[str, SampleGroup] = field(default_factory=dict)
     """Discarded groups that no successful reply has listed as finished."""
-    closed: list[Group] = field(default_factory=list)
+    closed: list[SampleGroup] = field(default_factory=list)
     """Every group that left the open state, in the order of ``closed_seq``."""
     states: Counter[GroupState] = field(default_factory=Counter)
     discard_reasons: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Groups:
 
     # --- opening and filling
 
-    def open(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> Group:
+    def open(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> SampleGroup:
         """Open the group of ``instance_id`` in ``epoch``; the one that is there if it was opened before."""
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
@@ -108,7 +108,7 @@ class Groups:
         if len(group.samples) == 1:
             self.schedule(group)
 
-    def is_full(self, group: Group) -> bool:
+    def is_full(self, group: SampleGroup) -> bool:
         """Whether every slot has its sample, failed ones included."""
         return group.row.num_samples >= self.settings.group_size
 
@@ -118,7 +118,9 @@ class Groups:
         if slot is not None and slot >= self.settings.group_size:
             key = group_id(instance_id, epoch)
             if key not in self.by_id:
-                return Placement(Group(self._new_row(key, instance_id, epoch, now_s)), slot, "surplus")  # opens nothing
+                return Placement(
+                    SampleGroup(self._new_row(key, instance_id, epoch, now_s)), slot, "surplus"
+                )  # opens nothing
         group = self.open(instance_id, epoch, now_s)
         if group.state is not GroupState.OPEN:
             return Placement(group, -1 if slot is None else slot, "late")
@@ -143,7 +145,7 @@ class Groups:
             return Placement(home, -1, "surplus", is_group_changed=True)
         return Placement(home, -1, "late")
 
-    def _next_home(self, groups: list[Group], now_s: float) -> Group | None:
+    def _next_home(self, groups: list[SampleGroup], now_s: float) -> SampleGroup | None:
         """The group that takes the next sample of a writer which sends no epoch; None when a new one must open."""
         for group in groups:
             if group.state is GroupState.OPEN and not self.is_full(group):
@@ -161,9 +163,9 @@ class Groups:
 
     # --- repeats of a restarted process that sends no slots
 
-    def expect_repeats(self) -> list[Group]:
+    def expect_repeats(self) -> list[SampleGroup]:
         """It will send the samples of incomplete groups once more, and those of others not; the groups that changed."""
-        changed: list[Group] = []
+        changed: list[SampleGroup] = []
         for group in self.by_id.values():
             is_incomplete = group.state is GroupState.OPEN and not self.is_full(group)
             group.repeats = {s.uid for s in group.samples if not s.fork} if is_incomplete else set()
@@ -173,7 +175,7 @@ class Groups:
                 changed.append(group)
         return changed
 
-    def note_repeat(self, instance_id: InstanceId, uid: str) -> Group | None:
+    def note_repeat(self, instance_id: InstanceId, uid: str) -> SampleGroup | None:
         """A known uid came again: the group that expected it, and has one surplus sample less to come."""
         for group in self.by_instance.get(instance_id, ()):
             if uid in group.repeats and group.row.surplus_due > 0:
@@ -184,7 +186,7 @@ class Groups:
 
     # --- moving
 
-    def move(self, group: Group, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
+    def move(self, group: SampleGroup, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
         """Bring a group into another state and keep every list in step. Raises ``ValueError`` for a forbidden one."""
         row, source = group.row, group.state
         check_transition(source, target)
@@ -205,7 +207,7 @@ class Groups:
         if (source in LIVE) and (target not in LIVE):
             self._forget_samples(group)
 
-    def _close(self, group: Group, now_s: float) -> None:
+    def _close(self, group: SampleGroup, now_s: float) -> None:
         self.changed.pop(group.group_id, None)
         self.short_valid.pop(group.group_id, None)
         group.row.closed_s = now_s
@@ -216,12 +218,12 @@ class Groups:
         self.next_order += 1
         return self.next_order - 1
 
-    def _forget_samples(self, group: Group) -> None:
+    def _forget_samples(self, group: SampleGroup) -> None:
         self.num_live_samples -= len(group.samples)
         self.num_live_bytes -= group.num_bytes
         group.samples, group.slots, group.staged = [], set(), None
 
-    def revive(self, group: Group, samples: Iterable[Sample]) -> None:
+    def revive(self, group: SampleGroup, samples: Iterable[Sample]) -> None:
         """Give a delivered group its samples back, before it becomes ready again."""
         for sample in samples:
             group.take(sample)
@@ -230,22 +232,22 @@ class Groups:
 
     # --- in order
 
-    def take_ready(self) -> Iterator[Group]:
+    def take_ready(self) -> Iterator[SampleGroup]:
         """Ready groups, oldest first. The caller gives back with ``put_back`` those that it leaves ready."""
         return map(self.by_id.__getitem__, self._ready.take())
 
-    def put_back(self, groups: Iterable[Group]) -> None:
+    def put_back(self, groups: Iterable[SampleGroup]) -> None:
         """Queue ready groups again after ``take_ready``."""
         for group in groups:
             self._ready.put(group.group_id, group.row.order)
 
-    def take_older(self, version: int) -> list[Group]:
+    def take_older(self, version: int) -> list[SampleGroup]:
         """The ready groups with a sample of older weights than ``version``; each is found once."""
         return [self.by_id[key] for key in self._ready.take_older(version)]
 
     # --- deadlines
 
-    def due_s(self, group: Group, process_ended_s: float | None = None) -> float:
+    def due_s(self, group: SampleGroup, process_ended_s: float | None = None) -> float:
         """When the group is closed at the latest, in active seconds.
 
         Without a process that could still write, a group without samples waits no longer than one with some.
@@ -256,7 +258,7 @@ class Groups:
             last = process_ended_s
         return due if last is None else min(due, last + self.settings.group_timeout_seconds)
 
-    def schedule(self, group: Group) -> None:
+    def schedule(self, group: SampleGroup) -> None:
         """See to it that ``overdue`` finds the group when its time has come."""
         heapq.heappush(self._due, (self.due_s(group), group.group_id))
 
@@ -264,9 +266,9 @@ class Groups:
         """Whether ``overdue`` has something to look at."""
         return bool(self._due) and self._due[0][0] <= now_s
 
-    def overdue(self, now_s: float, process_ended_s: float | None = None) -> list[Group]:
+    def overdue(self, now_s: float, process_ended_s: float | None = None) -> list[SampleGroup]:
         """The open groups whose deadline has passed."""
-        found: dict[str, Group] = {}
+        found: dict[str, SampleGroup] = {}
         while self._due and self._due[0][0] <= now_s:
             key = heapq.heappop(self._due)[1]
             group = self.by_id[key]
@@ -286,7 +288,7 @@ class Groups:
 
     # --- all of them
 
-    def in_state(self, *states: GroupState) -> list[Group]:
+    def in_state(self, *states: GroupState) -> list[SampleGroup]:
         """The groups in any of ``states``, in the order in which they opened."""
         return [group for group in self.by_id.values() if group.state in states]
 
@@ -294,8 +296,8 @@ class Groups:
         """Whether any group is in one of ``states``."""
         return any(self.states[state] for state in states)
 
-    def _insert(self, row: GroupRow) -> Group:
-        group = Group(row)
+    def _insert(self, row: GroupRow) -> SampleGroup:
+        group = SampleGroup(row)
         self.by_id[row.group_id] = group
         self.by_instance.setdefault(row.instance_id, []).append(group)
         self.states[row.state] += 1

@@ -80,7 +80,7 @@ class Batches:
         """Their steps, ascending."""
         return sorted(self._checkpoints)
 
-    def held_by(self, step: int | None) -> list[BatchRow]:
+    def in_checkpoint(self, step: int | None) -> list[BatchRow]:
         """The acknowledged batches that the checkpoint of ``step`` holds; for None those that none holds."""
         return [row for row in self.in_state(BatchState.ACKED) if row.checkpoint_step == step]
 
@@ -131,7 +131,7 @@ class Batches:
             checkpoint.is_forgotten = True
             del self._checkpoints[checkpoint.step]
 
-    def settle(self, taken: Collection[str], reason: str) -> list[BatchRow]:
+    def follow_resume(self, taken: Collection[str], reason: str) -> list[BatchRow]:
         """Follow what a resume decided: groups ``taken`` are ready again, all others acknowledged; what changed."""
         changed = []
         for row in self.in_state(*OUTSTANDING):
@@ -142,8 +142,8 @@ class Batches:
             if kept:
                 row.state, row.group_ids = BatchState.ACKED, kept
             else:
-                told = "its lease expired, and its trainer came back" if is_late else reason
-                row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, told, None
+                row.reason = "its lease expired, and its trainer came back" if is_late else reason
+                row.state, row.checkpoint_step = BatchState.REVOKED, None
             changed.append(row)
         return changed
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.leases.batches import Undone
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.restore import read_back
@@ -17,7 +17,7 @@ async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None)
     holds what can never come back. Raises ``BatchNotFound``, ``LeaseLost``, ``CheckpointConflict``, ``StorageFailed``.
     """
     if batch_ids is None:
-        batch_ids = [row.batch_id for row in leases.buffer.batches.held_by(None)]
+        batch_ids = [row.batch_id for row in leases.buffer.batches.in_checkpoint(None)]
     spent = [] if leases.buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
     async with leases.steady([*batch_ids, *spent]) as rows:
         buffer = leases.buffer
@@ -27,7 +27,7 @@ async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None)
         changed = [changed for row in rows for changed in leases.acknowledge(row)]
         fixed = buffer.batches.fix(rows, step, buffer.wall(), buffer.run.weight_version)
         await buffer.record(*changed, fixed)
-    return buffer.batches.held_by(step)
+    return buffer.batches.in_checkpoint(step)
 
 
 async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
@@ -38,9 +38,9 @@ async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
     buffer, others, gone = leases.buffer, set(named), set[str]()
 
     def batches() -> list[BatchRow]:
-        return [row for row in buffer.batches.held_by(None) if row.batch_id not in others]
+        return [row for row in buffer.batches.in_checkpoint(None) if row.batch_id not in others]
 
-    def wanted() -> list[Group]:
+    def wanted() -> list[SampleGroup]:
         return [group for row in batches() for group in leases.groups_of(row) if group.group_id not in gone]
 
     while True:
@@ -68,9 +68,9 @@ async def rewind(leases: Leases, step: int | None) -> Undone:
         changed: list[Row] = []
         for row in undone.batches:
             changed += leases.take_back(row, lost, may_be_known=True)
-        told = "before the first checkpoint" if step is None else f"the checkpoint of step {step}"
+        place = "before the first checkpoint" if step is None else f"the checkpoint of step {step}"
         buffer.run.weight_version = buffer.batches.weight_version(step)
-        buffer.batches.undo(undone, f"a rewind to {told} revoked it")
+        buffer.batches.undo(undone, f"a rewind to {place} revoked it")
         await buffer.record(*changed, *undone.batches, *undone.checkpoints, buffer.run_row())
     buffer.news.notify()
     return undone
@@ -79,7 +79,7 @@ async def rewind(leases: Leases, step: int | None) -> Undone:
 async def _read_back(leases: Leases, step: int | None) -> dict[str, list[Sample]]:
     batches = leases.buffer.batches
 
-    def wanted() -> list[Group]:
+    def wanted() -> list[SampleGroup]:
         rows = batches.after(step).batches
         return [g for row in rows for g in leases.groups_of(row) if g.row.batch_id == row.batch_id]
 

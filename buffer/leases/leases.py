@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Group, Sample
+from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import BatchRow, Location, Row
 from forebay.core.errors import BatchAcked, LeaseLost
@@ -15,9 +15,9 @@ from forebay.core.group import BatchState, GroupState
 
 Stored = Future[Location | None]
 
-SELF_ACKING_STILL_S = 600.0
+SELF_ACKING_IDLE_S = 600.0
 """How long a reply that needs no acknowledgement may stand still: it has no lease, so it has what a lease has."""
-LEAST_STILL_S = 1.0
+LEAST_IDLE_S = 1.0
 """How long any reply may: a lease may be shorter than the way to the client."""
 
 
@@ -27,7 +27,7 @@ class Lease:
 
     row: BatchRow
     window: MetaWindow
-    """What its meta info told of; told again if it is given back."""
+    """What its meta info is about, which counts again if it is given back."""
     until_s: float = math.inf
     """Monotonic seconds at which it expires, unless its first reply is still going out."""
     num_readers: int = 0
@@ -46,11 +46,11 @@ class Leases:
         """Batches that ended without anybody waiting for the disk, until it knows."""
 
     @property
-    def unsettled(self) -> set[str]:
+    def ahead_of_disk(self) -> set[str]:
         """Batches of which memory knows more than the disk may."""
         return {*self.held, *self._unwritten}
 
-    def groups_of(self, row: BatchRow) -> list[Group]:
+    def groups_of(self, row: BatchRow) -> list[SampleGroup]:
         """The groups of a batch, in its order."""
         return [self.buffer.groups.by_id[key] for key in row.group_ids]
 
@@ -71,15 +71,15 @@ class Leases:
         return self.buffer.record(row)
 
     def _claim(self, row: BatchRow, state: GroupState = GroupState.LEASED) -> list[Row]:
-        """Give ready groups, and what was not told elsewhere, to the batch."""
+        """Give ready groups, and what no other batch reports, to the batch."""
         groups, changed = self.buffer.groups, self.groups_of(row)
         for group in changed:
             group.row.num_deliveries += state is GroupState.LEASED
             groups.move(group, state, self.buffer.active.now_s())
-        told = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
-        for group in (*changed, *told):
+        reported = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
+        for group in (*changed, *reported):
             group.row.batch_id, group.row.is_reported = row.batch_id, True
-        return [group.row for group in (*changed, *told)]
+        return [group.row for group in (*changed, *reported)]
 
     def _renew(self, lease: Lease) -> None:
         lease.row.leased_at_s = self.buffer.wall()
@@ -106,8 +106,8 @@ class Leases:
         if not lease.num_readers and not lease.has_arrived:
             self.release_soon(batch_id)
 
-    def patience_s(self, batch_id: str, still_s: float) -> float:
-        """For how many more seconds a reply that carries the batch may stand still, after ``still_s``.
+    def patience_s(self, batch_id: str, idle_s: float) -> float:
+        """For how many more seconds a reply that carries the batch may stand still, after ``idle_s``.
 
         A client that takes nothing of its reply looks like one that has died. So it has as long as it has for training
         on a batch: its lease begins anew with whatever it takes, and may be extended. A slow reader is never broken
@@ -118,8 +118,8 @@ class Leases:
         if lease is None:
             return 0.0
         if lease.row.is_self_acking:
-            return SELF_ACKING_STILL_S - still_s
-        return max(lease.row.lease_s - still_s, lease.until_s - self.buffer.monotonic(), LEAST_STILL_S - still_s)
+            return SELF_ACKING_IDLE_S - idle_s
+        return max(lease.row.lease_s - idle_s, lease.until_s - self.buffer.monotonic(), LEAST_IDLE_S - idle_s)
 
     # --- ending, with nobody who waits for the disk
 
@@ -251,15 +251,20 @@ class Leases:
         if not buffer.run.has_delivered:
             buffer.run.has_delivered = True
             changed.append(buffer.run_row())
-        self._tell_delivered(row)
+        self._note_delivered(row)
         return [*changed, row]
 
-    def _tell_delivered(self, row: BatchRow) -> None:
+    def _note_delivered(self, row: BatchRow) -> None:
         buffer = self.buffer
         buffer.counts["rows_delivered"] += row.num_rows
         buffer.last_progress_s, buffer.is_stalled = buffer.active.now_s(), False
-        told = {"batch_id": row.batch_id, "num_groups": len(row.group_ids), "num_rows": row.num_rows}
-        buffer.hooks.notify("batch_delivered", run_id=buffer.run.run_id, **told)
+        buffer.hooks.notify(
+            "batch_delivered",
+            run_id=buffer.run.run_id,
+            batch_id=row.batch_id,
+            num_groups=len(row.group_ids),
+            num_rows=row.num_rows,
+        )
         buffer.news.notify()
 
     def _give_back(self, lease: Lease, state: BatchState, *, may_be_known: bool = False) -> list[Row]:
@@ -278,21 +283,21 @@ class Leases:
         if lease is not None:
             buffer.window.merge_before(lease.window)
         own = [group for group in self.groups_of(row) if group.row.batch_id == row.batch_id]
-        reported = [groups.by_id[key] for key in row.reported_ids]
-        told = [group for group in reported if group.row.batch_id == row.batch_id]
+        listed = [groups.by_id[key] for key in row.reported_ids]
+        reported = [group for group in listed if group.row.batch_id == row.batch_id]
         for group in own:
             if lost is not None and group.state is GroupState.ACKED:
                 self._revive(group, lost[group.group_id])
             groups.move(group, GroupState.READY, buffer.active.now_s())
-        for group in told:
+        for group in reported:
             groups.unreported[group.group_id] = group
-        for group in (*own, *told):
+        for group in (*own, *reported):
             group.row.batch_id, group.row.is_reported = "", False
             group.row.may_be_known |= may_be_known
         buffer.news.notify()
-        return [group.row for group in (*own, *told)]
+        return [group.row for group in (*own, *reported)]
 
-    def _revive(self, group: Group, samples: list[Sample]) -> None:
+    def _revive(self, group: SampleGroup, samples: list[Sample]) -> None:
         self.buffer.groups.revive(group, samples)
         for sample in samples:
             self.buffer.window.add(group, sample)

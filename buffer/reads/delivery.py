@@ -7,12 +7,12 @@ from itertools import chain
 from typing import Any
 
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Group
+from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
-from forebay.buffer.reads.request import Choice, ReadRequest
-from forebay.buffer.reads.rows import Outgoing
+from forebay.buffer.reads.reply_rows import ReplyRows
+from forebay.buffer.reads.request import ChosenGroup, ReadRequest
 from forebay.buffer.reads.selection import Selection
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import BatchRow
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Batch:
+class LeasedBatch:
     """Groups on their way to a trainer, and the reply that carries them."""
 
     row: BatchRow
-    groups: list[Group]
-    reported: list[Group]
+    groups: list[SampleGroup]
+    reported: list[SampleGroup]
     """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
     window: MetaWindow
     staged: list[Staged]
     """What goes out of each group."""
     stored: Stored
     """Done when the lease is on the disk."""
-    rows: Outgoing = field(init=False)
+    rows: ReplyRows = field(init=False)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class _Reader:
 
     def __init__(self, request: ReadRequest) -> None:
         self.request = request
-        self.batch: Batch | None = None
+        self.batch: LeasedBatch | None = None
         self.error: BatchAcked | None = None
         self.tried: tuple[Signal, int] | None = None
         """The news by which it was last tried to satisfy the request."""
@@ -75,7 +75,7 @@ class Delivery:
         """Those who want a batch, in the order in which they came."""
         self.leases = Leases(buffer)
 
-    async def read(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
+    async def read(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
         """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
 
         Of those who wait, whoever came first is asked first whether what is there satisfies it. The caller says
@@ -92,7 +92,7 @@ class Delivery:
             self.leases.abandoned(batch.batch_id)
             raise
 
-    async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> Batch | None:
+    async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
         """As ``read``, but for the rows, which are not loaded yet, and for the disk.
 
         The last byte must not go out before ``confirm``, which may wait for it. Whoever finds that a row cannot be read
@@ -103,7 +103,7 @@ class Delivery:
             await self._fill(batch, has_rows=False)
         return batch
 
-    async def _obtain(self, request: ReadRequest, wait_s: float) -> Batch | None:
+    async def _obtain(self, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         reader = _Reader(request)
         self._readers[reader] = None
         try:
@@ -150,7 +150,7 @@ class Delivery:
             if reader is last:
                 return
 
-    def _give(self, reader: "_Reader", batch: Batch | None) -> None:
+    def _give(self, reader: "_Reader", batch: LeasedBatch | None) -> None:
         if reader in self._readers:
             reader.batch = batch
         elif batch is not None:  # its reader went away meanwhile
@@ -162,14 +162,14 @@ class Delivery:
 
     # --- leasing
 
-    async def _lease(self, request: ReadRequest) -> Batch | None:
+    async def _lease(self, request: ReadRequest) -> LeasedBatch | None:
         again = await self._leased_before(request.request_id) if request.request_id else None
         if again is not None:
             return again
         chosen = await self._selection.choose(request)
         return self._begin(request, chosen) if chosen else None
 
-    async def _leased_before(self, request_id: str) -> Batch | None:
+    async def _leased_before(self, request_id: str) -> LeasedBatch | None:
         """The batch that this request got, once more; None if it got none, or has it no longer."""
         row = self._buffer.batches.of_request(request_id)
         if row is not None and row.state is BatchState.ACKED:
@@ -187,9 +187,9 @@ class Delivery:
         if lease is None:
             return None  # it was given back meanwhile
         reported = [self._buffer.groups.by_id[key] for key in row.reported_ids]
-        return Batch(row, groups, reported, lease.window, staged, self.leases.join(row))
+        return LeasedBatch(row, groups, reported, lease.window, staged, self.leases.join(row))
 
-    def _begin(self, request: ReadRequest, chosen: Sequence[Choice]) -> Batch:
+    def _begin(self, request: ReadRequest, chosen: Sequence[ChosenGroup]) -> LeasedBatch:
         buffer = self._buffer
         groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
         for group in groups:
@@ -200,9 +200,11 @@ class Delivery:
         if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
             row.meta_info = self._with_groups(window.meta_info(), groups, reported)
         staged = [choice.staged for choice in chosen]
-        return Batch(row, groups, reported, window, staged, self.leases.begin(row, window))
+        return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window))
 
-    def _new_row(self, request: ReadRequest, chosen: Sequence[Choice], reported: Sequence[Group]) -> BatchRow:
+    def _new_row(
+        self, request: ReadRequest, chosen: Sequence[ChosenGroup], reported: Sequence[SampleGroup]
+    ) -> BatchRow:
         number, batch_id = self._buffer.batches.new_id()
         return BatchRow(
             run_id=self._buffer.run.run_id,
@@ -221,7 +223,7 @@ class Delivery:
 
     # --- making the reply
 
-    async def _fill(self, batch: Batch, *, has_rows: bool) -> None:
+    async def _fill(self, batch: LeasedBatch, *, has_rows: bool) -> None:
         """Make what is sent while the lease is written down; on failure or cancellation the batch is given back."""
         is_filled = False
         try:
@@ -237,7 +239,7 @@ class Delivery:
             if not is_filled:
                 self.leases.abandoned(batch.batch_id)
 
-    async def _meta_of(self, batch: Batch) -> dict[str, Any]:
+    async def _meta_of(self, batch: LeasedBatch) -> dict[str, Any]:
         """What the batch's row says, so that a repeated request is told the same; made and kept if it says nothing."""
         row = batch.row
         if row.meta_info:
@@ -249,13 +251,13 @@ class Delivery:
         return row.meta_info or made
 
     def _with_groups(
-        self, meta_info: Mapping[str, Any], groups: Sequence[Group], reported: Sequence[Group]
+        self, meta_info: Mapping[str, Any], groups: Sequence[SampleGroup], reported: Sequence[SampleGroup]
     ) -> dict[str, Any]:
         finished = [group.instance_id for group in (*groups, *reported)]
         stale = staleness.distribution(groups, self._buffer.run.weight_version)
         return {**meta_info, "finished_groups": finished} | ({} if stale is None else {"staleness": stale})
 
-    async def confirm(self, batch: Batch) -> bool:
+    async def confirm(self, batch: LeasedBatch) -> bool:
         """Wait until the lease is on the disk. Raises ``StorageFailed``.
 
         False if the groups are no longer this reader's, because the run was resumed or rewound meanwhile.
@@ -263,7 +265,7 @@ class Delivery:
         await batch.stored
         return batch.batch_id in self.leases.held
 
-    async def broken(self, batch: Batch, error: StorageFailed) -> None:
+    async def broken(self, batch: LeasedBatch, error: StorageFailed) -> None:
         """A reply could not read all rows of its batch, or the lease could not be stored.
 
         Groups whose bodies are damaged end, so that the next read gets past them. A reply that comes so late that the
@@ -280,13 +282,13 @@ class Delivery:
             for group, damage in damaged:
                 self._pipeline.discard_unreadable(group, damage)
 
-    async def _damaged(self, batch: Batch) -> list[tuple[Group, BodyUnreadable]]:
+    async def _damaged(self, batch: LeasedBatch) -> list[tuple[SampleGroup, BodyUnreadable]]:
         """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
-        damaged: list[tuple[Group, BodyUnreadable]] = []
+        damaged: list[tuple[SampleGroup, BodyUnreadable]] = []
         for group in self.leases.groups_of(batch.row):
             planned = group.staged.planned() if isinstance(group.staged, Staged) else []
             try:
-                async for _ in Outgoing(self._buffer, planned).chunks():
+                async for _ in ReplyRows(self._buffer, planned).chunks():
                     pass
             except BodyUnreadable as error:
                 damaged.append((group, error))
@@ -294,37 +296,14 @@ class Delivery:
                 continue
         return damaged
 
-    def _rows(self, batch: Batch) -> Outgoing:
+    def _rows(self, batch: LeasedBatch) -> ReplyRows:
         """The batch's rows, to be read; with a mark in those of stale groups."""
         stale = set(batch.row.stale_ids)
         finish = {group.group_id: staleness.marked if group.group_id in stale else None for group in batch.groups}
         planned = (staged.planned(finish[group.group_id]) for group, staged in _pairs(batch))
-        return Outgoing(self._buffer, list(chain.from_iterable(planned)))
-
-    # --- how the reply ended
-
-    def arrived(self, batch_id: str) -> None:
-        """The last byte of the reply went out to a client that was there."""
-        self.leases.arrived(batch_id)
-
-    def abandoned(self, batch_id: str) -> None:
-        """The client went away before."""
-        self.leases.abandoned(batch_id)
-
-    def ack(self, batch_id: str) -> None:
-        """The batch is done, and nobody waits for the disk. An unknown id is ignored: it was acked or released."""
-        self.leases.ack_soon(batch_id)
-
-    def release(self, batch_id: str) -> None:
-        """The groups of the batch are ready again, and what it reported will be reported again."""
-        self.leases.release_soon(batch_id)
+        return ReplyRows(self._buffer, list(chain.from_iterable(planned)))
 
     # --- after loading
-
-    @property
-    def held_batches(self) -> set[str]:
-        """Batches of which memory knows more than the disk may."""
-        return self.leases.unsettled
 
     def resume_with(self, buffer: RunBuffer, pipeline: Pipeline, windows: Mapping[str, MetaWindow]) -> None:
         """Go on with what was loaded. What is with a trainer stays leased, and what arrived is acknowledged."""
@@ -333,5 +312,5 @@ class Delivery:
         self.leases.resume_with(buffer, windows)
 
 
-def _pairs(batch: Batch) -> list[tuple[Group, Staged]]:
+def _pairs(batch: LeasedBatch) -> list[tuple[SampleGroup, Staged]]:
     return list(zip(batch.groups, batch.staged, strict=True))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Group, Sample
-from forebay.buffer.reads.rows import Finish, Planned
+from forebay.buffer.groups.table import Sample, SampleGroup
+from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
 from forebay.core.group import LIVE, DiscardReason, GroupState
@@ -82,7 +82,7 @@ class Pipeline:
             if num_asked % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    async def _judge_changed(self, group: Group) -> None:
+    async def _judge_changed(self, group: SampleGroup) -> None:
         changed = self._groups.changed
         del changed[group.group_id]
         try:
@@ -92,14 +92,14 @@ class Pipeline:
                 changed[group.group_id] = group
             raise
 
-    async def _judge(self, group: Group) -> None:
+    async def _judge(self, group: SampleGroup) -> None:
         if group.state is not GroupState.OPEN:
             return
         is_full = self._groups.is_full(group)
         if not group.num_completed:
             if is_full:
-                told = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
-                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, told)
+                detail = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
+                self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, detail)
             return
         num_samples = len(group.samples)
         try:
@@ -121,20 +121,20 @@ class Pipeline:
         elif verdict.is_finished or is_full:
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
 
-    def _discard_failed(self, group: Group, error: HookFailed) -> None:
+    def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
         if group.state in (GroupState.OPEN, GroupState.READY):
             logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
             detail = f"{error}\n{error.traceback}".strip()
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
 
-    def discard_unreadable(self, group: Group, error: BodyUnreadable) -> None:
+    def discard_unreadable(self, group: SampleGroup, error: BodyUnreadable) -> None:
         """A stored body is damaged: that costs its group. Raises ``error`` if the journal as a whole has failed."""
         self._buffer.check_storage()
         if group.state in (GroupState.OPEN, GroupState.READY):
             logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, str(error))
 
-    def _reachable(self, group: Group) -> Sizes:
+    def _reachable(self, group: SampleGroup) -> Sizes:
         """The sizes by which validity is judged: failed samples cannot be asked for."""
         sizes, num_failed = self._sizes, group.row.num_failed
         if not num_failed:
@@ -158,12 +158,12 @@ class Pipeline:
 
     # --- what goes out
 
-    async def stage(self, group: Group) -> Staged | None:
+    async def stage(self, group: SampleGroup) -> Staged | None:
         """The group's rows after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
 
         A short group of which too little is left stays open, since more samples may come.
         """
-        if isinstance(group.staged, Staged) and self._still_counts(group, group.staged):
+        if isinstance(group.staged, Staged) and self._is_current(group, group.staged):
             return group.staged
         completed, num_samples = group.completed, len(group.samples)
         try:
@@ -184,7 +184,7 @@ class Pipeline:
         group.staged = Staged(processed.rows, completed, self._hooks)
         return group.staged
 
-    def _still_counts(self, group: Group, staged: Staged) -> bool:
+    def _is_current(self, group: SampleGroup, staged: Staged) -> bool:
         """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""
         return staged.made_by is self._hooks or group.state is GroupState.LEASED
 
@@ -205,7 +205,7 @@ class Pipeline:
 
     # --- deadlines
 
-    async def expire(self, groups: Sequence[Group]) -> None:
+    async def expire(self, groups: Sequence[SampleGroup]) -> None:
         """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
         try:
             for group in groups:
@@ -216,7 +216,7 @@ class Pipeline:
                 if group.state is GroupState.OPEN:
                     self._groups.schedule(group)
 
-    async def _expire(self, group: Group) -> None:
+    async def _expire(self, group: SampleGroup) -> None:
         is_full, num_samples = self._groups.is_full(group), len(group.samples)
         num_completed = group.num_completed
         is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.buffer.groups.table import Group
+from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.reads.judging import Staged
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.ids import InstanceId
@@ -32,10 +32,10 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenGroup:
     """A group to hand out, and what of it goes out of the whole that its hooks made."""
 
-    group: Group
+    group: SampleGroup
     staged: Staged
     whole: Staged
     is_stale: bool = False
@@ -52,7 +52,7 @@ class Chooser:
 
     def __init__(self, buffer: RunBuffer, request: ReadRequest) -> None:
         self.request = request
-        self.chosen: list[Choice] = []
+        self.chosen: list[ChosenGroup] = []
         self._settings = buffer.run.settings
         self._num_rows = 0
         self._num_bytes = 0
@@ -71,11 +71,11 @@ class Chooser:
     def is_done(self) -> bool:
         return self._is_capped or (self.request.has_size and self.is_satisfied)
 
-    def may_take(self, group: Group) -> bool:
+    def may_take(self, group: SampleGroup) -> bool:
         """A read without a size holds at most one group of an instance: slime's client groups by instance id."""
         return self.request.has_size or group.instance_id not in self._instances
 
-    def take(self, choice: Choice) -> None:
+    def take(self, choice: ChosenGroup) -> None:
         """Add a group, unless the caps of a read without a size forbid it."""
         if not self.request.has_size and self.chosen and self._is_over(choice.staged):
             self._is_capped = True

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Sequence
 
-from forebay.buffer.groups.table import Group
+from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
-from forebay.buffer.reads.request import Choice, Chooser, ReadRequest
+from forebay.buffer.reads.request import Chooser, ChosenGroup, ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 
@@ -20,7 +20,7 @@ class Selection:
         self._buffer = buffer
         self._pipeline = pipeline
 
-    async def choose(self, request: ReadRequest) -> list[Choice]:
+    async def choose(self, request: ReadRequest) -> list[ChosenGroup]:
         """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all."""
         oldest = staleness.bound(self._buffer, request)
         while True:
@@ -30,7 +30,7 @@ class Selection:
                 return []
             chosen = await self._choose(request, oldest)
             if all(choice.is_current for choice in chosen):
-                self._tell_cuts(chosen)
+                self._note_cuts(chosen)
                 return chosen
             self._buffer.groups.put_back(c.group for c in chosen if c.group.state is GroupState.READY)
 
@@ -42,10 +42,10 @@ class Selection:
             num_needed = -(-request.batch_size // run.settings.group_size)  # rounded up, however large it is
         return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
 
-    async def _choose(self, request: ReadRequest, oldest: int | None) -> list[Choice]:
+    async def _choose(self, request: ReadRequest, oldest: int | None) -> list[ChosenGroup]:
         """Groups that satisfy the request; none at all if that is not possible."""
         chooser = Chooser(self._buffer, request)
-        seen: list[Group] = []
+        seen: list[SampleGroup] = []
         try:
             await self._consider_all(chooser, seen, oldest)
             if not chooser.is_satisfied:
@@ -59,7 +59,7 @@ class Selection:
             self._buffer.groups.put_back(left)
         return chooser.chosen
 
-    async def _consider_all(self, chooser: Chooser, seen: list[Group], oldest: int | None) -> None:
+    async def _consider_all(self, chooser: Chooser, seen: list[SampleGroup], oldest: int | None) -> None:
         """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
         for group in self._buffer.groups.take_ready():
             seen.append(group)
@@ -72,7 +72,7 @@ class Selection:
                 if chooser.is_done:
                     return
 
-    async def _consider(self, chooser: Chooser, group: Group, oldest: int | None) -> None:
+    async def _consider(self, chooser: Chooser, group: SampleGroup, oldest: int | None) -> None:
         if not chooser.may_take(group):
             return
         is_stale = staleness.is_stale(group, oldest)
@@ -83,12 +83,12 @@ class Selection:
         if staged is None:
             return
         if not chooser.request.is_slime:
-            chooser.take(Choice(group, staged, staged, is_stale))
+            chooser.take(ChosenGroup(group, staged, staged, is_stale))
         elif self._fits_slime(group, staged):
             size = self._buffer.run.settings.group_size
-            chooser.take(Choice(group, staged.first(size), staged, is_stale))
+            chooser.take(ChosenGroup(group, staged.first(size), staged, is_stale))
 
-    def _fits_slime(self, group: Group, staged: Staged) -> bool:
+    def _fits_slime(self, group: SampleGroup, staged: Staged) -> bool:
         """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
         size = self._buffer.run.settings.group_size
         if len(staged.rows) < size:
@@ -99,7 +99,7 @@ class Selection:
             return False
         return True
 
-    def _tell_cuts(self, chosen: Sequence[Choice]) -> None:
+    def _note_cuts(self, chosen: Sequence[ChosenGroup]) -> None:
         for choice in chosen:
             num_cut = len(choice.whole.rows) - len(choice.staged.rows)
             if num_cut:

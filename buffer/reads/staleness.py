@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from forebay.buffer.groups.table import Group
+from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
@@ -26,20 +26,20 @@ def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:
             discard(buffer, group)
 
 
-def is_stale(group: Group, oldest: int | None) -> bool:
+def is_stale(group: SampleGroup, oldest: int | None) -> bool:
     """Whether the group has a sample of older weights than ``oldest``."""
     version = None if oldest is None else group.oldest_version
     return oldest is not None and version is not None and version < oldest
 
 
-def discard(buffer: RunBuffer, group: Group) -> None:
+def discard(buffer: RunBuffer, group: SampleGroup) -> None:
     """End a group that is stale."""
     if group.state in (GroupState.OPEN, GroupState.READY):
         detail = f"its oldest sample is of weight version {group.oldest_version}, now it is {buffer.run.weight_version}"
         buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, detail)
 
 
-def distribution(groups: Iterable[Group], current: int | None) -> dict[str, int] | None:
+def distribution(groups: Iterable[SampleGroup], current: int | None) -> dict[str, int] | None:
     """How many of the groups' samples are how stale, ``unknown`` last; None if no sample names a version."""
     versions = [sample.oldest_version for group in groups for sample in group.completed]
     if all(version is None for version in versions):

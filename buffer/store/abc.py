@@ -16,7 +16,7 @@ from forebay.core.errors import StorageFailed
 ResultT = TypeVar("ResultT")
 
 Done = Callable[[Location | None, StorageFailed | None], None]
-"""Is told how an append ended: the body's location, or the error."""
+"""Called when an append has ended, with the body's location or the error."""
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
@@ -219,23 +219,23 @@ class Store(ABC):
 
     @abstractmethod
     def holds(self, location: Location) -> bool:
-        """Whether the body is there, and its segment not condemned."""
+        """Whether the body is there, and its segment not about to be removed."""
 
     @abstractmethod
     def has_removed(self, location: Location) -> bool:
         """Whether the segment of the body is gone for good."""
 
     @abstractmethod
-    async def settle(self) -> None:
-        """Wait until no segment is condemned: bodies are then held where they are, or removed."""
+    async def wait_for_removals(self) -> None:
+        """Wait until no segment is about to be removed: bodies then stay where they are, or are gone."""
 
     @abstractmethod
-    def condemn(self, segment: int) -> None:
-        """From now on ``holds`` is false for everything in the segment."""
+    def begin_removal(self, segment: int) -> None:
+        """The segment is about to be removed: from now on ``holds`` is false for everything in it."""
 
     @abstractmethod
-    def spare(self, segment: int) -> None:
-        """Undo ``condemn``, unless the segment is removed."""
+    def cancel_removal(self, segment: int) -> None:
+        """Undo ``begin_removal``, unless the segment is removed."""
 
     @abstractmethod
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
@@ -248,7 +248,7 @@ class Store(ABC):
 
     @abstractmethod
     async def remove(self, segment: int) -> None:
-        """Remove a segment that was condemned and cleared, after the reads that have begun.
+        """Remove a segment whose removal was begun and that was cleared, after the reads that have begun.
 
         Raises ``StorageFailed``; the segment is still there then, or gone already.
         """

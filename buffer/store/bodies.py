@@ -206,18 +206,18 @@ def edited_parts(piece: Edited, view: memoryview, at: int) -> tuple[BytesLike, .
 def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
     """The result, with everything at its place but what is still to be read into it."""
     wanted: list[_Wanted] = []
-    held: list[tuple[int, bytes | memoryview]] = []
+    known: list[tuple[int, bytes | memoryview]] = []
     at = 0
     for piece in pieces:
         if isinstance(piece, Edited):
             body = piece.location
             wanted.append((body.segment, body.offset, at, piece))
-            held.append((at + piece.start, piece.text))
+            known.append((at + piece.start, piece.text))
         else:
-            held.append((at, piece))
+            known.append((at, piece))
         at += len(piece) + 1
     result = bytearray(b",") * at
-    for place, data in held:
+    for place, data in known:
         result[place : place + len(data)] = data
     return result, wanted
 
@@ -283,7 +283,9 @@ def unreadable(segment: int, reason: str | OSError) -> StorageFailed:
 
     ``BodyUnreadable`` if it is gone or damaged; anything else, as too many open files, says nothing about the body.
     """
-    told = f"segment {segment}: {reason}"
+    message = f"segment {segment}: {reason}"
     if isinstance(reason, str) or reason.errno in DAMAGE:
-        return BodyUnreadable(told)
-    return StorageFailed(told, what="a stored body cannot be read now", hint="it is kept: read again once that is over")
+        return BodyUnreadable(message)
+    return StorageFailed(
+        message, what="a stored body cannot be read now", hint="it is kept: read again once that is over"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from forebay.buffer.store.index import START, Index, batches, is_corrupt
-from forebay.buffer.store.log_records import Entry, Position
+from forebay.buffer.store.log_records import LogEntry, Position
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import Location, Row
 
@@ -72,7 +72,7 @@ class Feeder:
         if self._index.position != self._log.end:
             self._index.apply([], self._log.end)
 
-    def add(self, entries: Sequence[Entry], locations: Sequence[Location | None]) -> None:
+    def add(self, entries: Sequence[LogEntry], locations: Sequence[Location | None]) -> None:
         """Take in entries that the log has confirmed."""
         end = self._log.end
         self._backlog.extend(

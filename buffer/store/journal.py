@@ -13,15 +13,14 @@ from typing import Any, Self, TypeVar
 from forebay.buffer.store import index_queries, removal
 from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
-from forebay.buffer.store.condemned import Condemned
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.files import DiskFiles, Files
 from forebay.buffer.store.index import Index, batches, is_corrupt
 from forebay.buffer.store.index_feeder import Feeder
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
-from forebay.buffer.store.log_writer import Append, Job, Writer
-from forebay.buffer.store.removal import Clearing
+from forebay.buffer.store.log_writer import Append, Job, LogWriter
+from forebay.buffer.store.removal import Clearing, Removals
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
 from forebay.buffer.store.send_bodies import Sending
 from forebay.core.errors import StorageFailed
@@ -42,24 +41,24 @@ class JournalStore(Store):
         self._log = SegmentLog(self._dir.segments, self._dir.quarantine, files, segment_bytes)
         self._bodies = BodyReader(self._dir.segments, files)
         self._unusable = f"the data directory {path} cannot be used"
-        self._writer: Writer | None = None
+        self._writer: LogWriter | None = None
         self._generation = 0
         self._bodies_in: dict[int, list[GroupBodies]] = {}
         """By closed segment; they do not change by themselves."""
-        self._condemned = Condemned()
+        self._removals = Removals()
         self._reading: set[asyncio.Future[Any]] = set()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        writer = Writer(self._log, Feeder(self._log, Index(self._dir.index)), loop)
-        with _told_as_storage_failed(self._unusable):
+        writer = LogWriter(self._log, Feeder(self._log, Index(self._dir.index)), loop)
+        with _as_storage_failed(self._unusable):
             await asyncio.to_thread(self._dir.open)
         writer.start()
         self._writer, self._generation = writer, 0
         self._bodies_in.clear()
-        self._condemned = Condemned()
+        self._removals = Removals()
         try:
-            with _told_as_storage_failed(self._unusable):
+            with _as_storage_failed(self._unusable):
                 await self._do(writer.open)
         except BaseException:  # a store that was not opened holds neither a thread nor the lock
             await self._close()
@@ -120,7 +119,7 @@ class JournalStore(Store):
             del turn  # its error refers to this frame: what the two hold would wait for the cyclic collector
 
     async def recover(self) -> None:
-        with _told_as_storage_failed():
+        with _as_storage_failed():
             self._generation = await self._do(self._opened().recover)
 
     async def load_runs(self) -> list[RunRow]:
@@ -176,30 +175,30 @@ class JournalStore(Store):
         return await self._ask(partial(removal.num_row_bytes, segment=segment))
 
     def holds(self, location: Location) -> bool:
-        return self._log.has(location.segment) and location.segment not in self._condemned
+        return self._log.has(location.segment) and location.segment not in self._removals
 
     def has_removed(self, location: Location) -> bool:
         return not self._log.has(location.segment)
 
-    async def settle(self) -> None:
-        await self._condemned.wait_until_empty()
+    async def wait_for_removals(self) -> None:
+        await self._removals.wait_until_empty()
 
-    def condemn(self, segment: int) -> None:
-        self._condemned.add(segment, self._generation)
+    def begin_removal(self, segment: int) -> None:
+        self._removals.begin(segment, self._generation)
 
-    def spare(self, segment: int) -> None:
-        self._condemned.discard(segment)
+    def cancel_removal(self, segment: int) -> None:
+        self._removals.end(segment)
 
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
         clearing = Clearing(self._log, self._bodies, segment, moved)
         find = partial(index_queries.ask, self._dir.index, partial(removal.current_rows, segment=segment))
         try:
-            with _told_as_storage_failed(f"segment {segment} cannot be cleared"):
+            with _as_storage_failed(f"segment {segment} cannot be cleared"):
                 await self._ask(clearing.verify)
                 for keys in batches(await self._ask(clearing.keys), GROUPS_AT_A_TIME):
                     additions = await self._ask(partial(clearing.additions, keys=keys))
                     await asyncio.gather(*(self.append(rows, body) for rows, body in additions))
-                await self._do(partial(self._opened().rewrite, find, self._condemned.generation(segment)))
+                await self._do(partial(self._opened().rewrite, find, self._removals.generation(segment)))
         finally:
             self._bodies_in.pop(segment, None)
 
@@ -209,10 +208,10 @@ class JournalStore(Store):
             raise StorageFailed("it was not cleared", what=what, hint="try again")
         if self._reading:
             await asyncio.wait(self._reading)
-        with _told_as_storage_failed(what):
-            await self._do(partial(self._opened().remove, segment, self._condemned.generation(segment)))
+        with _as_storage_failed(what):
+            await self._do(partial(self._opened().remove, segment, self._removals.generation(segment)))
         self._bodies_in.pop(segment, None)
-        self._condemned.discard(segment)
+        self._removals.end(segment)
 
     async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
@@ -222,7 +221,7 @@ class JournalStore(Store):
         except sqlite3.Error as error:
             if not is_corrupt(error):
                 raise StorageFailed(str(error), what=self._unusable) from error
-        with _told_as_storage_failed(self._unusable):
+        with _as_storage_failed(self._unusable):
             await self._do(self._opened().rebuild_index)
             return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
 
@@ -243,7 +242,7 @@ class JournalStore(Store):
         writer.put(Job(call, done))
         return done
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> LogWriter:
         if self._writer is None:
             raise RuntimeError("the store is not open: use it inside `async with store:`")
         return self._writer
@@ -259,7 +258,7 @@ async def _writable(connection: socket) -> None:
 
 
 @contextmanager
-def _told_as_storage_failed(what: str = "the journal cannot be written") -> Iterator[None]:
+def _as_storage_failed(what: str = "the journal cannot be written") -> Iterator[None]:
     try:
         yield
     except StorageFailed:

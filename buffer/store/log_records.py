@@ -41,7 +41,7 @@ class Position(NamedTuple):
     offset: int
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
     """What one ``append`` stores. ``rows`` are a copy that nobody else changes, ``packed`` the same as bytes."""
 
     rows: Sequence[Row]
@@ -70,7 +70,7 @@ class Header(NamedTuple):
     checksum: int
 
 
-def make_entry(rows: Sequence[Row], body: BytesLike | None) -> Entry:
+def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
     """Encode ``rows``. Raises ``InvalidInput`` for an epoch or slot beyond 64 bits, ``ValueError`` for a wrong call."""
     _check_rows(rows, body)
     try:
@@ -81,7 +81,7 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> Entry:
         # Reading the rows back frees them from later changes by the caller. A sample's row never changes.
         rows = decode_rows(packed, encoding)
     body_length = 0 if body is None else len(body)
-    return Entry(rows, packed, encoding, body, body_length, HEADER_BYTES + len(packed) + body_length)
+    return LogEntry(rows, packed, encoding, body, body_length, HEADER_BYTES + len(packed) + body_length)
 
 
 def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
@@ -103,7 +103,7 @@ def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
     return decoder.decode(packed)
 
 
-def encode_header(entry: Entry, position: tuple[int, int]) -> bytes:
+def encode_header(entry: LogEntry, position: tuple[int, int]) -> bytes:
     """The header that makes ``entry`` a record at ``position``."""
     packed, body = entry.packed, entry.body
     fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, *position, len(packed), entry.body_length)

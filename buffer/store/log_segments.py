@@ -13,7 +13,7 @@ from forebay.buffer.store.files import AppendFile, BytesLike, Files, ReadFile, w
 from forebay.buffer.store.log_records import (
     HEADER_BYTES,
     MAGIC,
-    Entry,
+    LogEntry,
     Position,
     Record,
     decode_header,
@@ -210,7 +210,7 @@ class SegmentLog:
         self._quarantine.mkdir(exist_ok=True)
         write_durably(path, data)
 
-    def write(self, entries: Sequence[Entry]) -> list[Location | None]:
+    def write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
         """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
         if self.end.offset >= self._segment_bytes:
             self._roll()
@@ -222,7 +222,7 @@ class SegmentLog:
         self._sizes[end.segment] = end.offset
         return locations
 
-    def _lay_out(self, entries: Sequence[Entry]) -> tuple[list[BytesLike], list[Location | None], Position]:
+    def _lay_out(self, entries: Sequence[LogEntry]) -> tuple[list[BytesLike], list[Location | None], Position]:
         segment, offset = self.end
         buffers: list[BytesLike] = []
         locations: list[Location | None] = []

@@ -15,7 +15,7 @@ import msgspec
 from forebay.buffer.store.abc import Done
 from forebay.buffer.store.index import batches
 from forebay.buffer.store.index_feeder import Feeder
-from forebay.buffer.store.log_records import Entry, make_entry
+from forebay.buffer.store.log_records import LogEntry, make_entry
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import Location, Row
 from forebay.core.errors import StorageFailed
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Append(msgspec.Struct, frozen=True, gc=False):
     """An entry to commit. ``generation`` counts the recoveries that its caller has seen."""
 
-    entry: Entry
+    entry: LogEntry
     generation: int
     done: Done
 
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     done: "asyncio.Future[Any]"
 
 
-class Writer:
+class LogWriter:
     """Commits appends in groups: one write, one wait for the disk, one wake-up of the loop.
 
     After a failure it refuses everything until ``recover``, and afterwards still what was appended by a caller that
@@ -214,9 +214,9 @@ class Writer:
         else:
             self._feeder.add(entries, locations)
         if taken:
-            self._tell(_confirm, taken, locations)
+            self._call_in_loop(_confirm, taken, locations)
         if refused:
-            self._tell(_refuse_all, refused, str(self._failure or _LATE))
+            self._call_in_loop(_refuse_all, refused, str(self._failure or _LATE))
 
     def _feed(self, feed: Callable[[], None]) -> None:
         try:
@@ -243,12 +243,12 @@ class Writer:
         try:
             result = job.call()
         except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is waiting
-            self._tell(_refuse, job.done, error)
+            self._call_in_loop(_refuse, job.done, error)
         else:
-            self._tell(_resolve, job.done, result)
+            self._call_in_loop(_resolve, job.done, result)
 
-    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left to tell
+    def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left who waits
             self.loop.call_soon_threadsafe(call, *arguments)
 
 
@@ -257,7 +257,7 @@ def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) ->
         try:
             append.done(location, None)
         except Exception:  # one caller's fault must not leave the others waiting
-            logger.exception("a caller could not be told that its append is stored")
+            logger.exception("the caller of an append failed when that was stored")
 
 
 def _resolve(future: "asyncio.Future[Any]", result: object) -> None:

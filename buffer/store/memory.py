@@ -8,10 +8,10 @@ from typing import Self
 from msgspec.structs import astuple, replace
 
 from forebay.buffer.store.abc import Done, GroupBodies, Segment, Store, StoreStats
-from forebay.buffer.store.condemned import Condemned
 from forebay.buffer.store.index import implied_group
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
+from forebay.buffer.store.removal import Removals
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
@@ -42,7 +42,7 @@ class MemoryStore(Store):
         self._bodies: dict[int, list[bytes]] = {1: []}
         """By segment, of which the last one grows."""
         self._sizes = Counter({1: 0})
-        self._condemned = Condemned()
+        self._removals = Removals()
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,19 +176,19 @@ class MemoryStore(Store):
         return 0
 
     def holds(self, location: Location) -> bool:
-        return location.segment in self._bodies and location.segment not in self._condemned
+        return location.segment in self._bodies and location.segment not in self._removals
 
     def has_removed(self, location: Location) -> bool:
         return location.segment not in self._bodies
 
-    async def settle(self) -> None:
-        await self._condemned.wait_until_empty()
+    async def wait_for_removals(self) -> None:
+        await self._removals.wait_until_empty()
 
-    def condemn(self, segment: int) -> None:
-        self._condemned.add(segment)
+    def begin_removal(self, segment: int) -> None:
+        self._removals.begin(segment)
 
-    def spare(self, segment: int) -> None:
-        self._condemned.discard(segment)
+    def cancel_removal(self, segment: int) -> None:
+        self._removals.end(segment)
 
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
         for key, sample in self._samples.items():
@@ -198,4 +198,4 @@ class MemoryStore(Store):
 
     async def remove(self, segment: int) -> None:
         del self._bodies[segment], self._sizes[segment]
-        self._condemned.discard(segment)
+        self._removals.end(segment)

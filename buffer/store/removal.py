@@ -1,10 +1,10 @@
-"""What of a segment must be written again before it is removed. Used in any thread, by one caller at a time.
+"""Removing a segment of the journal: which one is about to go, and what of it must be written again before.
 
-What is asked of the index before a segment is removed. Each function takes a connection, in any thread.
-
-Whether the index has what a record of the log tells.
+Its bodies go for good, but everything else that only its records say must stay known. The index, which was built from
+them, knows what that is; each function that asks it takes a connection of its own, in any thread. One caller at a time.
 """
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
@@ -45,6 +45,10 @@ _COLUMNS_IN = "FROM samples WHERE written_in = ? AND written_in <> segment"
 
 GroupKey = tuple[str, str]
 """A run and a group."""
+REMEMBERED_GROUPS = 4_096
+GROUPS_PER_ENTRY = 16
+
+logger = logging.getLogger(__name__)
 
 
 def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
@@ -102,7 +106,35 @@ def _rows_in(table: Table[Any]) -> str:
     return f"FROM {table.name} t WHERE written_in = ?"
 
 
-REMEMBERED_GROUPS = 4_096
+class Removals:
+    """Segments that are about to be removed, each with the generation of the journal in which that was decided."""
+
+    def __init__(self) -> None:
+        self._generations: dict[int, int] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def __contains__(self, segment: int) -> bool:
+        return segment in self._generations
+
+    def generation(self, segment: int) -> int:
+        """When the removal began. Raises ``KeyError`` if it did not."""
+        return self._generations[segment]
+
+    def begin(self, segment: int, generation: int = 0) -> None:
+        """A segment is about to be removed."""
+        self._generations[segment] = generation
+        self._is_empty.clear()
+
+    def end(self, segment: int) -> None:
+        """It stays, or is removed."""
+        self._generations.pop(segment, None)
+        if not self._generations:
+            self._is_empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Return when no segment is about to be removed."""
+        await self._is_empty.wait()
 
 
 class Known:
@@ -149,11 +181,6 @@ class Known:
         return [value for (value,) in self._connection.execute(query, values)]
 
 
-GROUPS_PER_ENTRY = 16
-
-logger = logging.getLogger(__name__)
-
-
 class Addition(NamedTuple):
     """An append to make."""
 
@@ -171,8 +198,8 @@ class Clearing:
         self._moved = moved
         self._whole: set[Location] = set()
         """Where the bodies of undamaged records lie."""
-        self._told: dict[GroupKey, set[int]] = {}
-        """By group, the segments with bodies of which this one tells: itself, and those whose columns it has."""
+        self._segments_of: dict[GroupKey, set[int]] = {}
+        """By group, the segments whose samples are known from this one: itself, and those whose columns it has."""
 
     def verify(self, connection: sqlite3.Connection) -> None:
         """Read the whole segment, and compare it with the index: what that lacks would be lost.
@@ -198,10 +225,10 @@ class Clearing:
     def keys(self, connection: sqlite3.Connection) -> list[GroupKey]:
         """The groups for which there may be something to write."""
         for key in groups(connection, self._segment):
-            self._told[key] = {self._segment}
+            self._segments_of[key] = {self._segment}
         for run_id, group_id, segment in foreign_columns(connection, self._segment):
-            self._told.setdefault((run_id, group_id), set()).add(segment)
-        return list(self._told)
+            self._segments_of.setdefault((run_id, group_id), set()).add(segment)
+        return list(self._segments_of)
 
     def additions(self, connection: sqlite3.Connection, keys: Sequence[GroupKey]) -> list[Addition]:
         """What to append for these groups, in order. Raises ``StorageFailed`` if a body to move is damaged."""
@@ -228,7 +255,7 @@ class Clearing:
 
     def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:
         row = samples[0].row
-        for segment in sorted(self._told[key]):
+        for segment in sorted(self._segments_of[key]):
             is_moved = segment == self._segment and key in self._moved
             left = [] if is_moved else [sample for sample in samples if sample.location.segment == segment]
             yield ColumnsRow(

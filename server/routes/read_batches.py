@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.types import Receive
 
-from forebay.buffer.reads.delivery import Batch, Delivery
+from forebay.buffer.reads.delivery import Delivery, LeasedBatch
+from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.request import ReadRequest
-from forebay.buffer.reads.rows import Outgoing
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
@@ -79,7 +79,7 @@ class BatchRoute(SampleRoute):
         finally:
             client.cancel()
 
-    async def _send(self, call: SampleCall, batch: Batch, client: "asyncio.Task[None]") -> None:
+    async def _send(self, call: SampleCall, batch: LeasedBatch, client: "asyncio.Task[None]") -> None:
         began_s = time.perf_counter()
         delivery = call.entry.delivery
         has_begun = has_arrived = False
@@ -94,11 +94,11 @@ class BatchRoute(SampleRoute):
                 raise ClientGone from error
             raise
         finally:  # not arrived: the client went away, so its groups are for the next one
-            settle = delivery.arrived if has_arrived else delivery.abandoned
-            settle(batch.batch_id)
+            ends = delivery.leases.arrived if has_arrived else delivery.leases.abandoned
+            ends(batch.batch_id)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
-    async def reply(self, call: SampleCall, batch: Batch) -> HttpReply:
+    async def reply(self, call: SampleCall, batch: LeasedBatch) -> HttpReply:
         """The reply with the batch in it."""
         rows, frame = batch.rows, self.frame(batch)
         may_be_direct = direct_body(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
@@ -116,12 +116,12 @@ class BatchRoute(SampleRoute):
         num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
         return HttpReply(JSON_HEADER, num_bytes, _framed(frame, rows))
 
-    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         """The batch, whose lease may still be on its way to the disk while all but the end of it is sent."""
         return await delivery.prepare(request, wait_s)
 
     @abstractmethod
-    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+    def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
         """What stands before and after the rows of a batch in its reply."""
 
 
@@ -139,10 +139,10 @@ class SlimeRead(SlimeRoute, BatchRoute):
             data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode({"success": False, "message": message, "data": data}))
 
-    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> Batch | None:
+    async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         return await delivery.read(request, wait_s)  # a failing disk is told: the client knows no other way to retry
 
-    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+    def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
         head = f'{{"success":true,"message":"{len(batch.rows)} rows of {len(batch.groups)} groups","data":{{"data":['
         return head.encode(), b'],"meta_info":' + encode(batch.meta_info) + b"}}"
 
@@ -164,19 +164,19 @@ class NativeRead(BatchRoute):
             empty: dict[str, object] = {"batch_id": None, "data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode(empty))
 
-    async def reply(self, call: SampleCall, batch: Batch) -> HttpReply:
+    async def reply(self, call: SampleCall, batch: LeasedBatch) -> HttpReply:
         if not wants_tensors(call.header(b"accept")):
             return await super().reply(call, batch)
         return await tensor_reply(call.scope, call.entry.buffer, batch.rows, _group_sizes(batch), self.frame(batch))
 
-    def frame(self, batch: Batch) -> tuple[bytes, bytes]:
+    def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
         row = batch.row
         sizes = _group_sizes(batch)
         head = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
         return encode(head)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 
 
-def _group_sizes(batch: Batch) -> list[int]:
+def _group_sizes(batch: LeasedBatch) -> list[int]:
     """The rows of each group."""
     return [len(staged.rows) for staged in batch.staged]
 
@@ -197,7 +197,7 @@ def _whole(pieces: Pieces, kind: Header) -> HttpReply:
     return HttpReply(kind, sum(map(len, pieces)), at_once())
 
 
-async def _framed(frame: tuple[bytes, bytes], rows: Outgoing) -> AsyncIterator[Pieces]:
+async def _framed(frame: tuple[bytes, bytes], rows: ReplyRows) -> AsyncIterator[Pieces]:
     """The rows, some at a time, with commas between them, and what stands before and after them."""
     yield [frame[0]]
     num_left = len(rows)
@@ -212,7 +212,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[Batch | None]) -> Batch | None:
+async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[LeasedBatch | None]) -> LeasedBatch | None:
     """Await ``work``, unless the client goes away first: then it is cancelled. Raises ``ClientGone``."""
     task = asyncio.ensure_future(work)
     try:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from forebay.buffer.groups.group import Group
+from forebay.buffer.groups.group import SampleGroup
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.core.run import Run
@@ -77,7 +77,7 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
     }
 
 
-def _other_uids(run_id: str, group: Group) -> list[str]:
+def _other_uids(run_id: str, group: SampleGroup) -> list[str]:
     """The uids that a group's samples have, but for those that tell their slot: no other rollout may take them."""
     return [s.uid for s in group.samples if s.uid != rollout_uid(run_id, group.group_id, s.slot)]
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from starlette.types import Scope
 
-from forebay.buffer.reads.rows import Outgoing, Planned
+from forebay.buffer.reads.reply_rows import Planned, ReplyRows
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store
 from forebay.buffer.store.rows import Location
@@ -105,7 +105,7 @@ Frame = tuple[bytes, bytes]
 
 
 async def tensor_reply(
-    scope: Scope, buffer: RunBuffer, rows: Outgoing, group_sizes: Sequence[int], frame: Frame
+    scope: Scope, buffer: RunBuffer, rows: ReplyRows, group_sizes: Sequence[int], frame: Frame
 ) -> HttpReply:
     """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
 

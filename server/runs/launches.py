@@ -90,7 +90,7 @@ class Launches:
             if run.state is not RunState.VALIDATING:
                 return  # it was stopped meanwhile
             if run.num_starts == 1:
-                parts.buffer.tell_started(run_id)
+                parts.buffer.notify_started(run_id)
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
             await parts.input.check_rest(request, generator)
         except ForebayError as error:

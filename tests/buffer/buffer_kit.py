@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.store.abc import Store
 from forebay.buffer.write_receipt import Receipt
@@ -91,24 +91,24 @@ async def fill(entry: Entry, instance_id: InstanceId, rewards: Sequence[float | 
     return outcomes
 
 
-async def read(entry: Entry, *, wait_s: float = 0.0, **request: Any) -> Batch | None:
+async def read(entry: Entry, *, wait_s: float = 0.0, **request: Any) -> LeasedBatch | None:
     """A slime read if nothing is said."""
     return await entry.delivery.read(ReadRequest(**request) if request else EVERYTHING, wait_s)
 
 
-async def take(entry: Entry, **request: Any) -> Batch:
+async def take(entry: Entry, **request: Any) -> LeasedBatch:
     """A batch that is there, and is acked."""
     batch = await read(entry, **request)
     assert batch is not None
-    entry.delivery.ack(batch.batch_id)
+    entry.delivery.leases.ack_soon(batch.batch_id)
     return batch
 
 
-def rows_of(batch: Batch) -> list[dict[str, Any]]:
+def rows_of(batch: LeasedBatch) -> list[dict[str, Any]]:
     return [json.loads(b"".join(parts)) for parts in batch.rows]
 
 
-def uids_of(batch: Batch) -> list[str]:
+def uids_of(batch: LeasedBatch) -> list[str]:
     return [row["uid"] for row in rows_of(batch)]
 
 

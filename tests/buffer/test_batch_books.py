@@ -64,7 +64,7 @@ def test_a_checkpoint_holds_batches_once() -> None:
     fixed = batches.fix(rows[:1], 4, 10.0, 7)
     assert batches.fix(rows[:1], 4, 99.0, 8) is fixed, "it was reported at 10"
     assert (batches.weight_version(4), batches.weight_version(None)) == (7, None)
-    assert (ids(batches.held_by(4)), ids(batches.held_by(None))) == ([1], [2])
+    assert (ids(batches.in_checkpoint(4)), ids(batches.in_checkpoint(None))) == ([1], [2])
     batches.check_fixable(rows[:1], 4)
     with pytest.raises(CheckpointConflict, match="fixed to the checkpoint of step 4, not 5"):
         batches.check_fixable(rows[:1], 5)
@@ -95,7 +95,7 @@ def test_a_rewind_undoes_what_no_checkpoint_up_to_it_holds(
 
 def test_a_resume_keeps_of_each_batch_what_its_trainer_has() -> None:
     batches, [whole, part, leased, lost, late] = make_batches(ACKED, ACKED, LEASED, LEASED, EXPIRED)
-    changed = batches.settle({"h2", "g3", "g4", "h4"}, "resumed")
+    changed = batches.follow_resume({"h2", "g3", "g4", "h4"}, "resumed")
     assert changed == [part, leased, lost, late]
     assert (whole.group_ids, part.group_ids, leased.group_ids) == (["g1", "h1"], ["g2"], ["h3"])
     assert [row.state for row in (whole, part, leased, lost, late)] == [ACKED, ACKED, ACKED, REVOKED, REVOKED]

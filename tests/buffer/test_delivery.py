@@ -98,9 +98,9 @@ async def test_reader_that_goes_away_gives_everything_back(store: Store) -> None
         batch = await read(entry)
         assert batch is not None
         assert batch.meta_info["finished_groups"] == [1, 2]
-        entry.delivery.release(batch.batch_id)
-        entry.delivery.release(batch.batch_id)
-        entry.delivery.ack(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
+        entry.delivery.leases.ack_soon(batch.batch_id)
         again = await take(entry)
         assert uids_of(again) == uids_of(batch)
         assert again.meta_info == batch.meta_info
@@ -115,7 +115,7 @@ async def test_released_short_group_goes_out_once(store: Store) -> None:
         await fill(entry, 1, [0.0, 1.0])
         batch = await read(entry)
         assert batch is not None
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         await fill(entry, 2, [0.0, 1.0, 1.0, 0.0])
         assert await read(entry, num_groups=3) is None
         assert [g.instance_id for g in (await take(entry, num_groups=2)).groups] == [1, 2]
@@ -336,7 +336,7 @@ async def test_surplus_rows_are_cut_for_slime_only(make_file: Callable[[str], Pa
         batch = await read(entry)
         assert batch is not None
         assert (len(batch.rows), entry.buffer.counts["rows_cut"]) == (2, 2)
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         assert len((await take(entry, num_groups=1)).rows) == 4
 
 
@@ -382,7 +382,7 @@ async def test_reads_of_an_ended_run_say_so_once_nothing_is_left(store: Store, c
         batch = await read(entry)
         assert batch is not None
         assert await read(entry) is None, "the batch may come back"
-        entry.delivery.ack(batch.batch_id)
+        entry.delivery.leases.ack_soon(batch.batch_id)
         with pytest.raises(RunEnded):
             await read(entry)
 

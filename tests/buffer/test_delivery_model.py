@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.table import Group
+from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
@@ -34,6 +33,7 @@ from forebay.core.errors import (
 )
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, write
 from tests.buffer.delivery_promise import Model, Promise
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 LEASE_S = 100.0
 MAX_STALENESS = 1
@@ -74,7 +74,7 @@ class DeliveryModel(RuleBasedStateMachine):
         return self.entry.delivery.leases
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, SampleGroup]:
         return self.entry.buffer.groups.by_id
 
     @initialize()
@@ -155,12 +155,12 @@ class DeliveryModel(RuleBasedStateMachine):
         if ending != "goes on":
             self.end_reply(batch.batch_id, ending == "arrives")
 
-    def check_same(self, batch: Batch, batch_id: str, before: Promise) -> None:
+    def check_same(self, batch: LeasedBatch, batch_id: str, before: Promise) -> None:
         assert batch.batch_id == batch_id
         assert (rows_of(batch), batch.meta_info) == (before.rows, before.meta_info)
         before.begin_reply()
 
-    def check_new(self, batch: Batch, num_groups: int, request_id: str, is_slime: bool) -> None:
+    def check_new(self, batch: LeasedBatch, num_groups: int, request_id: str, is_slime: bool) -> None:
         assert batch.batch_id not in self.model.batches
         keys = [group.group_id for group in batch.groups]
         ready = [key for key in self.groups if self.model.owner(key) == "ready"]
@@ -183,7 +183,7 @@ class DeliveryModel(RuleBasedStateMachine):
 
     def end_reply(self, batch_id: str, arrives: bool) -> None:
         delivery, batch = self.entry.delivery, self.model.batches[batch_id]
-        self.do(_call(delivery.arrived if arrives else delivery.abandoned, batch_id))
+        self.do(_call(delivery.leases.arrived if arrives else delivery.leases.abandoned, batch_id))
         batch.end_reply(arrives)
         if batch.state != "leased":
             return

@@ -227,5 +227,5 @@ async def test_a_users_hooks_judge_main_samples_and_normalise_them_with_their_fo
         assert batch is not None
         rows = rows_of(batch)
         assert rows[0]["beside"] == ["r0", "r0-f1", "r0-f2", "r0-f3", "r1"] == [row["uid"] for row in rows]
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         assert uids_of(await take(entry)) == ["r0", "r1"]

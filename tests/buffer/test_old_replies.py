@@ -8,7 +8,7 @@ import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.retention import Retention
 from forebay.buffer.store.journal import JournalStore
@@ -39,7 +39,7 @@ async def write(entry: Entry, *instances: int) -> None:
         await fill(entry, instance, [0.0, 1.0], text="x" * 700)
 
 
-async def begin(entry: Entry) -> Batch:
+async def begin(entry: Entry) -> LeasedBatch:
     """A reply that has begun, and of which no row was read yet."""
     batch = await entry.delivery.prepare(ASKED)
     assert batch is not None
@@ -47,7 +47,7 @@ async def begin(entry: Entry) -> Batch:
     return batch
 
 
-async def go_on(entry: Entry, batch: Batch) -> StorageFailed:
+async def go_on(entry: Entry, batch: LeasedBatch) -> StorageFailed:
     """Read the rows of a reply, as far as that is possible, and end it."""
     try:
         async for _ in batch.rows.chunks():
@@ -58,15 +58,15 @@ async def go_on(entry: Entry, batch: Batch) -> StorageFailed:
     raise AssertionError("every row could be read")
 
 
-async def fail(entry: Entry, batch: Batch, error: StorageFailed) -> None:
+async def fail(entry: Entry, batch: LeasedBatch, error: StorageFailed) -> None:
     await entry.delivery.broken(batch, error)
-    entry.delivery.abandoned(batch.batch_id)
+    entry.delivery.leases.abandoned(batch.batch_id)
 
 
 async def lease(entry: Entry, num_groups: int) -> str:
     batch = await read(entry, num_groups=num_groups)
     assert batch is not None
-    entry.delivery.arrived(batch.batch_id)
+    entry.delivery.leases.arrived(batch.batch_id)
     return batch.batch_id
 
 
@@ -110,7 +110,7 @@ async def test_a_reply_that_fails_for_a_reason_of_its_own_costs_no_group(entry: 
 
 async def test_nor_the_lease_of_a_batch_that_arrived_over_another_connection(entry: Entry) -> None:
     old, new = await begin(entry), await begin(entry)
-    entry.delivery.arrived(new.batch_id)
+    entry.delivery.leases.arrived(new.batch_id)
     await fail(entry, old, MISREAD)
     assert set(states(entry).values()) == {"leased"}
     assert (await entry.delivery.leases.ack(new.batch_id)).state == "acked"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.group import BatchState
@@ -28,7 +28,7 @@ async def entry(buffer: Buffer) -> Entry:
     return entry
 
 
-async def lease(entry: Entry, **request: str) -> Batch:
+async def lease(entry: Entry, **request: str) -> LeasedBatch:
     batch = await read(entry, num_groups=1, lease_s=LEASE_S, **request)
     assert batch is not None
     return batch
@@ -75,9 +75,9 @@ async def test_a_lease_expires_though_a_reply_stands_still_once_another_has_arri
     clock.advance(LEASE_S)
     await buffer.tick()
     assert states(entry) == {(1, 0): "leased"}
-    entry.delivery.arrived(batch.batch_id)
+    entry.delivery.leases.arrived(batch.batch_id)
     clock.advance(LEASE_S)
     await buffer.tick()
     assert states(entry) == {(1, 0): "ready"}
-    entry.delivery.abandoned(batch.batch_id)
+    entry.delivery.leases.abandoned(batch.batch_id)
     assert entry.buffer.batches.get(batch.batch_id).state is BatchState.EXPIRED

@@ -63,7 +63,7 @@ async def test_group_listed_while_its_ack_was_lost_is_not_sent_again(store: Stor
         assert batch is not None
         await resume(buffer, 1)
         assert states(entry) == {(1, 0): "acked", (2, 0): "ready"}
-        entry.delivery.ack(batch.batch_id)
+        entry.delivery.leases.ack_soon(batch.batch_id)
         assert states(entry)[2, 0] == "ready", "the reply of before the resume counts no more"
         assert entry.buffer.window.num_samples == 4
         check_books(entry)
@@ -166,7 +166,7 @@ async def test_released_group_is_not_covered(store: Store) -> None:
         entry = await add_with_groups(buffer, 1)
         batch = await read(entry)
         assert batch is not None
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         assert not buffer.covers(entry, [1])
 
 
@@ -219,7 +219,7 @@ async def test_a_list_decides_about_a_lease_that_expired(store: Store, clock: Ma
         entry = await add_with_groups(buffer, 1, 2, 3)
         batch = await read(entry, num_groups=2, lease_s=5.0)
         assert batch is not None
-        entry.delivery.arrived(batch.batch_id)
+        entry.delivery.leases.arrived(batch.batch_id)
         clock.advance(6)
         await buffer.tick()
         assert set(states(entry).values()) == {"ready"}

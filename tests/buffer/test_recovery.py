@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.reads.delivery import Batch
-from forebay.buffer.store.faults import RefusingFiles
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.clock import ManualClock
 from forebay.core.errors import StorageFailed
@@ -31,6 +30,7 @@ from tests.buffer.buffer_kit import (
     until,
     write,
 )
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 
 class FailsOnce(RefusingFiles):
@@ -109,19 +109,19 @@ class Script:
         self.acknowledged.append(sample["uid"])
 
     async def give_back(self) -> None:
-        batch: Batch | None = await persist(self.buffer, read)
+        batch: LeasedBatch | None = await persist(self.buffer, read)
         assert batch is not None
-        self.buffer.get("run-1").delivery.release(batch.batch_id)
+        self.buffer.get("run-1").delivery.leases.release_soon(batch.batch_id)
 
     async def deliver(self, at_least: int = 1) -> None:
-        batch: Batch | None = await persist(self.buffer, read)
+        batch: LeasedBatch | None = await persist(self.buffer, read)
         assert batch is not None or at_least == 0
         if batch is not None:
             self.delivered += [[f"{group.instance_id}/{slot}" for slot in range(2)] for group in batch.groups]
             expected = [uid for group in self.delivered[-len(batch.groups) :] for uid in group]
             assert sorted(uids_of(batch)) == sorted(expected)
             self.finished.update(batch.meta_info["finished_groups"])
-            self.buffer.get("run-1").delivery.ack(batch.batch_id)
+            self.buffer.get("run-1").delivery.leases.ack_soon(batch.batch_id)
 
     async def until(self, condition: Callable[[Entry], bool]) -> None:
         while not condition(await healthy(self.buffer)):
@@ -216,14 +216,14 @@ async def test_batch_on_its_way_out_while_the_disk_fails_is_not_sent_again(tmp_p
         assert leased is not None
         assert arrived is not None
         files.refuses_sync = True
-        entry.delivery.ack(arrived.batch_id)
+        entry.delivery.leases.ack_soon(arrived.batch_id)
         with pytest.raises(StorageFailed):
             await write(entry, instance_id=3)
         files.refuses_sync = False
         now = await healthy(buffer)
         assert states(now) == {(1, 0): "leased", (2, 0): "acked"}
         assert await read(now) is None
-        entry.delivery.ack(leased.batch_id)
+        entry.delivery.leases.ack_soon(leased.batch_id)
         assert states(now) == {(1, 0): "acked", (2, 0): "acked"}
         check_books(now)
     async with open_buffer(JournalStore(tmp_path)) as buffer:
@@ -238,7 +238,7 @@ async def test_batch_given_back_while_the_disk_fails_is_ready_again(tmp_path: Pa
         batch = await read(entry)
         assert batch is not None
         files.refuses_sync = True
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         await turns()
         files.refuses_sync = False
         entry = await healthy(buffer)
@@ -270,7 +270,7 @@ async def test_failure_while_loading_again_is_tried_again(tmp_path: Path) -> Non
         batch = await read(entry)
         assert batch is not None
         files.free_bytes = 0
-        entry.delivery.release(batch.batch_id)
+        entry.delivery.leases.release_soon(batch.batch_id)
         await until(lambda: not buffer.is_healthy)
         files.free_bytes = 64 * 1024 + 20  # the probe of the recovery fits, what it writes then does not
         await until(lambda: files.free_bytes == 0)

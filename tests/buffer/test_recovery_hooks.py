@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
@@ -26,6 +25,7 @@ from tests.buffer.buffer_kit import (
     until,
     write,
 )
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 GENERATOR = """
 TASK_TYPE = "task"

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.checkpoints import rewind
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.group import Normaliser
@@ -51,15 +51,15 @@ async def replace(buffer: Buffer, hooks: Hooks) -> None:
     await buffer.replace_hooks("run-1")
 
 
-async def lease(entry: Entry) -> Batch:
+async def lease(entry: Entry) -> LeasedBatch:
     """One group, for ten seconds; the same again if it is asked for twice."""
     batch = await read(entry, num_groups=1, request_id="a", lease_s=10)
     assert batch is not None
-    entry.delivery.arrived(batch.batch_id)
+    entry.delivery.leases.arrived(batch.batch_id)
     return batch
 
 
-def rewards(batch: Batch | None) -> list[float]:
+def rewards(batch: LeasedBatch | None) -> list[float]:
     assert batch is not None
     return [row["reward"] for row in rows_of(batch)]
 
@@ -70,16 +70,16 @@ async def test_what_waits_is_asked_about_again(buffer: Buffer, entry: Entry, hoo
     assert rewards(await read(entry, num_groups=2)) == DR_GRPO * 2
 
 
-async def release(entry: Entry, batch: Batch, clock: ManualClock) -> None:
+async def release(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
     await entry.delivery.leases.release(batch.batch_id)
 
 
-async def expire(entry: Entry, batch: Batch, clock: ManualClock) -> None:
+async def expire(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
     clock.advance(11)
     entry.delivery.leases.expire()
 
 
-async def undo(entry: Entry, batch: Batch, clock: ManualClock) -> None:
+async def undo(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
     await rewind(entry.delivery.leases, None)
 
 

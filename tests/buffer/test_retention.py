@@ -11,11 +11,10 @@ import pytest
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.batches import Undone
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.retention import Retention
 from forebay.buffer.retention_rules import Keep
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
@@ -23,6 +22,7 @@ from forebay.core.errors import BodiesGone, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, turns, uids_of
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 SEGMENT_BYTES = 12_000
 
@@ -56,10 +56,10 @@ async def write(entry: Entry, *instances: int) -> None:
         await fill(entry, instance, [0.0, 1.0], text="x" * 700)
 
 
-async def lease(entry: Entry, num_groups: int) -> Batch:
+async def lease(entry: Entry, num_groups: int) -> LeasedBatch:
     batch = await read(entry, num_groups=num_groups)
     assert batch is not None
-    entry.delivery.arrived(batch.batch_id)
+    entry.delivery.leases.arrived(batch.batch_id)
     return batch
 
 

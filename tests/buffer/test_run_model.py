@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.table import Group
-from forebay.buffer.reads.delivery import Batch
+from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
@@ -49,7 +49,7 @@ class RunModel(RuleBasedStateMachine):
         """Of samples that tell their rollout: instance, epoch, slot, rollout, and which fork, 0 for the main one."""
         self.judged: set[tuple[Any, ...]] = set()
         """Those whose main sample is in a group and did not fail."""
-        self.held: list[Batch] = []
+        self.held: list[LeasedBatch] = []
         self.acked: set[str] = set()
         self.told: Counter[Any] = Counter()
         self.store = self.make_store()
@@ -69,7 +69,7 @@ class RunModel(RuleBasedStateMachine):
         return self.buffer.get("run-1")
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SampleGroup]:
         return list(self.entry.buffer.groups.by_id.values())
 
     @initialize(ratio=st.sampled_from([0.34, 1.0]))
@@ -160,7 +160,7 @@ class RunModel(RuleBasedStateMachine):
         assert not self.entry.buffer.groups.unreported
         self.held.append(batch)
 
-    def check_forks(self, uids: list[str], batch: Batch) -> None:
+    def check_forks(self, uids: list[str], batch: LeasedBatch) -> None:
         """Only forks of judged rollouts go out, once; their main sample may be filtered. A slime group has its size."""
         forks = [uid for uid in uids if self.written_forks.get(uid, (0,))[-1]]
         assert {self.written_forks[uid][:-1] for uid in forks} <= self.judged
@@ -172,7 +172,7 @@ class RunModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.do(_call(self.entry.delivery.ack, batch.batch_id))
+        self.do(_call(self.entry.delivery.leases.ack_soon, batch.batch_id))
         self.acked |= {group.group_id for group in batch.groups}
         self.told.update(batch.meta_info["finished_groups"])
 
@@ -180,7 +180,7 @@ class RunModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.do(_call(self.entry.delivery.release, batch.batch_id))
+        self.do(_call(self.entry.delivery.leases.release_soon, batch.batch_id))
 
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:

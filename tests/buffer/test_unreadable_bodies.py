@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import BodyUnreadable, StorageFailed
 from tests.buffer.buffer_kit import (
@@ -21,6 +20,7 @@ from tests.buffer.buffer_kit import (
     states,
     take,
 )
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 LOOKS_AT_BODIES = """
 def is_valid_group(group, min_valid_group_size, task_type):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from forebay.buffer.store.abc import Edited, Slice, Store
-from forebay.buffer.store.faults import LossyFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, RunRow, SampleRow, TickRow
 from forebay.core.errors import GroupNotFound, InvalidInput, StorageFailed
 from forebay.core.group import BatchState, GroupState
+from tests.buffer.store.faulty_disks import LossyFiles
 
 
 def make_run(run_id: str = "run-1", **changes: Any) -> RunRow:

@@ -141,7 +141,7 @@ def moved_from(segment: Segment) -> list[tuple[str, str]]:
 
 
 async def drop(store: Store, segment: Segment) -> None:
-    store.condemn(segment.number)
+    store.begin_removal(segment.number)
     await store.clear(segment.number, moved_from(segment))
     await store.remove(segment.number)
 
@@ -221,13 +221,13 @@ async def test_bodies_are_not_held_from_the_moment_on_at_which_their_segment_is_
     mine = [location for location in locations if location.segment == segment.number]
     assert mine
     assert all(store.holds(location) for location in locations)
-    store.condemn(segment.number)
+    store.begin_removal(segment.number)
     assert not any(store.holds(location) for location in mine)
     assert await store.read(mine)
-    store.spare(segment.number)
+    store.cancel_removal(segment.number)
     assert all(store.holds(location) for location in mine)
     await drop(store, segment)
-    store.spare(segment.number)
+    store.cancel_removal(segment.number)
     assert not any(store.holds(location) for location in mine)
     with pytest.raises(StorageFailed, match="cannot be read"):
         await store.read(mine[:1])
@@ -237,7 +237,7 @@ async def test_bodies_are_not_held_from_the_moment_on_at_which_their_segment_is_
 async def test_clearing_twice_changes_nothing(store: Store, open_store: Open) -> None:
     before = await answers(store)
     segment = (await store.segments())[0]
-    store.condemn(segment.number)
+    store.begin_removal(segment.number)
     for _ in range(3):
         await store.clear(segment.number, moved_from(segment))
         assert await answers(store) == before
@@ -250,7 +250,7 @@ async def test_what_changes_while_a_segment_is_cleared_stays_changed(store: Stor
     segments = await store.segments()
     changed: list[GroupRow] = []
     for segment in segments:
-        store.condemn(segment.number)
+        store.begin_removal(segment.number)
         clearing = asyncio.create_task(store.clear(segment.number, moved_from(segment)))
         while not clearing.done():
             number = len(changed) % NUM_GROUPS

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.store.faults import LossyFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.rows import Location, SampleRow
 from forebay.core.errors import StorageFailed
+from tests.buffer.store.faulty_disks import LossyFiles
 
 SEGMENT_BYTES = 1_500
 """So small that most commits begin a segment."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.store.faults import LossyFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.rows import SampleRow
 from forebay.core.errors import StorageFailed
+from tests.buffer.store.faulty_disks import LossyFiles
 from tests.contracts.test_store_retention import RUN, answers, bodies_there, drop, fill, make_sample, moved_from
 
 SEGMENT_BYTES = 6_000
@@ -34,7 +34,7 @@ async def clear_until_cut(path: Path, files: LossyFiles) -> None:
     try:
         async with open_store(path, files) as store:
             for segment in await store.segments():
-                store.condemn(segment.number)
+                store.begin_removal(segment.number)
                 for _ in range(2):  # the second time, everything is there already
                     await store.clear(segment.number, moved_from(segment))
                 await store.remove(segment.number)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.store.faults import RefusingFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.rows import Location, SampleRow
 from forebay.core.errors import StorageFailed
+from tests.buffer.store.faulty_disks import RefusingFiles
 
 
 def make_sample(uid: str) -> SampleRow:

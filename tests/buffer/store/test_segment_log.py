@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.buffer.store.files import DiskFiles
-from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, Entry, Position, encode_header, make_entry
+from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, LogEntry, Position, encode_header, make_entry
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
 from forebay.buffer.store.rows import SampleRow, TickRow
 from forebay.core.errors import StorageFailed
@@ -16,7 +16,7 @@ from forebay.core.errors import StorageFailed
 START = Position(0, 0)
 
 
-def entry(number: int, body: bytes = b"") -> Entry:
+def entry(number: int, body: bytes = b"") -> LogEntry:
     if not body:
         return make_entry([TickRow(run_id="run-1", active_s=float(number))], None)
     row = SampleRow(
@@ -48,7 +48,7 @@ class Log:
         """The numbers of the entries found from the beginning."""
         return [number for record in self.log.scan(START) for number in _numbers(record.rows)]
 
-    def write(self, *entries: Entry) -> None:
+    def write(self, *entries: LogEntry) -> None:
         for one in entries:
             self.log.write([one])
 

@@ -51,7 +51,7 @@ class Chunk(msgspec.Struct, frozen=True):
             at += len(piece) + 1
 
 
-class Outgoing:
+class ReplyRows:
     """The encoded rows of a batch, in order; ``len`` tells how many. To be ``load``-ed first.
 
     Whatever reads raises ``StorageFailed`` for a body that cannot be read.
