@@ -2,11 +2,11 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineUnavailable
 
 ABORT_TIMEOUT_S = 3.0
@@ -14,49 +14,6 @@ ABORT_TIMEOUT_S = 3.0
 
 PROBE_FIRST_S = 0.1
 PROBE_MAX_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """One chat completion to ask for.
-
-    ``messages`` are OpenAI chat messages, ``sampling_params`` OpenAI sampling fields (``max_tokens``, ``temperature``,
-    …) and ``extra`` any further field of the body. ``rid`` is the id by which an SGLang engine is told to stop. After
-    ``timeout_s`` seconds the call is given up. ``continue_final_message`` goes on from the text of the last
-    (assistant) message.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    sampling_params: Mapping[str, Any] = field(default_factory=dict)
-    rid: str | None = None
-    timeout_s: float | None = None
-    continue_final_message: bool = False
-    n: int = 1
-    tools: Sequence[Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReply:
-    """What came back: the first choice, the token counts of the whole reply, and ``raw``, the decoded body."""
-
-    message: dict[str, Any]
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    rid: str | None
-    raw: dict[str, Any]
-
-    @property
-    def texts(self) -> list[str]:
-        """The text of every choice, ``n`` of them."""
-        return [choice["message"].get("content") or "" for choice in self.raw["choices"]]
-
-    @property
-    def aborted(self) -> bool:
-        """The engine stopped the call before it was finished; ``text`` is what it had by then."""
-        return self.finish_reason == "abort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +34,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Which model an engine serves. What an engine does not tell is ``None``."""
+    """Which model an engine serves. What an engine does not say is ``None``."""
 
     model: str
     model_path: str | None = None
@@ -100,29 +57,25 @@ class Engine(ABC):
     ) -> None: ...
 
     @abstractmethod
-    async def chat(self, request: ChatRequest) -> ChatReply:
-        """Ask for one completion. Never retried here.
+    async def model_info(self) -> ModelInfo:
+        """The model that is served.
 
         Raises ``EngineUnavailable`` (nobody answers, 502, 503), ``EngineError`` (any other error status) and
         ``TimeoutError``.
         """
 
     @abstractmethod
-    async def model_info(self) -> ModelInfo:
-        """The model that is served. Raises as ``chat`` does."""
-
-    @abstractmethod
     async def is_available(self) -> bool:
         """Ask the server now whether it takes requests. Never raises for a server that does not answer."""
 
     async def load(self) -> EngineLoad | None:
-        """What the server is busy with, or ``None`` where it does not tell."""
+        """What the server is busy with, or ``None`` where it does not say."""
         return None
 
     async def abort(self, rid_prefix: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:  # noqa: ARG002 - the default cannot abort
         """Stop every call whose ``rid`` begins with ``rid_prefix``, for up to ``timeout_s`` seconds.
 
-        Returns the number of servers that were told, or ``None`` where no server can be told. A call that was stopped
+        Returns the number of servers that took the abort, or ``None`` where none knows aborts. A call that was stopped
         returns with ``finish_reason`` ``abort``.
         """
         return None
@@ -136,22 +89,12 @@ class Engine(ABC):
 
         Asks at once and then at growing distances, up to 5 s. Raises ``EngineUnavailable`` after ``timeout_s`` seconds.
         """
+        pauses = Backoff(PROBE_FIRST_S, PROBE_MAX_S, is_exact=True)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._probe_until_available()
+                while not await self.is_available():
+                    await pauses.wait()
         except TimeoutError:
             raise EngineUnavailable(
                 f"no engine at {self.url} took requests within {timeout_s:g} s", hint="start it, or check the address"
             ) from None
-
-    async def _probe_until_available(self) -> None:
-        pause_s = PROBE_FIRST_S
-        while not await self.is_available():
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PROBE_MAX_S)
-
-
-def sum_told(counts: Iterable[int | None]) -> int | None:
-    """The servers told by several aborts; ``None`` if none of them could tell anybody."""
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else None

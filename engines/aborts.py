@@ -1,12 +1,13 @@
 """Stop calls by the beginning of their ``rid`` and go on until they are gone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, InvalidInput
-from forebay.engines.abc import ABORT_TIMEOUT_S, sum_told
-from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.openai_wire import root_url
+from forebay.engines.abc import ABORT_TIMEOUT_S
+from forebay.engines.admin import WorkerAdmin, admin_client, root_url
 
 ROUND_FIRST_S = 0.05
 ROUND_MAX_S = 0.5
@@ -18,7 +19,7 @@ async def abort_prefix(
 ) -> int | None:
     """Stop every call whose ``rid`` begins with ``rid_prefix`` at ``base_url``, an engine or a router.
 
-    Repeated until the engine is idle, for at most ``timeout_s`` seconds. Returns how many servers were told, or
+    Repeated until the engine is idle, for at most ``timeout_s`` seconds. Returns how many servers took the abort, or
     ``None`` where nobody answers or nobody knows aborts: it never raises for what an engine does.
     """
     check_prefix(rid_prefix)
@@ -41,18 +42,10 @@ def check_prefix(rid_prefix: str) -> None:
         )
 
 
-async def stop_everywhere(workers: Sequence[WorkerAdmin], rid_prefix: str, timeout_s: float) -> int | None:
-    """Stop the calls of ``rid_prefix`` at all workers at once; returns as ``abort_prefix`` does."""
-    return await _at_all(workers, lambda worker: _Stop(worker, rid_prefix).until_gone(timeout_s))
-
-
-async def stop_all_everywhere(workers: Sequence[WorkerAdmin], timeout_s: float) -> int | None:
-    """Stop every call at all workers at once; returns as ``abort_prefix`` does."""
-    return await _at_all(workers, lambda worker: _Stop(worker, None).until_gone(timeout_s))
-
-
-async def _at_all(workers: Sequence[WorkerAdmin], stop: Callable[[WorkerAdmin], Awaitable[bool]]) -> int | None:
-    return sum_told([1 if told else None for told in await asyncio.gather(*map(stop, workers))])
+async def stop_everywhere(workers: Sequence[WorkerAdmin], rid_prefix: str | None, timeout_s: float) -> int | None:
+    """Stop the calls of ``rid_prefix``, or every call, at all workers at once; returns as ``abort_prefix`` does."""
+    took_it = await asyncio.gather(*(_Stop(worker, rid_prefix).until_gone(timeout_s) for worker in workers))
+    return sum(took_it) or None
 
 
 class _Stop:
@@ -61,56 +54,51 @@ class _Stop:
     def __init__(self, worker: WorkerAdmin, rid_prefix: str | None) -> None:
         self._worker = worker
         self._rid_prefix = rid_prefix
-        self._told = False
-        self._marks = rid_prefix is not None
+        self._took_it = False
+        self._can_mark = True
 
     async def until_gone(self, timeout_s: float) -> bool:
-        """Repeat until the worker is idle or time is up. Returns whether the worker took the aborts."""
-        try:
+        """Repeat until the worker is idle or time is up. Returns whether the worker took an abort."""
+        # It may die, or other calls keep it busy: what could be stopped was stopped.
+        with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._rounds()
-        except (EngineError, TimeoutError):
-            # It died, or other calls keep it busy: what could be told was told.
-            pass
-        return self._told
+        return self._took_it
 
     async def _rounds(self) -> None:
-        pause_s = ROUND_FIRST_S
-        idle_before = False
-        while await self._ask():
+        pauses = Backoff(ROUND_FIRST_S, ROUND_MAX_S, is_exact=True)
+        was_idle = False
+        while await self._abort():
             load = await self._worker.load()
             if load is None:
                 return
-            # Idle once may be a request that is still on its way to the scheduler.
-            if load.idle and idle_before:
+            # Idle once may be a request that is on its way to the scheduler.
+            if load.idle and was_idle:
                 return
-            idle_before = load.idle
+            was_idle = load.idle
             if not load.idle:
                 await self._mark()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, ROUND_MAX_S)
+            await pauses.wait()
 
-    async def _ask(self) -> bool:
+    async def _abort(self) -> bool:
         if self._rid_prefix is None:
-            told = await self._worker.abort_all()
+            is_known = await self._worker.abort_all()
         else:
-            told = await self._worker.abort(self._rid_prefix)
-        self._told = self._told or told
-        return told
+            is_known = await self._worker.abort(self._rid_prefix)
+        self._took_it = self._took_it or is_known
+        return is_known
 
     async def _mark(self) -> None:
-        """Make the prefix itself a known ``rid`` for a moment and abort that.
-
-        SGLang's scheduler matches by prefix, but its HTTP front (seen in 0.5.23, one tokenizer worker) passes an abort
-        on only if exactly that ``rid`` is in flight. So a request of 16 tokens is sent under the prefix and aborted.
-        """
-        if not self._marks or self._rid_prefix is None:
+        """Make the prefix itself a known ``rid`` for a moment and abort that."""
+        if not self._can_mark or self._rid_prefix is None:
             return
+        # SGLang's scheduler matches by prefix, but its HTTP front (seen in 0.5.23, one tokenizer worker) passes an
+        # abort on only if exactly that `rid` is in flight. So a request of 16 tokens is sent under the prefix.
         mark = asyncio.create_task(self._worker.mark(self._rid_prefix))
         try:
             while not (await asyncio.wait({mark}, timeout=MARK_PAUSE_S))[0]:
                 await self._worker.abort(self._rid_prefix)
-            self._marks = mark.result()
+            self._can_mark = mark.result()
         finally:
             mark.cancel()
             await asyncio.gather(mark, return_exceptions=True)

@@ -1,8 +1,9 @@
-"""The administrative calls of one SGLang server, and the workers that a router lists.
+"""HTTP calls to one engine beside its chats: what SGLang administers, the models of any server, a router's workers.
 
 Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,14 +12,30 @@ from typing import Any
 import httpx
 import msgspec
 
-from forebay.core.errors import EngineError
+from forebay.core.addresses import is_http_url
+from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
 from forebay.engines.connections import Connections, names_proxies, tls
-from forebay.engines.openai_wire import UNAVAILABLE_STATUSES, auth_headers, root_url, status_error, unreachable
 
+UNAVAILABLE_STATUSES = frozenset({502, 503})
+"""What a proxy or a starting server answers: wait, the rollout has not failed."""
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 ADMIN_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 5.0
+
+
+def root_url(base_url: str) -> str:
+    """``base_url`` without trailing slashes and without ``/v1``. Raises ``InvalidInput`` unless it is http(s)."""
+    root = base_url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    if not is_http_url(root):
+        raise InvalidInput(f"{base_url!r} is not the address of an engine", hint="write it as http://HOST:PORT")
+    return root
+
+
+def auth_headers(api_key: str | None) -> dict[str, str]:
+    """The bearer header for ``api_key``, or no header at all."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
@@ -30,7 +47,7 @@ def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> htt
 
 @dataclass(frozen=True, slots=True)
 class ListedWorker:
-    """A worker as its router lists it: whether it can be told anything over HTTP, and whether to send it chats."""
+    """A worker as its router lists it: whether it can be asked anything over HTTP, and whether to send it chats."""
 
     url: str
     speaks_http: bool
@@ -38,7 +55,7 @@ class ListedWorker:
 
 
 class WorkerAdmin:
-    """Administrative calls to the SGLang server at ``url``. Each raises ``EngineUnavailable`` when nobody answers."""
+    """Calls to the server at ``url``. Each raises ``EngineUnavailable`` when nobody answers."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self.url = url
@@ -51,21 +68,38 @@ class WorkerAdmin:
             raise status_error(self.url, reply.status_code, reply.content)
         return reply.status_code == HTTPStatus.OK
 
+    async def takes_requests(self) -> bool:
+        """Whether it answers now, within 5 s. Never raises for a server that does not."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                reply = await self._call("GET", "/v1/models")
+        except (EngineError, TimeoutError):
+            return False
+        # A 401 or a 404 is an answer: somebody is there.
+        return reply.status_code not in UNAVAILABLE_STATUSES
+
+    async def first_model(self) -> str:
+        """The first of the models that it lists, or ``default`` where it lists none."""
+        body = await self._json("/v1/models") or {}
+        with suppress(LookupError, TypeError):
+            return str(body["data"][0]["id"])
+        return "default"
+
     async def abort(self, rid: str) -> bool:
         """Ask once to stop ``rid``; false where the server knows no aborts. Says nothing about whether it stopped."""
-        return await self._told("/abort_request", {"rid": rid})
+        return await self._is_done("/abort_request", {"rid": rid})
 
     async def abandon(self, rid: str) -> None:
-        """Tell it once that nobody waits for ``rid``, whatever it says to that."""
+        """Say once that nobody waits for ``rid``, whatever the server answers."""
         with suppress(EngineError, TimeoutError):
             await self.abort(rid)
 
     async def abort_all(self) -> bool:
         """Ask once to stop everything; false where the server knows no aborts."""
-        return await self._told("/abort_request", {"abort_all": True})
+        return await self._is_done("/abort_request", {"abort_all": True})
 
     async def load(self) -> EngineLoad | None:
-        """The requests of all its data-parallel ranks, or ``None`` where it does not tell."""
+        """The requests of all its data-parallel ranks, or ``None`` where it does not say."""
         body = await self._json("/v1/loads?include=core")
         if body is None:
             return None
@@ -73,7 +107,7 @@ class WorkerAdmin:
         return sum(ranks, EngineLoad())
 
     async def model_info(self) -> ModelInfo | None:
-        """The model that it serves, or ``None`` where it does not tell."""
+        """The model that it serves, or ``None`` where it does not say."""
         # Servers before 0.5 know the second path only.
         raw = await self._json("/model_info") or await self._json("/get_model_info")
         if raw is None:
@@ -103,11 +137,12 @@ class WorkerAdmin:
         await self._must("/continue_generation", {})
 
     async def flush_cache(self) -> None:
-        """Forget every computed prefix. Raises ``EngineError`` if calls in flight still need theirs."""
-        await self._told("/flush_cache", {})
+        """Forget every computed prefix. Raises ``EngineError`` if calls in flight need theirs."""
+        await self._is_done("/flush_cache", {})
 
-    async def settle(self) -> None:
-        """Return when everything that the server was told before has reached its scheduler."""
+    async def pass_scheduler(self) -> None:
+        """Return when everything that was sent to the server before has reached its scheduler."""
+        # Answered by the scheduler itself, after what stands in its queue.
         await self._call("GET", "/server_info")
 
     async def update_weights(self, model_path: str, version: str, *, flushes_cache: bool) -> None:
@@ -122,7 +157,7 @@ class WorkerAdmin:
         """Name the weights that the server has. Raises as ``pause`` does."""
         await self._must("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
-    async def asked(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    async def post_json(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The object that ``POST path`` answers, or ``None`` where the server does not know it."""
         return self._object(path, await self._call("POST", path, body))
 
@@ -133,14 +168,15 @@ class WorkerAdmin:
             return None
         return [_listed(worker) for worker in body["workers"]]
 
-    async def _told(self, path: str, body: dict[str, Any]) -> bool:
+    async def _is_done(self, path: str, body: dict[str, Any]) -> bool:
+        """Post ``body``; false where the server does not know ``path``."""
         reply = await self._call("POST", path, body)
         if reply.is_error and reply.status_code not in NOT_SUPPORTED:
             raise status_error(self.url, reply.status_code, reply.content)
         return not reply.is_error
 
     async def _must(self, path: str, body: dict[str, Any]) -> None:
-        if not await self._told(path, body):
+        if not await self._is_done(path, body):
             raise EngineError(f"{self.url} has no {path}", status_code=404, hint="this needs SGLang 0.5.23 or later")
 
     async def _json(self, path: str) -> dict[str, Any] | None:
@@ -162,6 +198,7 @@ class WorkerAdmin:
         try:
             return await self._http.request(method, self.url + path, json=body)
         except httpx.ConnectTimeout as error:
+            # No answer in time from a server that nobody could connect to: it is gone, not slow.
             raise unreachable(self.url, error) from error
         except httpx.TimeoutException as error:
             raise TimeoutError(f"{self.url}{path} did not answer in time") from error
@@ -169,13 +206,36 @@ class WorkerAdmin:
             raise unreachable(self.url, error) from error
 
 
+def status_error(url: str, status_code: int, content: bytes) -> EngineError:
+    """The error to raise for an error status, with the server's own message where it sent one."""
+    kind = EngineUnavailable if status_code in UNAVAILABLE_STATUSES else EngineError
+    return kind(f"{url} answered {status_code}: {_message(content)}", status_code=status_code)
+
+
+def unreachable(url: str, cause: BaseException) -> EngineUnavailable:
+    """The error to raise when nobody answers at ``url``."""
+    why = str(cause.__cause__ or cause) or type(cause).__name__
+    return EngineUnavailable(f"no engine answers at {url}: {why}", hint="start the engine, or check the address")
+
+
+def _message(content: bytes) -> str:
+    # OpenAI nests the message in `error`, SGLang does not, proxies send plain text.
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content[:500].decode(errors="replace")
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    message = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
+    return str(message or body)[:2000]
+
+
 def _listed(worker: dict[str, Any]) -> ListedWorker:
-    """A prefill or decode worker cannot answer a chat alone, and a gRPC worker speaks no HTTP."""
+    # A prefill or decode worker cannot answer a chat alone, and a gRPC worker speaks no HTTP.
     speaks_http = str(worker.get("connection_mode", "http")).lower() == "http"
-    whole = worker.get("worker_type", "regular") == "regular"
+    is_whole = worker.get("worker_type", "regular") == "regular"
     return ListedWorker(
         # A data-parallel rank is listed as URL@RANK.
         url=root_url(worker["url"].split("@")[0]),
         speaks_http=speaks_http,
-        takes_chats=speaks_http and whole and bool(worker.get("is_healthy", True)),
+        takes_chats=speaks_http and is_whole and bool(worker.get("is_healthy", True)),
     )

@@ -1,21 +1,14 @@
-"""Chats over SGLang's ``/generate``: the prompt is rendered here, and token ids come back through any router.
-
-A chat of a rollout that goes over ``/generate`` of a router: its prompt is rendered here.
-"""
+"""Chats over SGLang's ``/generate``: the prompt is rendered here, and token ids come back through any router."""
 
 import time
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, Self
 
-import httpx
 import msgspec
 
 from forebay.core.errors import EngineError, InvalidInput
-from forebay.engines.abc import ChatReply, ChatRequest
 from forebay.engines.capture.turn_fields import logprob_of
 from forebay.engines.chat_template import ChatTemplate, TextOf
-from forebay.engines.openai_wire import chat_body, read_reply, status_error, unreachable
 
 Json = dict[str, Any]
 
@@ -36,6 +29,35 @@ KNOWN_NAMES = PARAM_NAMES.keys() | {
 }
 """The fields of a chat that can go over ``/generate``; any other may only be null, false, 0 or empty."""
 PASSED_ON = ("rid", "extra_key")
+OF_THE_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+"""Headers that no longer hold for another body."""
+
+
+class TemplatedCall:
+    """One chat that goes over ``/generate``: what goes out in its place, and its reply as a chat's."""
+
+    def __init__(self, chat: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> None:
+        self._chat = chat
+        self._prompt_ids = prompt_ids
+        self._template = template
+
+    @classmethod
+    def of(cls, sent: Mapping[str, Any], client_body: Mapping[str, Any], template: ChatTemplate) -> Self | None:
+        """The chat that would be ``sent``; None if only a chat will do."""
+        # In what is sent, capture has asked for logprobs too; the reply is to have them only if the client asked.
+        chat = {**sent, "logprobs": client_body.get("logprobs")}
+        prompt_ids = rendered(chat, template)
+        return None if prompt_ids is None else cls(chat, prompt_ids, template)
+
+    def options(self, bound: Any, url: str) -> Any:
+        """The call of the openai package in place of ``bound``."""
+        body = generate_body(self._chat, self._prompt_ids)
+        return bound.model_copy(update={"url": f"{url}/generate", "json_data": body, "extra_json": None})
+
+    def response(self, response: Any) -> Any:
+        """The HTTP response as one to a chat. Raises ``EngineError`` for what is no reply."""
+        content = as_chat(response.content, self._chat, self._prompt_ids, self._template)
+        return with_body(response, content)
 
 
 def rendered(body: Mapping[str, Any], template: ChatTemplate) -> list[int] | None:
@@ -77,38 +99,16 @@ def generate_body(body: Mapping[str, Any], prompt_ids: Sequence[int]) -> Json:
 def as_chat(content: bytes, body: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> bytes:
     """The reply of ``/generate`` as that to a chat with this body; its choices hold ids and logprobs as SGLang's do.
 
-    Reasoning is not told apart from the text. Raises ``EngineError`` for what is no reply.
+    Reasoning stays in the text. Raises ``EngineError`` for what is no reply.
     """
     try:
-        told = msgspec.json.decode(content)
-        replies = told if isinstance(told, list) else [told]
+        decoded = msgspec.json.decode(content)
+        replies = decoded if isinstance(decoded, list) else [decoded]  # a list where n is above 1
         texts = template.text_of if body.get("logprobs") else None
         choices = [_choice(index, reply, prompt_ids, texts) for index, reply in enumerate(replies)]
         return msgspec.json.encode(_chat(replies, choices, body.get("model"), len(prompt_ids)))
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
         raise EngineError(f"/generate answered no completion: {content[:200]!r}", status_code=200) from error
-
-
-async def templated_chat(
-    http: httpx.AsyncClient, url: str, request: ChatRequest, template: ChatTemplate
-) -> ChatReply | None:
-    """One chat over ``/generate`` at ``url``; None for one that is not ``rendered``. Raises as ``Engine.chat`` does."""
-    body = chat_body(request, "") | ({} if request.rid is None else {"rid": request.rid})
-    prompt_ids = rendered(body, template)
-    if prompt_ids is None:
-        return None
-    content = await _posted(http, url, generate_body(body, prompt_ids))
-    return read_reply(as_chat(content, body, prompt_ids, template), request.rid)
-
-
-async def _posted(http: httpx.AsyncClient, url: str, body: Json) -> bytes:
-    try:
-        reply = await http.post(f"{url}/generate", json=body, timeout=None)
-    except httpx.TransportError as error:
-        raise unreachable(url, error) from error
-    if reply.status_code != HTTPStatus.OK:
-        raise status_error(url, reply.status_code, reply.content)
-    return reply.content
 
 
 def _chat(replies: Sequence[Mapping[str, Any]], choices: list[Json], model: str | None, num_prompt: int) -> Json:
@@ -137,7 +137,7 @@ def _choice(index: int, reply: Mapping[str, Any], prompt_ids: list[int], text_of
     return {
         "index": index,
         "message": {"role": "assistant", "content": reply["text"]},
-        "logprobs": None if text_of is None else {"content": _told_logprobs(meta_info, text_of)},
+        "logprobs": None if text_of is None else {"content": _logprobs(meta_info, text_of)},
         "finish_reason": finish.get("type"),
         "matched_stop": finish.get("matched"),
         "prompt_token_ids": prompt_ids,
@@ -146,44 +146,14 @@ def _choice(index: int, reply: Mapping[str, Any], prompt_ids: list[int], text_of
     }
 
 
-def _told_logprobs(meta_info: Mapping[str, Any], text_of: TextOf) -> list[Json]:
-    """As chats tell them, which begin with the logprob and the id of each token."""
-    told: list[Json] = []
+def _logprobs(meta_info: Mapping[str, Any], text_of: TextOf) -> list[Json]:
+    entries: list[Json] = []
     for logprob, token_id, *_ in meta_info["output_token_logprobs"]:
         text = text_of([token_id], True)
-        told.append({"token": text, "logprob": logprob_of(logprob), "bytes": list(text.encode()), "top_logprobs": []})
-    return told
-
-
-OF_THE_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-"""Headers that no longer hold for another body."""
-
-
-class TemplatedCall:
-    """One such chat: what goes out in its place, and its reply as a chat's. ``chat`` is the body of the chat."""
-
-    def __init__(self, chat: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> None:
-        self._chat = chat
-        self._prompt_ids = prompt_ids
-        self._template = template
-
-    @classmethod
-    def of(cls, sent: Mapping[str, Any], client_body: Mapping[str, Any], template: ChatTemplate) -> Self | None:
-        """The chat that would be ``sent``; None if only a chat will do. Logprobs are told if ``client_body`` asks."""
-        # Asked for by us as well, and by other means here.
-        chat = {**sent, "logprobs": client_body.get("logprobs")}
-        prompt_ids = rendered(chat, template)
-        return None if prompt_ids is None else cls(chat, prompt_ids, template)
-
-    def options(self, bound: Any, url: str) -> Any:
-        """The call of the openai package in place of ``bound``."""
-        body = generate_body(self._chat, self._prompt_ids)
-        return bound.model_copy(update={"url": f"{url}/generate", "json_data": body, "extra_json": None})
-
-    def response(self, response: Any) -> Any:
-        """The HTTP response as one to a chat. Raises ``EngineError`` for what is no reply."""
-        content = as_chat(response.content, self._chat, self._prompt_ids, self._template)
-        return with_body(response, content)
+        entries.append(
+            {"token": text, "logprob": logprob_of(logprob), "bytes": list(text.encode()), "top_logprobs": []}
+        )
+    return entries
 
 
 def with_body(response: Any, content: bytes) -> Any:

@@ -84,8 +84,8 @@ def _applied(tokenizer: Any, messages: Messages) -> str:
     from jinja2 import TemplateError
 
     try:
-        told = [{**message, "content": message.get("content") or ""} for message in messages]
-        return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True))
+        texts = [{**message, "content": message.get("content") or ""} for message in messages]
+        return str(tokenizer.apply_chat_template(texts, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError) as error:
         raise InvalidInput(f"the chat template refuses these messages: {error}", field="messages") from error
 

@@ -6,11 +6,10 @@ from types import TracebackType
 from typing import Self
 
 from forebay.core.errors import EngineError
-from forebay.engines.abc import ABORT_TIMEOUT_S, ChatReply, ChatRequest, Engine, EngineLoad, ModelInfo
-from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.abc import ABORT_TIMEOUT_S, Engine, EngineLoad, ModelInfo
+from forebay.engines.admin import PROBE_TIMEOUT_S, WorkerAdmin, admin_client, root_url
 from forebay.engines.chat_template import ChatTemplate
-from forebay.engines.openai import PROBE_TIMEOUT_S, OpenAIEngine
-from forebay.engines.openai_wire import root_url
+from forebay.engines.openai import OpenAIEngine
 from forebay.engines.sglang import SGLangEngine
 
 SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
@@ -69,11 +68,6 @@ class DetectedEngine(Engine):
         # Shielded: callers share the attempt, and one that gives up must not end it for the others.
         return await asyncio.shield(self._finding)
 
-    async def chat(self, request: ChatRequest) -> ChatReply:
-        async with asyncio.timeout(request.timeout_s):
-            engine = await self.found()
-            return await engine.chat(request)
-
     async def model_info(self) -> ModelInfo:
         return await (await self.found()).model_info()
 
@@ -99,14 +93,13 @@ class DetectedEngine(Engine):
             return None
 
     async def _find(self) -> SGLangEngine | OpenAIEngine:
-        engine = self._made(is_sglang=await is_sglang(self.url, api_key=self._api_key))
+        engine: SGLangEngine | OpenAIEngine
+        if await is_sglang(self.url, api_key=self._api_key):
+            engine = SGLangEngine(self.url, api_key=self._api_key, model=self._model, template=self._template)
+        else:
+            engine = OpenAIEngine(self.url, api_key=self._api_key, model=self._model)
         self._found = await self._stack.enter_async_context(engine)
         return engine
-
-    def _made(self, *, is_sglang: bool) -> SGLangEngine | OpenAIEngine:
-        if is_sglang:
-            return SGLangEngine(self.url, api_key=self._api_key, model=self._model, template=self._template)
-        return OpenAIEngine(self.url, api_key=self._api_key, model=self._model)
 
     def _finding_ended(self, task: asyncio.Task[SGLangEngine | OpenAIEngine]) -> None:
         self._finding = None

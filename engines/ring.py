@@ -1,4 +1,4 @@
-"""The engines of a run process: which one a rollout talks to, and the circuit breaker before them."""
+"""The engines of a run: which one a rollout talks to, and the circuit breaker before them."""
 
 import asyncio
 import logging
@@ -11,9 +11,10 @@ from typing import Self
 
 import httpx
 
+from forebay.core.backoff import Backoff
+from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.balance import Member, least_loaded
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.sglang import SGLangEngine
@@ -24,6 +25,7 @@ LISTED_TTL_S = 5.0
 ABORT_S = 5.0
 PROBE_FIRST_S, PROBE_MAX_S = 0.1, 5.0
 STOP_FIRST_S, STOP_MAX_S = 0.05, 0.5
+REST_FIRST_S, REST_MAX_S = 0.5, 30.0
 
 Call = tuple[str, str]
 """A call in flight: the server's address and the call's ``rid``."""
@@ -41,6 +43,42 @@ class Target:
     is_sglang: bool
     engine: DetectedEngine
     router: SGLangEngine | None = None
+
+
+class Member:
+    """One server of several: the rollouts or calls that it has, and its rest after a failure."""
+
+    def __init__(self, server: Target, clock: Clock | None = None) -> None:
+        self.server = server
+        self.in_flight = 0
+        self.last_asked_ns = 0
+        self.failures = 0
+        self._clock = clock or SystemClock()
+        self._rests_until_s = 0.0
+
+    @property
+    def resting(self) -> bool:
+        """It failed a short while ago and is asked only when nobody else is left."""
+        return self._clock.monotonic() < self._rests_until_s
+
+    def failed(self) -> None:
+        """Start a rest, twice as long as the one before, up to 30 s."""
+        # Many calls in flight at once fail for one reason: they count as one failure.
+        if self.resting:
+            return
+        rest_s = min(REST_FIRST_S * 2**self.failures, REST_MAX_S)
+        self.failures += 1
+        self._rests_until_s = self._clock.monotonic() + rest_s
+
+    def recovered(self) -> None:
+        """Forget earlier failures: it has answered."""
+        self.failures = 0
+        self._rests_until_s = 0.0
+
+
+def least_loaded(members: Iterable[Member]) -> Member:
+    """The member to ask next: not resting, fewest calls in flight, then the one not asked for longest."""
+    return min(members, key=lambda member: (member.resting, member.in_flight, member.last_asked_ns))
 
 
 class EngineRing:
@@ -65,12 +103,12 @@ class EngineRing:
             raise InvalidInput("remote_engine_url names no engine", field="remote_engine_url")
         self.api_key = api_key
         self.weight_version: int | None = None
-        """What the trainer announced last, as far as it was told."""
+        """What the trainer announced last, as far as it is known here."""
         self._urls = ", ".join(stripped)
         self._model = model
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
-        self._members: dict[str, Member[Target]] = {}
-        self._current: list[Member[Target]] = []
+        self._members: dict[str, Member] = {}
+        self._current: list[Member] = []
         self._listed_s = -LISTED_TTL_S
         self._on_waiting = on_waiting
         self._num_waiting = 0
@@ -95,7 +133,7 @@ class EngineRing:
         """The connections that administrative calls go over."""
         return self._http
 
-    async def take(self) -> Member[Target]:
+    async def take(self) -> Member:
         """The server that a rollout should talk to now: the least loaded one. Waits while no engine answers."""
         while True:
             await self._list_if_stale()
@@ -104,11 +142,11 @@ class EngineRing:
             await self._wait_available()
 
     def _is_any_up(self) -> bool:
-        """Whether there is an engine that did not fail when last asked. That a rest is over does not make it one."""
+        # That a rest is over does not bring an engine up: only an answer does.
         return any(not member.failures for member in self._current)
 
     @contextmanager
-    def occupied(self, member: Member[Target]) -> Iterator[None]:
+    def occupied(self, member: Member) -> Iterator[None]:
         """Count a rollout against the server that it talks to."""
         member.in_flight += 1
         member.last_asked_ns = time.monotonic_ns()
@@ -123,26 +161,26 @@ class EngineRing:
         await asyncio.gather(*(engine.abort(rid_prefix, timeout_s=ABORT_S) for engine in self._engines))
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = ABORT_S) -> None:
-        """Tell the engines to end ``calls()``, again and again until none is left, or for ``limit_s`` seconds.
+        """Have the engines end ``calls()``, again and again until none is left, or for ``limit_s`` seconds.
 
-        Each call's own client gets what its engine had by then. Calls at engines that cannot be told are left alone.
+        Each call's own client gets what its engine had by then. Calls at engines that know no aborts are left alone.
         """
-        pause_s = STOP_FIRST_S
+        pauses = Backoff(STOP_FIRST_S, STOP_MAX_S, is_exact=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while left := [call for call in calls() if self._can_be_told(call[0])]:
+                while left := [call for call in calls() if self._knows_aborts(call[0])]:
                     await asyncio.gather(*(self.abandon(url, rid) for url, rid in left))
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, STOP_MAX_S)
+                    await pauses.wait()
 
-    def _can_be_told(self, url: str) -> bool:
+    def _knows_aborts(self, url: str) -> bool:
         member = self._members.get(url)
         return member is not None and member.server.is_sglang
 
     async def abandon(self, url: str, rid: str) -> None:
-        """Tell a server once that nobody waits for ``rid``: it would notice a closed connection only after seconds."""
-        if not self._can_be_told(url):
+        """Say to a server once that nobody waits for ``rid``: it would notice a closed connection after seconds."""
+        if not self._knows_aborts(url):
             return
+        # A router knows no aborts: its workers are asked, those that can be reached.
         router = self._members[url].server.router
         await (router or WorkerAdmin(self._http, url)).abandon(rid)
 
@@ -154,11 +192,10 @@ class EngineRing:
 
     async def _wait_available(self) -> None:
         """The circuit breaker: returns as soon as an engine answers, however many wait."""
+        pauses = Backoff(PROBE_FIRST_S, PROBE_MAX_S, is_exact=True)
         with self._waiting():
-            pause_s = PROBE_FIRST_S
             while not await self._probe():
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PROBE_MAX_S)
+                await pauses.wait()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -175,7 +212,7 @@ class EngineRing:
                 self._on_waiting(False)
 
     async def _probe(self) -> bool:
-        """Ask all engines, one caller at a time; those that come after it find its answer."""
+        # One caller at a time; those that come after it find its answer.
         async with self._probing:
             if self._is_any_up():
                 return True
@@ -194,6 +231,7 @@ class EngineRing:
 
     async def _list_targets(self) -> None:
         self._listed_s = time.monotonic()
+        # A server that is listed again is the same member: its calls in flight and its failures count on.
         listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
         targets = [target for targets in listed for target in targets]
         self._current = [self._members.setdefault(target.url, Member(target)) for target in targets]
@@ -205,6 +243,7 @@ class EngineRing:
             model = self._model or (await found.model_info()).model
             urls = [found.url] if sglang is None else await sglang.workers()
         except (EngineError, TimeoutError):
+            # Those that were known before: they may be back when they are next asked.
             return [member.server for member in self._members.values() if member.server.engine is engine]
         router = sglang if sglang is not None and sglang.is_through_router else None
         return [Target(url, model, sglang is not None, engine, router) for url in urls]

@@ -1,4 +1,4 @@
-"""Pausing the engines of a run while its weights change: every worker is told, directly.
+"""Pausing the engines of a run while its weights change: every worker is asked, directly.
 
 Checked against SGLang 0.5.23, where a pause means one of three things for the calls in flight:
 
@@ -11,9 +11,11 @@ in_place  they go on after the pause with the cache of the old weights: their lo
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import httpx
 
+from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput, WeightUpdateFailed
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.admin import ADMIN_TIMEOUT_S, WorkerAdmin
@@ -26,7 +28,7 @@ Step = Callable[[WorkerAdmin], Awaitable[None]]
 
 
 async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[WorkerAdmin]:
-    """The servers to tell: those at ``urls`` (without ``/v1``), or behind a router there each of its workers, once.
+    """The servers to ask: those at ``urls`` (without ``/v1``), or behind a router there each of its workers, once.
 
     Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one is no SGLang server,
     ``WeightUpdateFailed`` if one refuses to say what it is.
@@ -48,11 +50,12 @@ async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[Worke
 async def pause(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
     """Let all workers stand still. Raises ``WeightUpdateFailed``, after which some may be paused."""
 
-    async def one(admin: WorkerAdmin) -> None:
-        async with asyncio.timeout(timeout_s):  # SGLang answers an abort when it is idle
+    async def stand(admin: WorkerAdmin) -> None:
+        # SGLang answers a pause that aborts when it is idle, not before.
+        async with asyncio.timeout(timeout_s):
             await admin.pause(mode)
 
-    await _at_all(admins, "pausing", one)
+    await _at_all(admins, "pausing", stand)
 
 
 async def wait_idle(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
@@ -81,14 +84,14 @@ async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, m
 
 
 async def name_weights(admins: Sequence[WorkerAdmin], version: int) -> None:
-    """Tell all workers what the weights are called that they were given. Raises ``WeightUpdateFailed``."""
+    """Name the weights that all workers were given. Raises ``WeightUpdateFailed``."""
     await _at_all(admins, "naming the weights", lambda admin: admin.set_weight_version(str(version)))
 
 
 async def resume(admins: Sequence[WorkerAdmin], timeout_s: float) -> list[str]:
     """Let all workers go on, asking those that do not answer again and again. Returns those that never did."""
-    told = await asyncio.gather(*(_resume(admin, timeout_s) for admin in admins))
-    return [url for url in told if url]
+    have_resumed = await asyncio.gather(*(_resume(admin, timeout_s) for admin in admins))
+    return [admin.url for admin, has_resumed in zip(admins, have_resumed, strict=True) if not has_resumed]
 
 
 async def _behind(http: httpx.AsyncClient, url: str) -> list[WorkerAdmin]:
@@ -108,12 +111,12 @@ async def _idle(admin: WorkerAdmin, mode: PauseMode, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await _abort_until_idle(admin)
     else:
-        await admin.settle()
+        await admin.pass_scheduler()
 
 
 async def _abort_until_idle(admin: WorkerAdmin) -> None:
     num_idle = 0
-    while num_idle < 2:  # once may be a call that is still on its way to the scheduler
+    while num_idle < 2:  # idle once may be a call that is on its way to the scheduler
         load = await admin.load()
         if load is None:
             return
@@ -123,16 +126,14 @@ async def _abort_until_idle(admin: WorkerAdmin) -> None:
         await asyncio.sleep(PROBE_S)
 
 
-async def _resume(admin: WorkerAdmin, timeout_s: float) -> str:
-    pause_s = RESUME_FIRST_S
-    try:
+async def _resume(admin: WorkerAdmin, timeout_s: float) -> bool:
+    pauses = Backoff(RESUME_FIRST_S, RESUME_MAX_S, is_exact=True)
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while not await _has_resumed(admin):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RESUME_MAX_S)
-    except TimeoutError:
-        return admin.url
-    return ""
+                await pauses.wait()
+            return True
+    return False
 
 
 async def _has_resumed(admin: WorkerAdmin) -> bool:
@@ -141,12 +142,13 @@ async def _has_resumed(admin: WorkerAdmin) -> bool:
     except (EngineUnavailable, TimeoutError):
         return False
     except EngineError as error:
-        return error.status_code is not None and error.status_code < 500  # it will never know how to
+        # It refuses, and will the next time too: it does not know how to, so it does not stand either.
+        return error.status_code is not None and error.status_code < 500
     return True
 
 
 async def _at_all(admins: Sequence[WorkerAdmin], what: str, step: Step) -> None:
-    """Do ``step`` at all workers at once, to the end at each; the first failure is told, with its worker."""
+    """Do ``step`` at all workers at once, to the end at each; the first failure is raised, with its worker."""
     results = await asyncio.gather(*map(step, admins), return_exceptions=True)
     failed = [(admin.url, result) for admin, result in zip(admins, results, strict=True) if result is not None]
     for url, error in failed:

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineUnavailable
+from forebay.engines.admin import auth_headers, unreachable
 from forebay.engines.connections import Connections
-from forebay.engines.openai_wire import auth_headers, unreachable
 
 DONE_DATA = b"[DONE]"
 DONE = b"data: %b\n\n" % DONE_DATA

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 
 from forebay.core.errors import EngineUnavailable
-from forebay.engines.openai_wire import UNAVAILABLE_STATUSES, status_error
+from forebay.engines.admin import UNAVAILABLE_STATUSES, status_error
 from forebay.engines.ring import Target
 from forebay.gateway.engine_http import Answer, Events
 from forebay.gateway.recording import Wire

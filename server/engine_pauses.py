@@ -17,8 +17,7 @@ from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, Stora
 from forebay.core.run import Run
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
-from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.openai_wire import root_url
+from forebay.engines.admin import WorkerAdmin, admin_client, root_url
 from forebay.server.engine_pause_records import Kind, PauseMarks, PauseRecord, PauseRecords
 from forebay.server.runs.start_checks import engine_urls
 

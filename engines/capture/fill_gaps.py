@@ -13,10 +13,9 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineError
-from forebay.engines.admin import WorkerAdmin
+from forebay.engines.admin import WorkerAdmin, status_error, unreachable
 from forebay.engines.capture.turn import Turn, VersionSpan
 from forebay.engines.capture.turn_fields import NOT_TOLD, logprob_of
-from forebay.engines.openai_wire import status_error, unreachable
 
 
 class Scores(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ class _EngineReading(_Reading):
 
     async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
         asked = {"tokens": tokens, "skip_special_tokens": self._skips_special}
-        texts = (await self._admin.asked("/detokenize", asked) or {}).get("text")
+        texts = (await self._admin.post_json("/detokenize", asked) or {}).get("text")
         return list(map(str, texts)) if isinstance(texts, list) else None
 
     async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
@@ -139,12 +139,12 @@ class _EngineReading(_Reading):
         parsers: Mapping[str, Any] = info.raw if info is not None else {}
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if (parser := parsers.get("reasoning_parser")) and self._body.get("separate_reasoning", True):
-            told = await self._admin.asked("/separate_reasoning", {"text": text, "reasoning_parser": parser})
+            told = await self._admin.post_json("/separate_reasoning", {"text": text, "reasoning_parser": parser})
             if told is not None and told.get("reasoning_text"):
                 message |= {"content": told.get("text") or "", "reasoning_content": told["reasoning_text"]}
         if (parser := parsers.get("tool_call_parser")) and self._has_tools:
             asked = {"text": message["content"], "tools": self._body["tools"], "tool_call_parser": parser}
-            told = await self._admin.asked("/parse_function_call", asked) or {}
+            told = await self._admin.post_json("/parse_function_call", asked) or {}
             if calls := told.get("calls"):
                 message |= {
                     "content": told.get("normal_text") or "",

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from forebay.core.clock import ActiveClock
 from forebay.core.waiting import Signal
-from forebay.engines.balance import Member
 from forebay.engines.capture.turn import Turn
-from forebay.engines.ring import EngineRing, Target
+from forebay.engines.ring import EngineRing, Member
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.lenient_json import bounded
 from forebay.gateway.refusals import Over
@@ -183,9 +182,9 @@ class Affinity:
 
     def __init__(self, ring: EngineRing) -> None:
         self._ring = ring
-        self._chosen: Member[Target] | None = None
+        self._chosen: Member | None = None
 
-    async def choose(self) -> Member[Target]:
+    async def choose(self) -> Member:
         """The engine for the next call. Waits while none answers."""
         least = await self._ring.take()
         chosen = self._chosen

@@ -12,11 +12,10 @@ import httpx
 import openai
 
 from forebay.core.ids import request_id
-from forebay.engines.balance import Member
+from forebay.engines.admin import UNAVAILABLE_STATUSES
 from forebay.engines.capture.read_reply import asking
 from forebay.engines.chat_template import ChatTemplate
-from forebay.engines.openai_wire import UNAVAILABLE_STATUSES
-from forebay.engines.ring import Call, EngineRing, Target
+from forebay.engines.ring import Call, EngineRing, Member, Target
 from forebay.generators.job.open_group import GroupClosed, OpenGroup
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ class EngineCalls:
     SGLang engines are asked for token ids and logprobs, whatever the rollout function asks for.
     """
 
-    def __init__(self, ring: EngineRing, member: Member[Target], group: OpenGroup, names: Iterator[str]) -> None:
+    def __init__(self, ring: EngineRing, member: Member, group: OpenGroup, names: Iterator[str]) -> None:
         self.group = group
         self._ring = ring
         self._member = member
@@ -192,7 +191,7 @@ def _at_most(given: Any, left_s: float) -> openai.Timeout:
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
 
 
-def _note_gone(member: Member[Target], error: BaseException) -> bool:
+def _note_gone(member: Member, error: BaseException) -> bool:
     """Whether a call failed because its engine is gone, which is noted."""
     is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
     if is_gone:

@@ -1,6 +1,5 @@
 """A stand-in for the SGLang router: it lists workers, drops what it does not know of a chat, and knows no aborts."""
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,21 +83,15 @@ def serve_json() -> Any:
 
 
 @pytest.fixture
-def serve_counting() -> Any:
-    """A factory: ``async with serve_counting(status) as (counter, url)``, with ``counter["most_at_once"]`` requests."""
+def serve_status() -> Any:
+    """A factory: ``async with serve_status(status) as url``, which answers everything with that status."""
 
     @asynccontextmanager
-    async def serve(status: int) -> AsyncIterator[tuple[dict[str, int], str]]:
-        counter = {"now": 0, "most_at_once": 0}
-
+    async def serve(status: int) -> AsyncIterator[str]:
         async def answer(_: Request) -> Response:
-            counter["now"] += 1
-            counter["most_at_once"] = max(counter["now"], counter["most_at_once"])
-            await asyncio.sleep(0)
-            counter["now"] -= 1
             return Response(status_code=status)
 
         async with serve_app(Starlette(routes=[Route("/{path:path}", answer)])) as port:
-            yield counter, f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}"
 
     return serve

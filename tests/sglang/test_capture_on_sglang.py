@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from forebay.engines.abc import ChatRequest
 from forebay.engines.capture.checking import replay
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.trajectory import Trajectory
-from forebay.engines.chat_over_generate import templated_chat
+from forebay.engines.chat_over_generate import as_chat, generate_body, rendered
 from forebay.engines.chat_template import load_template
-from forebay.engines.connect import connect
 from forebay.generators.base import BaseGenerator
 from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
@@ -160,13 +159,18 @@ async def test_a_prompt_rendered_here_is_the_engines_own(
     messages = [{"role": "user", "content": "what is 1 + 2?"}, {"role": "assistant", "content": "3"}]
     messages.append({"role": "user", "content": "and é?"})
     params = {"max_tokens": 8, "temperature": 1.0, "ignore_eos": True}
-    request = ChatRequest(messages=messages, sampling_params=params, n=2)
-    async with httpx.AsyncClient(timeout=60) as http, connect(sglang_url) as engine:
-        templated = await templated_chat(http, sglang_router_url, request, load_template(sglang_model))
-        chat = await engine.chat(ChatRequest(messages=messages, extra={"return_token_ids": True}))
-    assert templated is not None
-    turns = turns_of_chat({"messages": messages}, templated.raw)
-    assert [turn.prompt_ids for turn in turns] == [chat.raw["choices"][0]["prompt_token_ids"]] * 2
+    body = {"model": "tiny", "messages": messages, **params, "n": 2}
+    template = load_template(sglang_model)
+    prompt_ids = rendered(body, template)
+    assert prompt_ids is not None
+    async with httpx.AsyncClient(timeout=60) as http:
+        reply = await http.post(f"{sglang_router_url}/generate", json=generate_body(body, prompt_ids))
+        asked = {"model": "tiny", "messages": messages, "return_token_ids": True}
+        chat = (await http.post(f"{sglang_url}/v1/chat/completions", json=asked)).json()
+    turns = turns_of_chat(
+        {"messages": messages}, msgspec.json.decode(as_chat(reply.content, body, prompt_ids, template))
+    )
+    assert [turn.prompt_ids for turn in turns] == [chat["choices"][0]["prompt_token_ids"]] * 2
     for turn in turns:
         trajectory = Trajectory()
         trajectory.add(turn)

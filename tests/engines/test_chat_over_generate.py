@@ -3,14 +3,16 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 
 from forebay.core.clock import ManualClock
-from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.abc import ChatRequest
+from forebay.core.errors import EngineError
 from forebay.engines.admin import admin_client
 from forebay.engines.capture.read_reply import turns_of_chat
-from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.engines.chat_over_generate import as_chat, generate_body, rendered
+from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode, encode_chat
 from forebay.engines.sglang import ASK_AGAIN_S, Reach, SGLangEngine
 from tests.engines.template_kit import TEMPLATE, hiding_router
@@ -20,8 +22,23 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
 PARAMS = {"max_tokens": 64, "temperature": 1.0}
 
 
-def ask(**changes: Any) -> ChatRequest:
-    return ChatRequest(**{"messages": MESSAGES, "timeout_s": 10.0, "sampling_params": PARAMS, **changes})
+async def ask(client: SGLangEngine, **changes: Any) -> dict[str, Any]:
+    """The reply to one chat, sent where a rollout's chat would be sent."""
+    body = {"model": "m", "messages": MESSAGES, **PARAMS, **changes}
+    (url, *_) = await client.workers()
+    prompt_ids = rendered(body, TEMPLATE) if client.is_through_router else None
+    async with httpx.AsyncClient(timeout=10) as http:
+        if prompt_ids is None:
+            content = (await http.post(f"{url}/v1/chat/completions", json=body)).content
+        else:
+            reply = await http.post(f"{url}/generate", json=generate_body(body, prompt_ids))
+            content = as_chat(reply.content, body, prompt_ids, TEMPLATE)
+    answer: dict[str, Any] = msgspec.json.decode(content)
+    return answer
+
+
+def texts(reply: dict[str, Any]) -> list[str]:
+    return [choice["message"]["content"] for choice in reply["choices"]]
 
 
 @pytest.fixture
@@ -35,9 +52,10 @@ async def test_a_chat_tells_its_tokens_though_no_worker_takes_chats(engine: Scri
         hiding_router(engine.url, connection_mode="grpc") as (_, url),
         SGLangEngine(url, model="m", template=TEMPLATE) as client,
     ):
-        reply = await client.chat(ask(rid="r-1", n=2))
-    assert (reply.texts, reply.finish_reason, reply.rid) == (["answer 0", "answer 1"], "stop", "r-1")
-    one, two = turns_of_chat({"messages": MESSAGES}, reply.raw)
+        reply = await ask(client, rid="r-1", n=2)
+    assert texts(reply) == ["answer 0", "answer 1"]
+    assert [choice["finish_reason"] for choice in reply["choices"]] == ["stop", "stop"]
+    one, two = turns_of_chat({"messages": MESSAGES}, reply)
     assert one.prompt_ids == encode_chat(MESSAGES)
     assert two.sampled_ids == [*encode("answer 1"), TURN_END]
     assert two.logprobs is not None
@@ -49,9 +67,9 @@ async def test_a_chat_tells_its_tokens_though_no_worker_takes_chats(engine: Scri
     "changes",
     [
         {"tools": TOOLS},
-        {"extra": {"chat_template_kwargs": {"enable_thinking": False}}},
-        {"continue_final_message": True},
-        {"sampling_params": {"temperature": 1.0}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"max_tokens": None},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
         {"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "1", "content": "x"}]},
     ],
@@ -61,7 +79,7 @@ async def test_what_generate_does_not_know_is_asked_as_a_chat(engine: ScriptedEn
         hiding_router(engine.url, connection_mode="grpc") as (router, url),
         SGLangEngine(url, model="m", template=TEMPLATE) as client,
     ):
-        await client.chat(ask(**changes))
+        await ask(client, **changes)
     assert router.asked == ["/v1/chat/completions"]
 
 
@@ -71,7 +89,7 @@ async def test_fields_that_say_nothing_keep_nobody_from_generate(engine: Scripte
         hiding_router(engine.url, connection_mode="grpc") as (router, url),
         SGLangEngine(url, model="m", template=TEMPLATE) as client,
     ):
-        await client.chat(ask(extra=extra))
+        await ask(client, **extra)
     assert router.asked == ["/generate"]
     assert engine.calls[0].body["sampling_params"]["stop"] == "x"
 
@@ -80,14 +98,14 @@ async def test_workers_that_cannot_be_reached_are_passed_by(engine: ScriptedEngi
     worker = f"http://127.0.0.1:{free_port}"
     async with hiding_router(engine.url, url=worker) as (router, url):
         async with SGLangEngine(url, model="m", template=TEMPLATE) as client:
-            assert (await client.chat(ask())).text == "answer 0"
-            assert (await client.chat(ask(tools=TOOLS))).text == "answer 0"
+            assert texts(await ask(client)) == ["answer 0"]
+            assert texts(await ask(client, tools=TOOLS)) == ["answer 0"]
             assert router.asked == ["/generate", "/v1/chat/completions"]
             assert await client.is_available()
             assert client.is_through_router
         async with SGLangEngine(url, model="m") as client:
-            with pytest.raises(EngineUnavailable):
-                await client.chat(ask())
+            assert await client.workers() == [worker]
+            assert not client.is_through_router
 
 
 async def test_workers_that_can_be_reached_are_asked_themselves(engine: ScriptedEngine) -> None:
@@ -95,7 +113,7 @@ async def test_workers_that_can_be_reached_are_asked_themselves(engine: Scripted
         hiding_router(engine.url) as (router, url),
         SGLangEngine(url, model="m", template=TEMPLATE) as client,
     ):
-        await client.chat(ask())
+        await ask(client)
         assert await client.workers() == [engine.url]
     assert router.asked == []
 
@@ -115,12 +133,7 @@ async def test_reach_is_kept_for_those_that_answered_and_asked_again_for_the_oth
             assert await reach.among([closed]) == {closed}
 
 
-async def test_errors_are_those_of_a_chat() -> None:
-    async with (
-        ScriptedEngine(lambda _: Reply(text="too long", error_status=400)) as engine,
-        hiding_router(engine.url, connection_mode="grpc") as (_, url),
-        SGLangEngine(url, model="m", template=TEMPLATE) as client,
-    ):
-        with pytest.raises(EngineError, match="too long") as caught:
-            await client.chat(ask())
-    assert caught.value.status_code == 400
+def test_what_is_no_reply_is_an_engine_error() -> None:
+    for content in (b"no JSON", b"{}", b"[]", b'{"text": "x"}'):
+        with pytest.raises(EngineError, match="answered no completion"):
+            as_chat(content, {"messages": MESSAGES}, [1], TEMPLATE)

@@ -1,0 +1,39 @@
+"""Which of several engines is asked next: rest after a failure, balance."""
+
+from forebay.core.clock import ManualClock
+from forebay.engines.detect import DetectedEngine
+from forebay.engines.ring import Member, Target, least_loaded
+
+
+def target(name: str) -> Target:
+    return Target(name, "m", True, DetectedEngine(f"http://{name}"))
+
+
+def test_rest_doubles_up_to_its_cap_and_one_burst_counts_once() -> None:
+    clock = ManualClock()
+    member = Member(target("a"), clock)
+    rests_s = []
+    for _ in range(9):
+        member.failed()
+        member.failed()
+        began_s = clock.monotonic()
+        while member.resting:
+            clock.advance(0.25)
+        rests_s.append(clock.monotonic() - began_s)
+    assert rests_s == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    member.failed()
+    member.recovered()
+    assert (member.resting, member.failures) == (False, 0)
+
+
+def test_next_is_awake_then_least_loaded_then_not_asked_for_longest() -> None:
+    clock = ManualClock()
+    resting, busy, used, fresh = (Member(target(name), clock) for name in ("resting", "busy", "used", "fresh"))
+    resting.failed()
+    busy.in_flight, used.last_asked_ns = 1, 5
+    order = []
+    left = [resting, busy, used, fresh]
+    while left:
+        order.append(least_loaded(left).server.url)
+        left.remove(least_loaded(left))
+    assert order == ["fresh", "used", "busy", "resting"]
