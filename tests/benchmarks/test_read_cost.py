@@ -13,7 +13,7 @@ pytestmark = pytest.mark.bench
 
 ROUNDS = 5
 NUM_SAMPLES = 1_024
-TARGETS = {4: 6.0, 32: 3.0, 128: 2.5}
+TARGETS = {4: 12.0, 32: 3.0, 128: 2.0}
 
 
 def test_a_read_costs_a_small_multiple_of_sending_its_bytes(make_server: MakeServer) -> None:

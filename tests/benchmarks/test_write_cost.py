@@ -15,7 +15,7 @@ pytestmark = pytest.mark.bench
 ROUNDS = 5
 NUM_WRITES = {4: 4_000, 32: 2_000, 128: 600}
 CONCURRENCIES = (1, 16, 64)
-TARGETS_AT_64 = {4: 2.0, 32: 5.0, 128: 8.0}
+TARGETS_AT_64 = {4: 4.0, 32: 6.0, 128: 8.0}
 
 
 def test_a_write_costs_a_small_multiple_of_reading_its_body(make_server: MakeServer) -> None:
