@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from forebay.client.binary import SAMPLES_TYPE, encode_sample, join_samples
+from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
 from forebay.engines.scripted import ScriptedEngine
 from tests.earlier_data.earlier_kit import (
     ARCHIVE,
