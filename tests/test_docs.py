@@ -17,7 +17,7 @@ from forebay.core.group import DiscardReason
 from forebay.core.settings import Settings
 from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
-from forebay.server.cli.app import app as cli
+from forebay.server.cli.command_line import app as cli
 from forebay.server.cli.demo.summary import REASONS
 from forebay.telemetry.metrics import COUNTERS, GAUGES
 from forebay.web.replies import ClientGone

@@ -64,7 +64,7 @@ def test_no_folder_was_imported_by_its_bare_name() -> None:
 @pytest.fixture
 def everything_imported() -> None:
     import forebay.server.app
-    import forebay.server.cli.app  # noqa: F401 - they import the rest
+    import forebay.server.cli.command_line  # noqa: F401 - they import the rest
 
 
 def test_the_server_never_loads_what_only_users_code_needs() -> None:

@@ -24,7 +24,7 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def tell_error(error: Exception) -> None:
+def show_error(error: Exception) -> None:
     """The error as one paragraph on standard error, and its hint, if it has one, on a line of its own."""
     typer.secho(f"error: {error}", err=True, fg="red")
     hint = getattr(error, "hint", "")

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from forebay.server.cli.output import counts_text, facts_table
-from forebay.server.cli.runs import samples_of, state_text
+from forebay.server.cli.run_commands import samples_of, state_text
 
 RATE_WINDOW_S = 5.0
 LINE_INTERVAL_S = 5.0
@@ -39,7 +39,7 @@ class RateMeter:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """One look at a run: its view as the server gives it, samples per second, and the mean reward if it is known."""
 
     view: dict[str, Any]
@@ -112,7 +112,7 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Replace what is shown."""
 
 
@@ -132,7 +132,7 @@ class LiveDisplay:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         self._live.update(progress.as_panel(time.monotonic() - self._began_s))
 
 
@@ -155,7 +155,7 @@ class LineDisplay:
         if self._unshown:
             self._write(self._unshown)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         now_s = time.monotonic()
         self._unshown = progress.as_line(now_s - self._began_s)
         if now_s >= self._next_s:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from forebay.server.cli.app import run
+from forebay.server.cli.command_line import run
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 
 from forebay.buffer.retention_rules import Keep
-from forebay.server.cli.gc import REASONS
+from forebay.server.cli.gc_command import REASONS
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer
 from tests.kit import make_group

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from forebay.server.cli.demo.trainer import RewardMean
-from forebay.server.cli.progress import LineDisplay, LiveDisplay, Progress, RateMeter, make_display
+from forebay.server.cli.progress import LineDisplay, LiveDisplay, RateMeter, RunProgress, make_display
 
 VIEW: dict[str, Any] = {
     "run_id": "run-1",
@@ -25,7 +25,7 @@ VIEW: dict[str, Any] = {
 
 
 def test_a_line_has_every_number() -> None:
-    line = Progress(VIEW, 12.4, 0.5).as_line(3.0)
+    line = RunProgress(VIEW, 12.4, 0.5).as_line(3.0)
     assert "5 of 10 done: open 1 · ready 3 · delivered 3 · discarded 2 (invalid 2)" in line
     assert "64 in · 4 failed · 12/s" in line
     assert "mean 0.500" in line
@@ -47,7 +47,7 @@ def test_lines_come_at_intervals_and_the_last_one_always() -> None:
     out = io.StringIO()
     with LineDisplay(Console(file=out, width=200), interval_s=1000.0) as display:
         for state in ("first", "second", "third"):
-            display.show(Progress({**VIEW, "state": state}, 0.0))
+            display.show(RunProgress({**VIEW, "state": state}, 0.0))
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert "first" in lines[0]
@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_live_panel() -> None:
     console = Console(file=out, force_terminal=True, width=100)
     display = make_display(console)
     assert isinstance(display, LiveDisplay)
-    console.print(Progress(VIEW, 1.0, 0.25).as_panel(2.0))
+    console.print(RunProgress(VIEW, 1.0, 0.25).as_panel(2.0))
     assert "5 of 10 groups" in out.getvalue()
     assert isinstance(make_display(Console(file=io.StringIO())), LineDisplay)
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.core.ids import group_id, rollout_uid
-from forebay.server.cli.app import app as cli
+from forebay.server.cli.command_line import app as cli
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_group, make_sample
 from tests.lent import lend_runs, lent_url

@@ -23,7 +23,7 @@ from forebay.server.cli.demo.summary import show_summary
 from forebay.server.cli.demo.trainer import SlimeTrainer
 from forebay.server.cli.options import make_writable
 from forebay.server.cli.output import make_console
-from forebay.server.cli.progress import Progress, RateMeter, make_display
+from forebay.server.cli.progress import RateMeter, RunProgress, make_display
 
 GROUP_SIZE = 8
 NUM_SUMS = 100
@@ -71,12 +71,14 @@ def command(
             progress, trainer, elapsed_s = run(demo)
         except (KeyboardInterrupt, SystemExit) as stop:
             console.print(f"interrupted: stopping the run, the server and the engine. The data is in {folder}")
-            told = getattr(stop, "code", None)
-            raise typer.Exit(told if isinstance(told, int) else INTERRUPTED_EXIT_CODE) from None
+            code = getattr(stop, "code", None)
+            raise typer.Exit(code if isinstance(code, int) else INTERRUPTED_EXIT_CODE) from None
     show_summary(console, progress, trainer, elapsed_s, folder)
     if progress.view["state"] == "failed" or not trainer.num_rows:
-        told = str(progress.view["reason"]).partition("\n")[0]
-        raise ForebayError(f"the run is {progress.view['state']}: {told}", hint=f"everything is told in {folder}/*.log")
+        reason = str(progress.view["reason"]).partition("\n")[0]
+        raise ForebayError(
+            f"the run is {progress.view['state']}: {reason}", hint=f"everything is told in {folder}/*.log"
+        )
 
 
 def check_extras() -> None:
@@ -95,23 +97,23 @@ def make_folder(wanted: Path | None) -> Path:
     return wanted.resolve()
 
 
-def run(demo: Demo) -> tuple[Progress, SlimeTrainer, float]:
+def run(demo: Demo) -> tuple[RunProgress, SlimeTrainer, float]:
     """All steps; the last look at the run, the trainer with what it read, and the seconds that the run took."""
     input_file = write_sums(demo.folder / "sums.jsonl", demo.num_instances)
-    _told(demo, f"wrote {demo.num_instances} sums to {input_file}")
+    _show_done(demo, f"wrote {demo.num_instances} sums to {input_file}")
     engine, server = _start_engine(demo), _start_server(demo)
     with _step(demo, "the tiny engine is getting ready (the first time, it learns to add: about 10 s)"):
         engine_url = str(json.loads(engine.first_line(ENGINE_LIMIT_S))["url"])
-    _told(demo, f"the tiny engine answers at {engine_url}")
+    _show_done(demo, f"the tiny engine answers at {engine_url}")
     with _step(demo, "the server is getting ready"):
         server_url = server.first_line(SERVER_LIMIT_S).split()[-1]
-    _told(demo, f"the server answers at {server_url}")
+    _show_done(demo, f"the server answers at {server_url}")
     trainer = demo.stack.enter_context(SlimeTrainer(server_url))
     client = demo.stack.enter_context(ServerClient(server_url))
     began_s = time.monotonic()
     run_id = trainer.start(start_payload(input_file, engine_url, server_url))
     demo.stack.callback(_stop_run, client, run_id)
-    _told(demo, f"started {run_id}: task type math, groups of {GROUP_SIZE}\n")
+    _show_done(demo, f"started {run_id}: task type math, groups of {GROUP_SIZE}\n")
     progress = _train(demo, trainer, client, run_id)
     return progress, trainer, time.monotonic() - began_s
 
@@ -171,15 +173,15 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
-def _train(demo: Demo, trainer: SlimeTrainer, client: ServerClient, run_id: str) -> Progress:
+def _train(demo: Demo, trainer: SlimeTrainer, client: ServerClient, run_id: str) -> RunProgress:
     rate = RateMeter()
     with make_display(demo.console) as display:
         while True:
             demo.children.check_alive()
             has_more = trainer.poll()
             view = client.get(f"/v1/runs/{run_id}")
-            samples_per_s = rate.update(Progress(view, 0.0).num_samples)
-            progress = Progress(view, samples_per_s, trainer.rewards.value)
+            samples_per_s = rate.update(RunProgress(view, 0.0).num_samples)
+            progress = RunProgress(view, samples_per_s, trainer.rewards.value)
             display.show(progress)
             if trainer.is_over:
                 return progress
@@ -193,7 +195,7 @@ def _stop_run(client: ServerClient, run_id: str) -> None:
         client.post(f"/v1/runs/{run_id}/stop")
 
 
-def _told(demo: Demo, text: str) -> None:
+def _show_done(demo: Demo, text: str) -> None:
     demo.console.print(f"[green]✓[/green] {text}", soft_wrap=True)
 
 

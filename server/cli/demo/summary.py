@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.server.cli.demo.trainer import SlimeTrainer
-from forebay.server.cli.progress import Progress
+from forebay.server.cli.progress import RunProgress
 
 REASONS = {
     "invalid": "all rewards equal: nothing to learn from",
@@ -24,11 +24,13 @@ REASONS = {
 }
 
 
-def show_summary(console: Console, progress: Progress, trainer: SlimeTrainer, elapsed_s: float, folder: Path) -> None:
+def show_summary(
+    console: Console, progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float, folder: Path
+) -> None:
     """A table of what happened, one delivered row, and where to go from here."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title="What happened", title_justify="left")
-    for name, told in summary_rows(progress, trainer, elapsed_s):
-        table.add_row(name, told)
+    for name, value in summary_rows(progress, trainer, elapsed_s):
+        table.add_row(name, value)
     console.print(table)
     if trainer.best_row is not None:
         console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
@@ -50,7 +52,7 @@ def own_command() -> str:
     return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
 
 
-def summary_rows(progress: Progress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:
+def summary_rows(progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:
     """Names and values of the summary."""
     groups, view = progress.groups, progress.view
     return [

@@ -1,13 +1,10 @@
 """The trainer of the demo: it starts a run and polls for groups over slime's routes, as slime's client does."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
-from forebay.core.errors import ForebayError
+from forebay.core.errors import NoRun, RunEnded
 
 START_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 100.0
@@ -53,7 +50,9 @@ class SlimeTrainer:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self._http = httpx.Client(base_url=self.url, timeout=READ_TIMEOUT_S, trust_env=False)
+        from forebay.client.calls.transport import Transport  # only a demo needs an HTTP client
+
+        self._transport = Transport(self.url)
 
     def __enter__(self) -> Self:
         return self
@@ -61,31 +60,29 @@ class SlimeTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._http.close()
+        self._transport.close()
 
     def start(self, payload: dict[str, Any]) -> str:
         """Start the run; its id."""
-        reply = self._asked(lambda: self._http.post("/start_rollout", json=payload, timeout=START_TIMEOUT_S))
-        return str(reply.raise_for_status().json()["run_id"])
+        return str(self._posted("start_rollout", payload, START_TIMEOUT_S)["run_id"])
 
     def poll(self) -> bool:
         """Ask for groups once; whether any came."""
-        reply = self._asked(lambda: self._http.post("/get_rollout_data", json={}))
-        self.is_over = reply.status_code == httpx.codes.GONE
-        if self.is_over:
+        try:
+            reply = self._posted("get_rollout_data", {}, READ_TIMEOUT_S)
+        except (RunEnded, NoRun):
+            self.is_over = True
             return False
-        told = reply.raise_for_status().json()
-        rows, is_successful = told["data"]["data"], bool(told["success"])
-        self.rewards.add(told["data"]["meta_info"], is_consumed=is_successful)
+        rows, is_successful = reply["data"]["data"], bool(reply["success"])
+        self.rewards.add(reply["data"]["meta_info"], is_consumed=is_successful)
         if is_successful:
             self.num_batches += 1
             self.num_rows += len(rows)
             self.best_row = max(rows, key=lambda row: row.get("raw_reward", row["reward"]))
         return is_successful
 
-    @staticmethod
-    def _asked(call: Callable[[], httpx.Response]) -> httpx.Response:
-        try:
-            return call()
-        except httpx.HTTPError as error:
-            raise ForebayError(f"the server does not answer: {error}") from None
+    def _posted(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        from forebay.client.calls.flow import decoded, json_call
+
+        call = json_call("POST", path, body, timeout_s)
+        return decoded(self._transport.ask(call), call)

@@ -1,7 +1,4 @@
-"""``forebay generators``: what is found, what is wrong with it, and a file to begin with.
-
-Who answers each hook of a generator: its file, an installed plugin, or what is built in.
-"""
+"""``forebay generators``: what is found, what is wrong with it, who answers its hooks, and a file to begin with."""
 
 import asyncio
 import tempfile
@@ -23,43 +20,12 @@ from forebay.hooks.plugin_loading import installed_plugins
 from forebay.hooks.run_hooks import HookRunner
 from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths
 from forebay.server.cli.output import facts_table, make_console, print_json
-from forebay.server.cli.serve import read_settings
+from forebay.server.cli.serve_commands import read_settings
 
 START_LIMIT_S = 120.0
 
 Answers = dict[str, list[str]]
 """Hook → who implements it, the one asked first in front."""
-
-
-async def hook_answers(infos: Sequence[GeneratorInfo]) -> dict[Path, Answers]:
-    """The same for each usable generator. Asks the hook host where plugins are installed: only it may import them."""
-    usable = [info for info in infos if info.status == "ok"]
-    if not installed_plugins():
-        return {info.path: _told_by_file(info) for info in usable}
-    answers = await asyncio.gather(*(_told_by_host(info) for info in usable))
-    return {info.path: each for info, each in zip(usable, answers, strict=True)}
-
-
-def _told_by_file(info: GeneratorInfo) -> Answers:
-    runner = HookRunner(
-        task_type=info.task_type or "", contract=info.contract, module_path=info.path, user_hooks=info.hooks
-    )
-    return runner.implementations()
-
-
-async def _told_by_host(info: GeneratorInfo) -> Answers:
-    module = str(info.path) if info.hooks else ""
-    setup = host_messages.Setup(info.task_type or "", info.contract, "grpo", module, [], loads_plugins=True)
-    with tempfile.TemporaryDirectory() as folder:
-        host = HostClient(
-            setup, time_limit_s=START_LIMIT_S, start_limit_s=START_LIMIT_S, log_path=Path(folder) / "hooks.log"
-        )
-        try:
-            return (await host.ready()).implementations
-        except HookFailed as error:
-            return {hook: [*by, f"but loading them fails: {error.message}"] for hook, by in _told_by_file(info).items()}
-        finally:
-            await host.close()
 
 
 app = typer.Typer(no_args_is_help=True, help="List, check and begin generator files. No server is needed.")
@@ -69,9 +35,9 @@ app = typer.Typer(no_args_is_help=True, help="List, check and begin generator fi
 def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_json: AsJson = False) -> None:
     """List what a server started in this folder would find, and who answers each hook."""
     settings = read_settings(config, generators=generators or None)
-    infos, answers = asyncio.run(look(settings.generators, settings))
+    infos, answers = asyncio.run(_look(settings.generators, settings))
     if as_json:
-        print_json({"generators": [as_document(info, answers) for info in infos]})
+        print_json({"generators": [_as_document(info, answers) for info in infos]})
     else:
         _show_list(infos, answers)
 
@@ -86,10 +52,10 @@ def check(
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}", hint="`forebay generators new TASK_TYPE` writes one")
     settings = read_settings(config)
-    infos, answers = asyncio.run(look([file], settings))
+    infos, answers = asyncio.run(_look([file], settings))
     info = next(info for info in infos if info.path == file.resolve())
     if as_json:
-        print_json(as_document(info, answers))
+        print_json(_as_document(info, answers))
     else:
         _show_one(info, answers.get(info.path))
     if info.status != "ok":
@@ -111,14 +77,48 @@ def new(
     typer.echo(f"check it: forebay generators check {path}\nserve it: forebay serve{where}", err=True)
 
 
-async def look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:
+async def _look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:
     """Every generator file with its verdict, and who answers the hooks of the usable ones."""
     async with Catalog(given, working_dir=Path.cwd(), inspect_timeout_s=settings.inspect_timeout_s) as catalog:
         infos = await catalog.scan()
-    return infos, await hook_answers(infos)
+    return infos, await _hook_answers(infos)
 
 
-def as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str, Any]:
+async def _hook_answers(infos: Sequence[GeneratorInfo]) -> dict[Path, Answers]:
+    """Who answers the hooks of each usable generator: its file, an installed plugin, or what is built in."""
+    usable = [info for info in infos if info.status == "ok"]
+    if not installed_plugins():
+        return {info.path: _answers_of_file(info) for info in usable}
+    # Only a hook host may import plugins: they are somebody else's code.
+    answers = await asyncio.gather(*(_answers_of_host(info) for info in usable))
+    return {info.path: each for info, each in zip(usable, answers, strict=True)}
+
+
+def _answers_of_file(info: GeneratorInfo) -> Answers:
+    runner = HookRunner(
+        task_type=info.task_type or "", contract=info.contract, module_path=info.path, user_hooks=info.hooks
+    )
+    return runner.implementations()
+
+
+async def _answers_of_host(info: GeneratorInfo) -> Answers:
+    module = str(info.path) if info.hooks else ""
+    setup = host_messages.Setup(info.task_type or "", info.contract, "grpo", module, [], loads_plugins=True)
+    with tempfile.TemporaryDirectory() as folder:
+        host = HostClient(
+            setup, time_limit_s=START_LIMIT_S, start_limit_s=START_LIMIT_S, log_path=Path(folder) / "hooks.log"
+        )
+        try:
+            return (await host.ready()).implementations
+        except HookFailed as error:
+            return {
+                hook: [*by, f"but loading them fails: {error.message}"] for hook, by in _answers_of_file(info).items()
+            }
+        finally:
+            await host.close()
+
+
+def _as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str, Any]:
     """A file as ``GET /v1/generators`` shows it, and who answers its hooks."""
     return {**info.as_json(), "answered_by": answers.get(info.path, {})}
 
@@ -140,8 +140,8 @@ def _show_list(infos: Sequence[GeneratorInfo], answers: dict[Path, Answers]) -> 
 
 
 def _hooks_line(answers: Answers) -> str:
-    told = [f"{hook} by {', '.join(by)}" for hook, by in answers.items() if by not in ([], ["built-in"])]
-    return "; ".join(told) + "; other hooks built-in" if told else "all hooks built-in"
+    shown = [f"{hook} by {', '.join(by)}" for hook, by in answers.items() if by not in ([], ["built-in"])]
+    return "; ".join(shown) + "; other hooks built-in" if shown else "all hooks built-in"
 
 
 def _status_text(info: GeneratorInfo) -> str:

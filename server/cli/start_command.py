@@ -12,8 +12,8 @@ from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import make_console, print_json
-from forebay.server.cli.progress import Progress, RateMeter, make_display
-from forebay.server.cli.runs import failure_of
+from forebay.server.cli.progress import RateMeter, RunProgress, make_display
+from forebay.server.cli.run_commands import failure_of
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
@@ -114,10 +114,10 @@ def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
         payload["sampling_params"] = {**(params or {}), **given}
 
 
-def _found_here(told: str) -> str:
+def _found_here(path_text: str) -> str:
     """The absolute path of a file or folder that is here: the server may run in another folder."""
-    path = Path(told)
-    return str(path.resolve()) if path.exists() else told
+    path = Path(path_text)
+    return str(path.resolve()) if path.exists() else path_text
 
 
 def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
         with make_display(console) as display:
             while True:
                 view = server.get(f"/v1/runs/{run_id}")
-                progress = Progress(view, 0.0)
-                display.show(Progress(view, rate.update(progress.num_samples)))
+                progress = RunProgress(view, 0.0)
+                display.show(RunProgress(view, rate.update(progress.num_samples)))
                 if is_over(view):
                     break
                 time.sleep(FOLLOW_INTERVAL_S)
@@ -136,8 +136,8 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
         console.print(f"{run_id} goes on; `forebay stop {run_id}` ends it", markup=False)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
     if num_failed := view["samples"].get("failed", 0):
-        told = f"failed samples: {num_failed}; `forebay status {run_id} --log 20` shows why"
-        console.print(told, markup=False, soft_wrap=True)
+        text = f"failed samples: {num_failed}; `forebay status {run_id} --log 20` shows why"
+        console.print(text, markup=False, soft_wrap=True)
     return view
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from forebay.core.errors import ForebayError
 from forebay.server.cli.client import ServerClient
-from forebay.server.cli.gc import show_storage
+from forebay.server.cli.gc_command import show_storage
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import counts_text, facts_table, make_console, print_json
 
@@ -58,8 +58,7 @@ def state_text(view: dict[str, Any]) -> str:
         "is_paused": "its engines are paused",
         "is_stalled": "no progress since its group deadline",
     }
-    told = [view["state"], *(text for name, text in notes.items() if view[name])]
-    return ", ".join(told)
+    return ", ".join([view["state"], *(text for name, text in notes.items() if view[name])])
 
 
 def failure_of(view: dict[str, Any]) -> ForebayError:
@@ -95,13 +94,12 @@ def _show_table(views: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_one(view: dict[str, Any]) -> None:
-    told = view["reason"] if view["reason"] not in ("returned", "stopped") else ""
     facts = {
         "run": view["run_id"],
         "name": view["name"],
         "task type": view["task_type"],
         "state": state_text(view),
-        "reason": told,
+        "reason": "" if view["reason"] in ("returned", "stopped") else view["reason"],
         "generator": view["generator"],
         "input file": view["input_file"],
         "started": f"{_age(view['started_at_s'])} ago",
@@ -116,8 +114,7 @@ def _show_one(view: dict[str, Any]) -> None:
         "hooks": "\n".join(f"{hook}: {', '.join(by)}" for hook, by in view["hooks"].items() if by),
         "log": "\n".join(view.get("log", [])),
     }
-    console = make_console()
-    console.print(facts_table(facts), markup=False)
+    make_console().print(facts_table(facts), markup=False)
 
 
 def _groups_text(view: dict[str, Any]) -> str:
@@ -128,12 +125,12 @@ def _groups_text(view: dict[str, Any]) -> str:
 def _tokens_text(tokens: dict[str, Any]) -> str:
     if not tokens["kept"] and not tokens["wasted"]:
         return ""
-    means = [f"{mean:,} in {ending} one" for ending, mean in _means(tokens) if mean is not None]
+    means = [
+        f"{tokens[f'mean_{ending}']:,} in {article} {ending} one"
+        for article, ending in (("a", "finished"), ("an", "aborted"))
+        if tokens[f"mean_{ending}"] is not None
+    ]
     return " · ".join([f"{tokens['kept']:,} kept", f"{tokens['wasted']:,} wasted", *means])
-
-
-def _means(tokens: dict[str, Any]) -> list[tuple[str, float | None]]:
-    return [("a finished", tokens["mean_finished"]), ("an aborted", tokens["mean_aborted"])]
 
 
 def samples_of(view: dict[str, Any]) -> dict[str, int]:

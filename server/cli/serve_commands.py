@@ -1,4 +1,4 @@
-"""``forebay serve``."""
+"""``forebay serve``: the buffer; ``forebay engine``: the embedded engine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make
 from forebay.telemetry.log import set_up_logging
 
 
-def command(
+def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 8889]")] = None,
     data_dir: Annotated[
@@ -29,7 +29,7 @@ def command(
     Every setting can also come from --config or from a FOREBAY_* environment variable; docs/settings.md lists them.
     """
     with loading():
-        from forebay.server import serve
+        from forebay.server import serve as server
 
     settings = read_settings(
         config,
@@ -41,8 +41,8 @@ def command(
     )
     make_writable(settings.data_dir)
     set_up_logging(settings.log_level)
-    bound = serve.listen(settings)
-    serve.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
+    bound = server.listen(settings)
+    server.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:
@@ -61,3 +61,33 @@ def read_settings(config: Path | None, **flags: object) -> Settings:
         ) from None
     except ValueError as error:
         raise InvalidInput(f"the settings cannot be read: {error}", field="config") from None
+
+
+engine_app = typer.Typer(no_args_is_help=True, help="Serve an embedded engine.")
+
+
+@engine_app.callback()
+def _engine() -> None: ...  # with a callback, the only command below keeps its name
+
+
+@engine_app.command("tiny")
+def tiny(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 30000,
+    model_path: Annotated[
+        Path | None, typer.Option(help="Hugging Face folder of a causal language model; else the built-in one.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Cores that torch may use.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Tell the address as one line of JSON.")] = False,
+) -> None:
+    """Serve a small model on the CPU, with the API of SGLang as far as Forebay uses it.
+
+    Without --model-path it serves a built-in model, made on the first call (about 10 s), that adds single digits, and
+    often wrongly. Needs the extra `local`.
+    """
+    from forebay.engines.tiny.server import announce, serve
+
+    def show(url: str) -> None:
+        typer.echo(f"the tiny engine listens on {url}")
+
+    serve(host, port, model_path=model_path, threads=threads, on_ready=announce if as_json else show)

@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.server.cli import demo, engine, gc, generators, runs, serve, start
-from forebay.server.cli.output import tell_error
+from forebay.server.cli import (
+    demo,
+    gc_command,
+    generator_commands,
+    run_commands,
+    serve_commands,
+    start_command,
+)
+from forebay.server.cli.output import show_error
 
 USAGE_EXIT_CODE = 2
 
@@ -19,13 +26,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="The rollout buffer for agent RL.",
 )
-app.command("serve")(serve.command)
-app.command("start")(start.command)
-app.command("status")(runs.status)
-app.command("stop")(runs.stop)
-app.command("gc")(gc.command)
-app.add_typer(generators.app, name="generators")
-app.add_typer(engine.app, name="engine")
+app.command("serve")(serve_commands.serve)
+app.command("start")(start_command.command)
+app.command("status")(run_commands.status)
+app.command("stop")(run_commands.stop)
+app.command("gc")(gc_command.command)
+app.add_typer(generator_commands.app, name="generators")
+app.add_typer(serve_commands.engine_app, name="engine")
 app.command("demo")(demo.command)
 
 
@@ -49,8 +56,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments)
     except InvalidInput as error:
-        tell_error(error)
+        show_error(error)
         raise SystemExit(USAGE_EXIT_CODE) from None
     except (ForebayError, OSError) as error:
-        tell_error(error)
+        show_error(error)
         raise SystemExit(1) from None
