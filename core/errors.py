@@ -200,7 +200,7 @@ class PauseExpired(Conflict):
 
 
 class WeightUpdateFailed(Conflict):
-    """A worker did not do what an update needs; the engines were told to go on. ``worker`` is its address."""
+    """A worker did not do what an update needs; the engines were asked to go on. ``worker`` is its address."""
 
     code = "weight_update_failed"
 

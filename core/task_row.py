@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskRow:
     """One instance: ``number`` is the 0-based line, ``fields`` is everything that the line holds."""
 
     number: int
@@ -47,7 +47,7 @@ class BadRow(ValueError):
     """A line is no row; the text says why."""
 
 
-def parse_row(line: bytes, number: int) -> Row:
+def parse_row(line: bytes, number: int) -> TaskRow:
     """Read one line. Raises ``BadRow``."""
     try:
         fields = msgspec.json.decode(line)
@@ -55,7 +55,7 @@ def parse_row(line: bytes, number: int) -> Row:
         raise BadRow(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadRow(f"must be a JSON object, is {_kind(fields)}")
-    return Row(number, _instance_id(fields.get("instance_id"), number), _prompt(fields), fields)
+    return TaskRow(number, _instance_id(fields.get("instance_id"), number), _prompt(fields), fields)
 
 
 def _instance_id(value: object, number: int) -> InstanceId:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-from forebay.core.task_row import BadRow, Row, RowProblem, parse_row
+from forebay.core.task_row import BadRow, RowProblem, TaskRow, parse_row
 
 
 def validate_rows(path: str | Path, first: int | None = None) -> RowProblem | None:
@@ -43,7 +43,7 @@ class _SeenIds:
     def count(self) -> int:
         return len(self._digests)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TaskRow) -> None:
         digest = blake2b(repr(row.instance_id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
         if digest in self._digests:
             raise BadRow(f"instance_id {row.instance_id!r} was on an earlier line already: ids must be unique")
@@ -57,7 +57,7 @@ class RowFile:
         self.path = Path(path)
         self._shuffle_seed = shuffle_seed
 
-    def rows(self, epoch: int = 0) -> Iterator[Row]:
+    def rows(self, epoch: int = 0) -> Iterator[TaskRow]:
         """One pass. Raises ``InputRefused`` that names file and line."""
         for number, line in self._lines(epoch):
             yield self._checked(line, number)
@@ -76,7 +76,7 @@ class RowFile:
         except OSError as error:
             raise RowProblem(self.path, 0, f"cannot be read: {error.strerror or error}").as_error() from error
 
-    def _checked(self, line: bytes, number: int) -> Row:
+    def _checked(self, line: bytes, number: int) -> TaskRow:
         try:
             return parse_row(line, number)
         except BadRow as error:

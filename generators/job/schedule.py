@@ -7,7 +7,7 @@ from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
 from forebay.core.ids import InstanceId, group_id, rollout_uid
-from forebay.core.task_row import Row
+from forebay.core.task_row import TaskRow
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.step_gate import Step
 
@@ -55,7 +55,7 @@ class Plan:
 class GroupPlan:
     """One group to open, the slots of it that are missing, and the numbers of the rollouts that are to fill them."""
 
-    row: Row
+    row: TaskRow
     epoch: int
     slots: tuple[int, ...]
     numbers: tuple[int, ...]

@@ -8,7 +8,7 @@ import pytest
 from forebay.core.clock import ActiveClock, ManualClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import group_id
-from forebay.core.task_row import Row
+from forebay.core.task_row import TaskRow
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
 from forebay.generators.job.open_group import OpenGroup
@@ -138,7 +138,7 @@ async def test_what_a_step_does_not_need_is_thrown_away_and_begins_afresh(lendin
 
 
 def test_a_rollout_that_was_thrown_away_takes_no_slot_of_those_that_follow() -> None:
-    row = Row(0, "a", [{"role": "user", "content": "q"}], {})
+    row = TaskRow(0, "a", [{"role": "user", "content": "q"}], {})
     group = OpenGroup(Plan("run-0123456789ab", 2), GroupPlan(row, 0, (0, 1), (0, 1)), ActiveClock(ManualClock()))
     assert group.admit(1, is_failed=False) == 1
     fresh = group.afresh()
