@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from forebay.buffer.groups import deadlines
+from forebay.buffer.deadlines import Deadlines, expire_leases
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
@@ -36,6 +36,7 @@ class Entry:
     buffer: RunBuffer
     pipeline: Pipeline
     delivery: Delivery
+    deadlines: Deadlines
 
     @property
     def run(self) -> Run:
@@ -126,7 +127,7 @@ class Buffer:
         """Take in a new run and store it. Raises ``StorageFailed``."""
         buffer = await self._make(run, 0.0)
         pipeline = Pipeline(buffer)
-        entry = Entry(buffer, pipeline, Delivery(buffer, pipeline))
+        entry = Entry(buffer, pipeline, Delivery(buffer, pipeline), Deadlines(buffer, pipeline))
         self._register(entry)
         try:
             await buffer.save_run()
@@ -251,13 +252,6 @@ class Buffer:
         entry = self.get(run_id)
         return [*entry.run.base_skip, *complete_instances(entry.buffer.groups)]
 
-    async def expect_repeats(self, run_id: str) -> None:
-        """A generator that sends no slots was restarted: it will make incomplete groups' samples once more."""
-        buffer = self.get(run_id).buffer
-        changed = buffer.groups.expect_repeats()
-        if changed:
-            await buffer.record(*(group.row for group in changed))
-
     def end_waits(self) -> None:
         """Answer those who wait for groups or room, now and from now on: the server is about to end."""
         for entry in self.entries:
@@ -269,14 +263,14 @@ class Buffer:
         """Do what is due in every run; those in which it is still being done since an earlier tick are left out."""
         idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
         for entry in self.entries:  # also of runs that have ended: what they left can still be with a trainer
-            entry.delivery.leases.expire()
+            expire_leases(entry.delivery.leases)
         await asyncio.gather(*(self._advance(entry) for entry in idle if not entry.run.has_ended))
 
     async def _advance(self, entry: Entry) -> None:
         run_id = entry.run.run_id
         self._advancing.add(run_id)
         try:
-            await deadlines.advance(entry.buffer, entry.pipeline)
+            await entry.deadlines.advance()
         except StorageFailed:
             return  # recovery is under way, and the next tick finds the same due
         except Exception:  # one run's fault must not stop the deadlines of the others
@@ -308,7 +302,7 @@ class Buffer:
         pipeline = Pipeline(buffer)
         delivery = old.delivery if old else Delivery(buffer, pipeline)
         delivery.resume_with(buffer, pipeline, windows)
-        self._register(Entry(buffer, pipeline, delivery))
+        self._register(Entry(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
         if old is not None:
             old.buffer.has_failed = True
             buffer.counts.update(old.buffer.counts)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import StoredSample
@@ -25,7 +25,6 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
     groups.restored()
     buffer.uids.update(await store.load_uids(run_id))
     buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
-    groups.schedule_all(buffer.run.process_ended_s)
     return windows
 
 

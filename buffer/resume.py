@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.buffer.groups.table import Groups, Sample, SampleGroup
+from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState

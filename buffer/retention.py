@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.groups.table import Sample, SampleGroup
+from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.retention_rules import Keep, Keeper, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment

@@ -4,24 +4,20 @@ import asyncio
 import logging
 from asyncio import Future
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
+from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Groups, Placement, Sample, SampleGroup
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, RunRow, SampleRow, TickRow
-from forebay.buffer.write_receipt import Receipt
+from forebay.buffer.store.rows import Location, Row, RunRow
 from forebay.core.binary_sample import HEAD_BYTES, as_json, head_of
 from forebay.core.clock import ActiveClock, Clock
-from forebay.core.errors import BufferFull, RunEnded, StorageFailed
+from forebay.core.errors import StorageFailed
 from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId, group_id
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
-from forebay.core.sample import Incoming
-from forebay.core.waiting import Patience, Signal
+from forebay.core.waiting import Signal
 from forebay.hooks.run_hooks import HookRunner
 
 logger = logging.getLogger(__name__)
@@ -61,14 +57,11 @@ class RunBuffer:
         self.last_progress_s = active_s
         self.last_sample_s = active_s
         self.is_stalled = False
-        self.is_alarmed = False
-        """Whether the alarm that there is has been logged."""
         self.has_failed = False
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
-        self._pending: dict[str, Receipt] = {}
-        """Receipts of samples that the disk does not have yet, by uid."""
+        self.pending: dict[str, Future[None]] = {}
+        """By uid, the samples that the disk does not have yet; done when it has them."""
         self._on_failure = on_failure
-        self._ticked_s = active_s
         self.update_clock()
 
     # --- writing things down
@@ -89,9 +82,10 @@ class RunBuffer:
 
     def _check(self, stored: "Future[Location | None]") -> None:
         if not stored.cancelled() and stored.exception() is not None:
-            self._fail()
+            self.fail()
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """A change could not be stored: nothing more is, until what is stored has been loaded again."""
         if not self.has_failed:
             self.has_failed = True
             self._on_failure()
@@ -127,138 +121,10 @@ class RunBuffer:
         is_stopped = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
         self.active.run(not is_stopped and not run.has_ended)
 
-    def record_tick(self, every_s: float) -> None:
-        """Note how far the deadlines have counted, if it is ``every_s`` further than last noted."""
-        now_s = self.active.now_s()
-        if now_s - self._ticked_s >= every_s and self.groups.is_any(GroupState.OPEN):
-            self._ticked_s = now_s
-            self.record(TickRow(run_id=self.run.run_id, active_s=now_s))
-
     def new_window(self) -> MetaWindow:
         """An empty window that remembers samples if a user's meta hook will want them."""
         wants_samples = self.hooks.in_host("meta_info")
         return MetaWindow(keep_samples=self.run.settings.meta_max_samples if wants_samples else 0)
-
-    # --- samples
-
-    def write(self, sample: Incoming) -> Receipt:
-        """Accept a sample. Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``."""
-        self.check_storage()
-        if sample.uid in self.uids:
-            return self._duplicate(sample)
-        now_s = self.active.now_s()
-        if self.run.has_ended:
-            return self._write_late(sample, now_s)
-        self._check_room(sample.instance_id, sample.epoch, now_s)
-        placement = self.groups.place(sample, now_s)
-        rows: list[Row] = [self._sample_row(sample, placement, now_s)]
-        if placement.is_group_changed:
-            rows.append(placement.group.row)
-        kept: Sample | None = None
-        if placement.outcome == "member":
-            kept = _kept(sample, placement.slot)
-            self.groups.add(placement, kept, now_s)
-            self.window.add(placement.group, kept)
-        self.last_sample_s = self.last_progress_s = now_s
-        self.is_stalled = False
-        receipt = self._store(sample, rows, placement.outcome, kept)
-        self.news.notify()
-        return receipt
-
-    def _store(self, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> Receipt:
-        uid, is_failed, counts = sample.uid, sample.reward is None, self.counts
-        self.uids.add(uid)
-        counts["bytes"] += len(sample.body)
-        self.outcomes[sample.outcome] += not sample.fork
-        counts["failed" if is_failed and outcome == "member" else outcome] += 1
-        self._pending[uid] = receipt = Receipt(uid, outcome, is_failed, kept)
-        self.store.submit(rows, sample.body, partial(self._settle, receipt))
-        return receipt
-
-    def _settle(self, receipt: Receipt, location: Location | None, error: StorageFailed | None) -> None:
-        del self._pending[receipt.uid]
-        if error is not None:
-            self._fail()
-        receipt.settle(location, error)
-
-    def _duplicate(self, sample: Incoming) -> Receipt:
-        self.counts["duplicate"] += 1
-        repeated = self.groups.note_repeat(sample.instance_id, sample.uid)
-        if repeated is not None:
-            self.record(repeated.row)
-        return Receipt.of_repeat(sample.uid, self._pending.get(sample.uid))
-
-    def _write_late(self, sample: Incoming, now_s: float) -> Receipt:
-        key = group_id(sample.instance_id, sample.epoch or 0)
-        row = self._row(sample, key, sample.epoch or 0, -1 if sample.slot is None else sample.slot, "late", now_s)
-        return self._store(sample, [row], "late", None)
-
-    def _sample_row(self, sample: Incoming, placement: Placement, now_s: float) -> SampleRow:
-        row = placement.group.row
-        return self._row(sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)
-
-    def _row(
-        self, sample: Incoming, key: str, epoch: int, slot: int, outcome: Outcome, now_s: float, group_number: int = 0
-    ) -> SampleRow:
-        start, end = sample.reward_span or (0, 0)
-        return SampleRow(
-            run_id=self.run.run_id,
-            uid=sample.uid,
-            instance_id=sample.instance_id,
-            group_id=key,
-            epoch=epoch,
-            slot=slot,
-            outcome=outcome,
-            reward=sample.reward,
-            at_s=now_s,
-            received_at_s=self.wall(),
-            error=sample.error,
-            reward_start=start,
-            reward_end=end,
-            rollout_id=sample.rollout_id,
-            oldest_version=sample.oldest_version,
-            group_number=group_number,
-            fork=sample.fork,
-            rollout_outcome=sample.outcome.value,
-        )
-
-    def _check_room(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
-        groups, settings = self.groups, self.run.settings
-        if groups.num_live_samples >= settings.max_buffer_size:
-            what = f"{groups.num_live_samples} samples, max_buffer_size is {settings.max_buffer_size}"
-        elif groups.num_live_bytes >= settings.max_buffer_bytes:
-            what = f"{groups.num_live_bytes} bytes, max_buffer_bytes is {settings.max_buffer_bytes}"
-        else:
-            return
-        if groups.would_open(instance_id, epoch, now_s):
-            raise BufferFull(what)
-
-    async def write_when_room(self, sample: Incoming, wait_s: float) -> Receipt:
-        """As ``write``, but waits up to ``wait_s`` seconds for room. Raises ``BufferFull`` after them."""
-        patience: Patience | None = None
-        while True:
-            try:
-                return self.write(sample)
-            except BufferFull:
-                patience = patience or Patience(wait_s)
-                if not await patience.wait(self.news):
-                    raise
-
-    async def announce(self, opened: Sequence[tuple[InstanceId, int]]) -> None:
-        """Open groups before their first sample, so that their deadlines count. Raises ``BufferFull``, ``RunEnded``."""
-        self.check_storage()
-        if self.run.has_ended:
-            raise RunEnded(self.run.run_id, self.run.reason or self.run.state.value)
-        now_s = self.active.now_s()
-        rows: list[GroupRow] = []
-        for instance_id, epoch in opened:
-            if group_id(instance_id, epoch) not in self.groups.by_id:
-                if not rows:  # an announced group takes no room: what holds for the first holds for all
-                    self._check_room(instance_id, epoch, now_s)
-                rows.append(self.groups.open(instance_id, epoch, now_s, is_announced=True).row)
-        if rows:
-            self.last_progress_s, self.is_stalled = now_s, False
-            await self.record(*rows)
 
     # --- groups
 
@@ -304,29 +170,6 @@ class RunBuffer:
         return [as_json(body) for body in await self.bodies(samples)]
 
     @property
-    def alarm(self) -> Mapping[str, int] | None:
-        """By reason, how many groups in a row ended undelivered, if they are enough for an alarm."""
-        return self.groups.fruitless.reasons(self.run.settings.alarm_after_groups)
-
-    @property
     def is_exhausted(self) -> bool:
         """Whether the run has ended and nothing of it will ever be delivered."""
         return self.run.has_ended and not self.groups.is_any(GroupState.OPEN, GroupState.READY, GroupState.LEASED)
-
-
-def _kept(sample: Incoming, slot: int) -> Sample:
-    body = sample.body
-    return Sample(
-        sample.uid,
-        slot,
-        sample.reward,
-        len(body),
-        sample.reward_span,
-        None,
-        body,
-        sample.rollout_id,
-        sample.oldest_version,
-        head_of(body),
-        sample.fork,
-        sample.outcome.value,
-    )

@@ -1,6 +1,20 @@
-"""Waking those who wait for news, within one event loop."""
+"""Waking those who wait for news, or for one result, within one event loop."""
 
 import asyncio
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+def finish(future: "asyncio.Future[ResultT]", result: ResultT, error: Exception | None) -> None:
+    """Give a future its result or, if there is one, the error; one that was cancelled is left alone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+        future.exception()  # whoever does not wait for it must not find it in the log as never retrieved
 
 
 class Signal:

@@ -67,7 +67,7 @@ def _mean(counts: Counter[str], ending: str) -> float | None:
 
 def alarm_view(entry: Entry) -> dict[str, Any] | None:
     """What there is to say of a run of which nothing comes."""
-    reasons = entry.buffer.alarm
+    reasons = entry.buffer.groups.alarm.reasons(entry.run.settings.alarm_after_groups)
     return None if reasons is None else {"message": alarm_text(reasons), "reasons": dict(reasons)}
 
 

@@ -1,4 +1,8 @@
-"""Noticing that nothing comes of a run: groups that end undelivered, one after the other. Pure."""
+"""The alarm: nothing comes of a run, because its groups end undelivered, one after the other. Pure.
+
+``alarm_after_groups`` in a row raise it, and the next group that does better ends it. ``deadlines`` looks at every tick
+and logs it; ``/readyz``, the metrics and every view of the run show it, with the reasons of the groups.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,7 +10,7 @@ from collections.abc import Mapping
 from forebay.core.group import GroupState
 
 
-class Fruitless:
+class Alarm:
     """Counts, by reason, the groups that were discarded in a row.
 
     Groups that never got ready are counted until one does, and groups that were discarded although they were ready
@@ -14,6 +18,8 @@ class Fruitless:
     """
 
     def __init__(self) -> None:
+        self.num_in_a_row = 0
+        """How many groups ended undelivered, one after the other."""
         self._never_ready: Counter[str] = Counter()
         self._once_ready: Counter[str] = Counter()
 
@@ -25,11 +31,15 @@ class Fruitless:
             self._never_ready.clear()
         elif target is GroupState.LEASED:
             self._once_ready.clear()
+        # Kept as a number: the timer compares it several times a second, for every run.
+        self.num_in_a_row = max(self._never_ready.total(), self._once_ready.total())
 
     def reasons(self, at_least: int) -> Mapping[str, int] | None:
         """Why, if ``at_least`` groups in a row ended undelivered."""
-        worse = max(self._never_ready, self._once_ready, key=Counter.total)
-        return dict(worse) if worse.total() >= at_least else None
+        if self.num_in_a_row < at_least:
+            return None
+        is_never = self._never_ready.total() == self.num_in_a_row
+        return dict(self._never_ready if is_never else self._once_ready)
 
 
 def alarm_text(reasons: Mapping[str, int]) -> str:

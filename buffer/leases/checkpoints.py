@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from forebay.buffer.groups.table import Sample, SampleGroup
+from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.leases.batches import Undone
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.restore import read_back

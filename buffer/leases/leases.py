@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import BatchRow, Location, Row
 from forebay.core.errors import BatchAcked, LeaseLost
@@ -133,7 +133,7 @@ class Leases:
         """Give a batch back. One that is not leased is left alone."""
         lease = self.held.get(batch_id)
         if lease is not None:
-            rows = self._give_back(lease, BatchState.RELEASED, may_be_known=may_be_known)
+            rows = self.give_back(lease, BatchState.RELEASED, may_be_known=may_be_known)
             self._note_unwritten(batch_id, BatchState.RELEASED, self.buffer.record(*rows))
 
     def _note_unwritten(self, batch_id: str, state: BatchState, stored: Stored) -> None:
@@ -144,13 +144,6 @@ class Leases:
                 self._unwritten.pop(batch_id, None)
 
         stored.add_done_callback(when_done)
-
-    def expire(self) -> None:
-        """Make the groups of leases ready again whose time is up."""
-        now_s = self.buffer.monotonic()
-        for lease in list(self.held.values()):
-            if lease.until_s <= now_s and not lease.num_readers and not self.buffer.has_failed:
-                self.buffer.record(*self._give_back(lease, BatchState.EXPIRED, may_be_known=True))
 
     # --- what a trainer asks for
 
@@ -171,7 +164,7 @@ class Leases:
                 raise BatchAcked(batch_id)
             rows: Sequence[Row] = [row]
             if row.state is BatchState.LEASED:
-                rows = self._give_back(self.held[batch_id], BatchState.RELEASED)
+                rows = self.give_back(self.held[batch_id], BatchState.RELEASED)
             elif row.state is BatchState.EXPIRED:
                 row.state = BatchState.RELEASED
             await self.buffer.record(*rows)
@@ -267,7 +260,8 @@ class Leases:
         )
         buffer.news.notify()
 
-    def _give_back(self, lease: Lease, state: BatchState, *, may_be_known: bool = False) -> list[Row]:
+    def give_back(self, lease: Lease, state: BatchState, *, may_be_known: bool = False) -> list[Row]:
+        """End a lease, and make its groups ready; ``may_be_known`` if the trainer may have got them all the same."""
         lease.row.state = state
         return [*self.take_back(lease.row, may_be_known=may_be_known), lease.row]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import SampleGroup
 from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged

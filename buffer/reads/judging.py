@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.groups.table import Sample, SampleGroup
 from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
@@ -77,12 +77,13 @@ class Pipeline:
         changed = self._groups.changed
         num_asked = 0
         while changed:
-            await self._judge_changed(next(iter(changed.values())))
+            await self.judge_changed(next(iter(changed.values())))
             num_asked += 1
             if num_asked % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    async def _judge_changed(self, group: SampleGroup) -> None:
+    async def judge_changed(self, group: SampleGroup) -> None:
+        """Ask about one of them."""
         changed = self._groups.changed
         del changed[group.group_id]
         try:
@@ -202,34 +203,3 @@ class Pipeline:
         for group, sample in window.newest:
             by_group.setdefault(group.instance_id, []).append(sample)
         return [self._input(instance_id, samples) for instance_id, samples in by_group.items()]
-
-    # --- deadlines
-
-    async def expire(self, groups: Sequence[SampleGroup]) -> None:
-        """Close open groups whose deadline has passed: deliver what is enough, discard the rest."""
-        try:
-            for group in groups:
-                if group.state is GroupState.OPEN:
-                    await self._expire(group)
-        finally:  # whatever stopped it, the deadline of a group that is still open must be found again
-            for group in groups:
-                if group.state is GroupState.OPEN:
-                    self._groups.schedule(group)
-
-    async def _expire(self, group: SampleGroup) -> None:
-        is_full, num_samples = self._groups.is_full(group), len(group.samples)
-        num_completed = group.num_completed
-        is_enough = num_completed / self._settings.group_size >= self._settings.min_timeout_group_size_ratio
-        if group.group_id in self._groups.changed and (is_full or not is_enough):
-            await self._judge_changed(group)
-        if group.state is not GroupState.OPEN:
-            return
-        if len(group.samples) != num_samples:  # one came while the hook was asked
-            return
-        if num_completed and (is_enough or group.group_id in self._groups.short_valid):
-            group.row.is_salvaged = group.group_id not in self._groups.short_valid
-            self._buffer.move(group, GroupState.READY)
-        else:
-            failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
-            detail = f"{num_completed} of {self._settings.group_size} samples had come{failed}"
-            self._buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import msgspec
 
-from forebay.buffer.groups.table import Sample
+from forebay.buffer.groups.groups import Sample
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice
 from forebay.core.chunking import stretches

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.reads.judging import Staged
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.ids import InstanceId

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
 from forebay.buffer.reads.request import Chooser, ChosenGroup, ReadRequest

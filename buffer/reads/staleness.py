@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState

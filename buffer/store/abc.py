@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from socket import socket
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
 from forebay.core.errors import StorageFailed
-
-ResultT = TypeVar("ResultT")
+from forebay.core.waiting import finish
 
 Done = Callable[[Location | None, StorageFailed | None], None]
 """Called when an append has ended, with the body's location or the error."""
@@ -261,14 +260,3 @@ def num_sent(piece: Outbound) -> int:
 
 def _edit(body: bytes, piece: Edited) -> bytes:
     return b"".join((body[: piece.start], piece.text, body[piece.stop :]))
-
-
-def finish(future: "Future[ResultT]", result: ResultT, error: StorageFailed | None) -> None:
-    """Give a future its result or, if there is one, the error; one that was cancelled is left alone."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-        future.exception()  # who does not wait for an append learns of the failure from the next

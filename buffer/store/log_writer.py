@@ -19,6 +19,7 @@ from forebay.buffer.store.log_records import LogEntry, make_entry
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import Location, Row
 from forebay.core.errors import StorageFailed
+from forebay.core.waiting import finish
 
 BATCH_BYTES = 16 * 1024 * 1024
 """A commit takes in no further entry once it is this large."""
@@ -243,9 +244,9 @@ class LogWriter:
         try:
             result = job.call()
         except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is waiting
-            self._call_in_loop(_refuse, job.done, error)
+            self._call_in_loop(finish, job.done, None, error)
         else:
-            self._call_in_loop(_resolve, job.done, result)
+            self._call_in_loop(finish, job.done, result, None)
 
     def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left who waits
@@ -258,16 +259,6 @@ def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) ->
             append.done(location, None)
         except Exception:  # one caller's fault must not leave the others waiting
             logger.exception("the caller of an append failed when that was stored")
-
-
-def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _refuse(future: "asyncio.Future[Any]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _refuse_all(appends: Sequence[Append], reason: str) -> None:

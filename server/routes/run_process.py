@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from forebay.buffer.groups.group import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.write import announce
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.core.run import Run
@@ -87,7 +88,7 @@ async def progress(run_key: str, request: Request, services: Server) -> dict[str
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
     told = parse(Progress, await body_of(request))
     entry = services.buffer.by_key(run_key)
-    await entry.buffer.announce(told.opened)
+    await announce(entry.buffer, told.opened)
     if told.apply(entry.run):
         await entry.buffer.save_run()
     return {"state": entry.run.state.value}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.table import Groups
+from forebay.buffer.groups.groups import Groups
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
 from forebay.core.run import Run, StepStart

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.write_receipt import Receipt
+from forebay.buffer.write import Receipt, write, write_when_room
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import read_any_sample, read_sample
@@ -33,7 +33,7 @@ class SlimeWrite(SlimeRoute):
     async def answer(self, call: SampleCall) -> None:
         began_s = time.perf_counter()
         sample = read_sample(call.body.data, is_lenient=True)
-        receipt = await call.entry.buffer.write_when_room(sample, call.services.settings.write_wait_s)
+        receipt = await write_when_room(call.entry.buffer, sample, call.services.settings.write_wait_s)
         await receipt.stored
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
         head = _KNOWN if receipt.is_duplicate else _STORED
@@ -88,7 +88,7 @@ def _items(body: bytes) -> list[bytes]:
 
 def _accept(entry: Entry, item: bytes) -> _Answer:
     try:
-        return entry.buffer.write(read_any_sample(item))
+        return write(entry.buffer, read_any_sample(item))
     except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
         return error
 

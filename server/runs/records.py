@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from forebay.buffer import write
 from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
@@ -61,7 +62,7 @@ class RunRecords:
         if self._buffer.get(run_id).run.is_native_generator:
             return
         try:
-            await self._buffer.expect_repeats(run_id)
+            await write.expect_repeats(self._buffer.get(run_id).buffer)
         except StorageFailed:
             logger.warning("run %s: the journal fails, repeated samples may open further groups", run_id)
 
@@ -88,5 +89,4 @@ class RunRecords:
             run.is_waiting_for_engine = run.is_held = False
 
         await self._buffer.update(run_id, change)
-        self._buffer.get(run_id).buffer.groups.schedule_all(now_s)
         await self._gateway.look(run_id)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from typing import Any
 
+from forebay.buffer import write
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.run import WORKING, Origin, Run, RunState
@@ -183,7 +184,7 @@ class RunService:
             await self._buffer.go_on(entry)
         else:
             await self._buffer.reconcile(entry, request.listed)
-        await self._buffer.expect_repeats(run_id)
+        await write.expect_repeats(self._buffer.get(run_id).buffer)
         self._buffer.make_newest(run_id)
         if generator is not None:
             await self._buffer.replace_hooks(run_id)

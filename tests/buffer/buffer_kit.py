@@ -12,7 +12,8 @@ from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.store.abc import Store
-from forebay.buffer.write_receipt import Receipt
+from forebay.buffer.write import Receipt
+from forebay.buffer.write import write as write_sample
 from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run, RunSettings, RunState
@@ -73,7 +74,7 @@ async def open_buffer(
 
 def put(entry: Entry, **changes: Any) -> Receipt:
     """Hand a sample over, without waiting for the disk."""
-    return entry.buffer.write(read_sample(json.dumps(make_sample(**changes)).encode(), is_lenient=True))
+    return write_sample(entry.buffer, read_sample(json.dumps(make_sample(**changes)).encode(), is_lenient=True))
 
 
 async def write(entry: Entry, **changes: Any) -> Receipt:
@@ -128,7 +129,6 @@ async def end_process(buffer: Buffer, run_id: str = "run-1", state: RunState = R
         run.state, run.process_ended_s, run.reason = state, now_s, state.value
 
     await buffer.update(run_id, change)
-    buffer.get(run_id).buffer.groups.schedule_all(now_s)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.groups.alarm import Fruitless, alarm_text
+from forebay.buffer.groups.alarm import Alarm, alarm_text
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.reads.staleness import marked
 from forebay.buffer.store.rows import BatchRow, CheckpointRow
@@ -101,31 +101,31 @@ def test_a_resume_keeps_of_each_batch_what_its_trainer_has() -> None:
     assert [row.state for row in (whole, part, leased, lost, late)] == [ACKED, ACKED, ACKED, REVOKED, REVOKED]
 
 
-def note(fruitless: Fruitless, *moves: tuple[GroupState, GroupState, str]) -> None:
+def note(alarm: Alarm, *moves: tuple[GroupState, GroupState, str]) -> None:
     for source, target, reason in moves:
-        fruitless.note(source, target, reason)
+        alarm.note(source, target, reason)
 
 
 OPEN, READY, GONE = GroupState.OPEN, GroupState.READY, GroupState.DISCARDED
 
 
 def test_groups_that_come_to_nothing_are_counted_until_one_gets_ready() -> None:
-    fruitless = Fruitless()
-    note(fruitless, (OPEN, GONE, "invalid"), (OPEN, GONE, "invalid"), (OPEN, GONE, "failed"))
-    assert fruitless.reasons(4) is None
-    reasons = fruitless.reasons(3)
+    alarm = Alarm()
+    note(alarm, (OPEN, GONE, "invalid"), (OPEN, GONE, "invalid"), (OPEN, GONE, "failed"))
+    assert alarm.reasons(4) is None
+    reasons = alarm.reasons(3)
     assert reasons == {"invalid": 2, "failed": 1}
     assert alarm_text(reasons) == "3 groups in a row ended undelivered: 2 invalid, 1 failed"
-    note(fruitless, (OPEN, READY, ""))
-    assert fruitless.reasons(1) is None
+    note(alarm, (OPEN, READY, ""))
+    assert alarm.reasons(1) is None
 
 
 def test_groups_that_get_ready_and_then_stale_raise_the_alarm_too() -> None:
-    fruitless = Fruitless()
-    note(fruitless, *[(OPEN, READY, ""), (READY, GONE, "stale")] * 3)
-    assert fruitless.reasons(3) == {"stale": 3}
-    note(fruitless, (READY, GroupState.LEASED, ""))
-    assert fruitless.reasons(1) is None
+    alarm = Alarm()
+    note(alarm, *[(OPEN, READY, ""), (READY, GONE, "stale")] * 3)
+    assert alarm.reasons(3) == {"stale": 3}
+    note(alarm, (READY, GroupState.LEASED, ""))
+    assert alarm.reasons(1) is None
 
 
 @pytest.mark.parametrize("row", [(b'{"a":1}',), (b'{"a":', b"1", b"}\n \t"), (memoryview(b'{"a":1} '),)])

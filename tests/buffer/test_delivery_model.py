@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.reads.delivery import LeasedBatch

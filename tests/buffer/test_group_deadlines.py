@@ -8,6 +8,7 @@ import pytest
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
+from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.run import Run, RunState
 from forebay.hooks.run_hooks import HookRunner
@@ -105,7 +106,7 @@ async def test_group_that_is_valid_while_short_is_kept_at_its_deadline(store: St
 async def test_announced_group_without_a_sample_ends(store: Store, clock: ManualClock) -> None:
     async with open_buffer(store, clock) as buffer:
         entry = await buffer.add(make_run())
-        await entry.buffer.announce([(1, 0)])
+        await announce(entry.buffer, [(1, 0)])
         await advance(buffer, clock, 3_599)
         assert states(entry)[1, 0] == "open"
         await advance(buffer, clock, 2)
@@ -115,7 +116,7 @@ async def test_announced_group_without_a_sample_ends(store: Store, clock: Manual
 async def test_announced_group_without_a_sample_ends_sooner_without_a_process(store: Store, clock: ManualClock) -> None:
     async with open_buffer(store, clock) as buffer:
         entry = await buffer.add(make_run())
-        await entry.buffer.announce([(1, 0)])
+        await announce(entry.buffer, [(1, 0)])
         clock.advance(1_000)
         await end_process(buffer, state=RunState.FAILED)
     async with open_buffer(store, clock) as buffer:
@@ -184,7 +185,7 @@ async def test_run_whose_last_slot_was_reported_ends_with_its_process(store: Sto
         entry = await buffer.add(make_run())
         await fill(entry, 1, [0.0, 1.0])
         await fill(entry, 2, [0.0])
-        await entry.buffer.announce([(3, 0)])
+        await announce(entry.buffer, [(3, 0)])
         entry.run.is_last_slot_reported = True
         await end_process(buffer)
         await buffer.tick()

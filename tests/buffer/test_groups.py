@@ -3,6 +3,7 @@
 import pytest
 
 from forebay.buffer.store.abc import Store
+from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BufferFull
 from forebay.core.group import TRANSITIONS, GroupState, check_transition
@@ -171,7 +172,7 @@ async def test_refused_announcement_opens_no_group(store: Store) -> None:
         entry = await buffer.add(make_run(max_buffer_size=1))
         await fill(entry, 1, [0.0])
         with pytest.raises(BufferFull):
-            await entry.buffer.announce([(2, 0), (3, 0)])
+            await announce(entry.buffer, [(2, 0), (3, 0)])
         assert list(states(entry)) == [(1, 0)]
 
 

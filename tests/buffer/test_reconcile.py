@@ -11,6 +11,7 @@ from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.store.rows import Location
+from forebay.buffer.write import expect_repeats
 from forebay.core.clock import ManualClock
 from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId
@@ -22,7 +23,7 @@ async def resume(buffer: Buffer, *listed: InstanceId) -> Entry:
     entry = buffer.get("run-1")
     assert buffer.covers(entry, listed)
     await buffer.reconcile(entry, listed)
-    await buffer.expect_repeats("run-1")
+    await expect_repeats(buffer.get("run-1").buffer)
     return entry
 
 
@@ -270,7 +271,7 @@ async def test_restarted_process_fills_what_is_missing_and_the_rest_is_surplus(s
         await fill(entry, 1, [0.0, 1.0, 1.0])
     async with open_buffer(store) as buffer:
         entry = buffer.get("run-1")
-        await buffer.expect_repeats("run-1")
+        await expect_repeats(buffer.get("run-1").buffer)
         assert await fill(entry, 1, [0.5] * 4) == ["member", "surplus", "surplus", "surplus"]
         assert await fill(entry, 1, [0.5]) == ["member"]
         assert states(entry) == {(1, 0): "open", (1, 1): "open"}
@@ -280,7 +281,7 @@ async def test_surplus_still_expected_survives_a_restart_of_the_server_alone(sto
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run(group_size=4))
         await fill(entry, 1, [0.0, 1.0, 1.0])
-        await buffer.expect_repeats("run-1")
+        await expect_repeats(buffer.get("run-1").buffer)
         assert await fill(entry, 1, [0.5, 0.5]) == ["member", "surplus"]
     async with open_buffer(store) as buffer:
         assert await fill(buffer.get("run-1"), 1, [0.5] * 3) == ["surplus", "surplus", "member"]
@@ -291,9 +292,9 @@ async def test_second_restart_expects_no_repeats_of_a_group_that_became_full(sto
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run(group_size=4))
         await fill(entry, 1, [0.0, 1.0, 1.0])
-        await buffer.expect_repeats("run-1")
+        await expect_repeats(buffer.get("run-1").buffer)
         assert await fill(entry, 1, [0.5, 0.5]) == ["member", "surplus"]
-        await buffer.expect_repeats("run-1")
+        await expect_repeats(buffer.get("run-1").buffer)
         assert await fill(entry, 1, [0.5] * 4) == ["member"] * 4
         assert states(entry) == {(1, 0): "open", (1, 1): "open"}
 
@@ -305,7 +306,7 @@ async def test_repeats_that_come_under_their_old_uids_are_not_expected_twice() -
             for number in range(3):
                 put(entry, instance_id=1, uid=f"{epoch}-{number}", reward=number / 3)
             if epoch == 0:
-                await buffer.expect_repeats("run-1")
+                await expect_repeats(buffer.get("run-1").buffer)
                 results = [put(entry, instance_id=1, uid=f"0-{n}", reward=1.0) for n in range(4)]
                 assert [result.is_duplicate for result in results] == [True, True, True, False]
         put(entry, instance_id=1, uid="1-3", reward=1.0)

@@ -11,6 +11,7 @@ import pytest
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.journal import JournalStore
+from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
@@ -89,7 +90,7 @@ class Script:
 
     async def play(self) -> None:
         await self.write(1, 0, 0.0)
-        await persist(self.buffer, lambda entry: entry.buffer.announce([(4, 0)]))
+        await persist(self.buffer, lambda entry: announce(entry.buffer, [(4, 0)]))
         await self.write(1, 1, 1.0)
         await asyncio.gather(self.write(2, 0, 0.0), self.write(2, 1, 1.0), self.write(3, 0, None))
         await self.give_back()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.deadlines import expire_leases
 from forebay.buffer.leases.checkpoints import rewind
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
@@ -76,7 +77,7 @@ async def release(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
 
 async def expire(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
     clock.advance(11)
-    entry.delivery.leases.expire()
+    expire_leases(entry.delivery.leases)
 
 
 async def undo(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:

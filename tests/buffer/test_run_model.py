@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.table import SampleGroup
+from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
+from forebay.buffer.write import expect_repeats
 from forebay.core.clock import ManualClock
 from tests.buffer.buffer_kit import check_books, make_run, open_buffer, put, read, rows_of
 
@@ -190,7 +191,7 @@ class RunModel(RuleBasedStateMachine):
             listed += [instance_id] * data.draw(st.integers(0, count))
         assert self.buffer.covers(self.entry, listed)
         self.do(self.buffer.reconcile(self.entry, listed))
-        self.do(self.buffer.expect_repeats("run-1"))
+        self.do(expect_repeats(self.buffer.get("run-1").buffer))
         self.held.clear()
         self.acked = {group.group_id for group in self.groups if group.state == "acked"}
         self.told = Counter(listed)
@@ -203,7 +204,7 @@ class RunModel(RuleBasedStateMachine):
         self.do(self.buffer.tick())
         now_s = self.entry.buffer.active.now_s()
         for group in self.groups:
-            assert group.state != "open" or self.entry.buffer.groups.due_s(group) > now_s
+            assert group.state != "open" or self.entry.deadlines.due_s(group) > now_s
 
     @rule()
     def restart(self) -> None:

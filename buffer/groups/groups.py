@@ -1,21 +1,127 @@
-"""Which group a sample belongs to, and which groups are open, ready and closed. Pure: time is an argument."""
+"""Groups with their samples, as they are in memory: which are open, ready and closed. Pure: time is an argument."""
 
-import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from forebay.buffer.groups.alarm import Fruitless
-from forebay.buffer.groups.group import Placement, Sample, SampleGroup
+import msgspec
+
+from forebay.buffer.groups.alarm import Alarm
 from forebay.buffer.groups.ready_queue import ReadyQueue
-from forebay.buffer.store.rows import GroupRow
+from forebay.buffer.store.rows import GroupRow, Location
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.reward_place import Span
 from forebay.core.run import RunSettings
-from forebay.core.sample import Incoming
 
-__all__ = ["Groups", "Placement", "Sample", "SampleGroup"]
+
+class Sample(msgspec.Struct, gc=False):
+    """A sample in memory: its index columns, and its body until the disk has it."""
+
+    uid: str
+    slot: int
+    reward: float | None
+    num_bytes: int
+    reward_span: Span | None = None
+    location: Location | None = None
+    body: bytes | None = None
+    rollout_id: str = ""
+    oldest_version: int | None = None
+    head: bytes | None = None
+    """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
+    fork: int = 0
+    """Which fork of the rollout in its slot it is; 0 for the main sample."""
+    rollout_outcome: str = ""
+    """How its rollout ended."""
+
+
+class SampleGroup:
+    """A group and, while it lives, its samples."""
+
+    __slots__ = ("repeats", "row", "samples", "slots", "staged")
+
+    def __init__(self, row: GroupRow) -> None:
+        self.row = row
+        self.samples: list[Sample] = []
+        self.slots: set[int] = set()
+        """Those that have their main sample."""
+        self.staged: object | None = None
+        """What the last hooks made of it, kept until it is delivered or changes."""
+        self.repeats: set[str] = set()
+        """Uids that were there when the run process was restarted, and that it has not sent again."""
+
+    @property
+    def group_id(self) -> str:
+        return self.row.group_id
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.row.instance_id
+
+    @property
+    def state(self) -> GroupState:
+        return self.row.state
+
+    @property
+    def completed(self) -> list[Sample]:
+        """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
+
+        A fork without one that did not fail is left out: what is not judged is not trained on.
+        """
+        kept = [sample for sample in self.samples if sample.reward is not None]
+        return _with_forks(kept) if self.row.num_forks else kept
+
+    @property
+    def completed_mains(self) -> list[Sample]:
+        """The same without forks."""
+        return [sample for sample in self.samples if sample.reward is not None and not sample.fork]
+
+    @property
+    def num_completed(self) -> int:
+        """Slots whose sample is there and did not fail."""
+        return self.row.num_samples - self.row.num_failed
+
+    def take(self, sample: Sample) -> None:
+        """Add a sample; a fork fills no slot."""
+        self.samples.append(sample)
+        if not sample.fork:
+            self.slots.add(sample.slot)
+
+    def failures_text(self) -> str:
+        """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
+        failed = (s.rollout_outcome or "failed" for s in self.samples if s.reward is None and not s.fork)
+        return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(sample.num_bytes for sample in self.samples)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weight version among the samples that did not fail; None if none of them tells."""
+        versions = (sample.oldest_version for sample in self.completed)
+        return min((version for version in versions if version is not None), default=None)
+
+    def free_slot(self) -> int:
+        """The lowest slot without a sample."""
+        slot = len(self.slots)
+        if slot not in self.slots:
+            return slot
+        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
+
+
+def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
+    forks: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        if sample.fork:
+            forks.setdefault((sample.slot, sample.rollout_id), []).append(sample)
+    ordered: list[Sample] = []
+    for sample in samples:
+        if not sample.fork:
+            of_it = forks.get((sample.slot, sample.rollout_id), ())
+            ordered += (sample, *sorted(of_it, key=lambda fork: fork.fork))
+    return ordered
 
 
 @dataclass
@@ -36,14 +142,15 @@ class Groups:
     """Every group that left the open state, in the order of ``closed_seq``."""
     states: Counter[GroupState] = field(default_factory=Counter)
     discard_reasons: Counter[str] = field(default_factory=Counter)
-    fruitless: Fruitless = field(default_factory=Fruitless)
+    alarm: Alarm = field(default_factory=Alarm)
     num_live_samples: int = 0
     num_live_bytes: int = 0
     next_order: int = 1
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
     """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
+    unscheduled: list[SampleGroup] = field(default_factory=list)
+    """Groups that opened, or got their first sample, since their deadlines were last looked at."""
     _ready: ReadyQueue = field(init=False)
-    _due: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ready = ReadyQueue(lambda key: self.by_id[key].state is GroupState.READY)
@@ -52,7 +159,6 @@ class Groups:
         """Go on under the settings of another start of the run."""
         self.settings = settings
         self.first_epochs = Counter(base_skip)
-        self.schedule_all()
 
     # --- opening and filling
 
@@ -61,16 +167,15 @@ class Groups:
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
         if group is None:
-            group = self._insert(self._new_row(key, instance_id, epoch, now_s, is_announced=is_announced))
-            self.schedule(group)
+            group = self._insert(self.new_row(instance_id, epoch, now_s, is_announced=is_announced))
+            self.unscheduled.append(group)
         return group
 
-    def _new_row(
-        self, key: str, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False
-    ) -> GroupRow:
+    def new_row(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> GroupRow:
+        """The row of the next group to open."""
         return GroupRow(
             run_id=self.run_id,
-            group_id=key,
+            group_id=group_id(instance_id, epoch),
             instance_id=instance_id,
             epoch=epoch,
             state=GroupState.OPEN,
@@ -79,110 +184,22 @@ class Groups:
             is_announced=is_announced,
         )
 
-    def place(self, sample: Incoming, now_s: float) -> Placement:
-        """Decide where a sample belongs, opening a group where that is needed."""
-        if sample.epoch is None:
-            return self._place_next(sample.instance_id, now_s)
-        placement = self._place_at(sample.instance_id, sample.epoch, sample.slot, now_s, is_fork=sample.fork > 0)
-        if sample.fork and placement.outcome == "member" and _is_of_another(placement, sample.rollout_id):
-            return Placement(placement.group, placement.slot, "surplus")
-        return placement
-
-    def would_open(self, instance_id: InstanceId, epoch: int | None, now_s: float) -> bool:
-        """Whether a sample would need a new group."""
-        if epoch is not None:
-            return group_id(instance_id, epoch) not in self.by_id
-        groups = self.by_instance.get(instance_id)
-        return not groups or self._next_home(groups, now_s) is None
-
-    def add(self, placement: Placement, sample: Sample, now_s: float) -> None:
+    def add(self, group: SampleGroup, sample: Sample, now_s: float) -> None:
         """Put a member sample into its group."""
-        group, row = placement.group, placement.group.row
+        row = group.row
         group.take(sample)
-        group.staged = None
+        group.staged = None  # the hooks judged it without this sample
         row.last_sample_s = now_s
         _count(row, sample)
         self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
         self.changed[row.group_id] = group
         if len(group.samples) == 1:
-            self.schedule(group)
+            self.unscheduled.append(group)
 
     def is_full(self, group: SampleGroup) -> bool:
         """Whether every slot has its sample, failed ones included."""
         return group.row.num_samples >= self.settings.group_size
-
-    def _place_at(
-        self, instance_id: InstanceId, epoch: int, slot: int | None, now_s: float, *, is_fork: bool
-    ) -> Placement:
-        if slot is not None and slot >= self.settings.group_size:
-            key = group_id(instance_id, epoch)
-            if key not in self.by_id:
-                return Placement(
-                    SampleGroup(self._new_row(key, instance_id, epoch, now_s)), slot, "surplus"
-                )  # opens nothing
-        group = self.open(instance_id, epoch, now_s)
-        if group.state is not GroupState.OPEN:
-            return Placement(group, -1 if slot is None else slot, "late")
-        if slot is None:
-            slot = group.free_slot()
-        if is_fork:
-            return Placement(group, slot, "member" if slot < self.settings.group_size else "surplus")
-        if self.is_full(group) or slot in group.slots or slot >= self.settings.group_size:
-            return Placement(group, slot, "surplus")
-        return Placement(group, slot, "member")
-
-    def _place_next(self, instance_id: InstanceId, now_s: float) -> Placement:
-        groups = self.by_instance.get(instance_id, [])
-        home = self._next_home(groups, now_s)
-        if home is None:
-            epoch = max((group.row.epoch + 1 for group in groups), default=self.first_epochs[instance_id])
-            home = self.open(instance_id, epoch, now_s)
-        if home.state is GroupState.OPEN and not self.is_full(home):
-            return Placement(home, home.free_slot(), "member")
-        if home.row.surplus_due > 0:
-            home.row.surplus_due -= 1
-            return Placement(home, -1, "surplus", is_group_changed=True)
-        return Placement(home, -1, "late")
-
-    def _next_home(self, groups: list[SampleGroup], now_s: float) -> SampleGroup | None:
-        """The group that takes the next sample of a writer which sends no epoch; None when a new one must open."""
-        for group in groups:
-            if group.state is GroupState.OPEN and not self.is_full(group):
-                return group
-        for group in groups:
-            if group.row.surplus_due > 0:
-                return group
-        if groups and self._is_late(groups[-1].row, now_s):
-            return groups[-1]
-        return None
-
-    def _is_late(self, row: GroupRow, now_s: float) -> bool:
-        is_short = row.num_samples < self.settings.group_size
-        return is_short and row.closed_s is not None and now_s - row.closed_s <= self.settings.group_timeout_seconds
-
-    # --- repeats of a restarted process that sends no slots
-
-    def expect_repeats(self) -> list[SampleGroup]:
-        """It will send the samples of incomplete groups once more, and those of others not; the groups that changed."""
-        changed: list[SampleGroup] = []
-        for group in self.by_id.values():
-            is_incomplete = group.state is GroupState.OPEN and not self.is_full(group)
-            group.repeats = {s.uid for s in group.samples if not s.fork} if is_incomplete else set()
-            due = len(group.repeats)
-            if due != group.row.surplus_due:
-                group.row.surplus_due = due
-                changed.append(group)
-        return changed
-
-    def note_repeat(self, instance_id: InstanceId, uid: str) -> SampleGroup | None:
-        """A known uid came again: the group that expected it, and has one surplus sample less to come."""
-        for group in self.by_instance.get(instance_id, ()):
-            if uid in group.repeats and group.row.surplus_due > 0:
-                group.repeats.discard(uid)
-                group.row.surplus_due -= 1
-                return group
-        return None
 
     # --- moving
 
@@ -193,11 +210,12 @@ class Groups:
         self.states[source] -= 1
         self.states[target] += 1
         row.state = target
-        self.fruitless.note(source, target, reason)
+        self.alarm.note(source, target, reason)
         if source is GroupState.OPEN:
             self._close(group, now_s)
         if target is GroupState.READY:
-            row.order = row.order or self._take_order()
+            if not row.order:  # one that comes back keeps its place in the order of delivery
+                row.order, self.next_order = self.next_order, self.next_order + 1
             self._ready.put(group.group_id, row.order)
             self._ready.note_version(group.group_id, group.oldest_version)
         elif target is GroupState.DISCARDED:
@@ -211,14 +229,12 @@ class Groups:
         self.changed.pop(group.group_id, None)
         self.short_valid.pop(group.group_id, None)
         group.row.closed_s = now_s
+        # Those who follow closed groups ask for what came behind the number that they know.
         self.closed.append(group)
         group.row.closed_seq = len(self.closed)
 
-    def _take_order(self) -> int:
-        self.next_order += 1
-        return self.next_order - 1
-
     def _forget_samples(self, group: SampleGroup) -> None:
+        # Memory holds what may be delivered; whatever comes back later is read from the store.
         self.num_live_samples -= len(group.samples)
         self.num_live_bytes -= group.num_bytes
         group.samples, group.slots, group.staged = [], set(), None
@@ -245,47 +261,6 @@ class Groups:
         """The ready groups with a sample of older weights than ``version``; each is found once."""
         return [self.by_id[key] for key in self._ready.take_older(version)]
 
-    # --- deadlines
-
-    def due_s(self, group: SampleGroup, process_ended_s: float | None = None) -> float:
-        """When the group is closed at the latest, in active seconds.
-
-        Without a process that could still write, a group without samples waits no longer than one with some.
-        """
-        due = group.row.opened_s + self.settings.group_deadline_seconds
-        last = group.row.last_sample_s
-        if last is None:
-            last = process_ended_s
-        return due if last is None else min(due, last + self.settings.group_timeout_seconds)
-
-    def schedule(self, group: SampleGroup) -> None:
-        """See to it that ``overdue`` finds the group when its time has come."""
-        heapq.heappush(self._due, (self.due_s(group), group.group_id))
-
-    def is_any_due(self, now_s: float) -> bool:
-        """Whether ``overdue`` has something to look at."""
-        return bool(self._due) and self._due[0][0] <= now_s
-
-    def overdue(self, now_s: float, process_ended_s: float | None = None) -> list[SampleGroup]:
-        """The open groups whose deadline has passed."""
-        found: dict[str, SampleGroup] = {}
-        while self._due and self._due[0][0] <= now_s:
-            key = heapq.heappop(self._due)[1]
-            group = self.by_id[key]
-            if group.state is not GroupState.OPEN or key in found:
-                continue
-            due = self.due_s(group, process_ended_s)
-            if due <= now_s:
-                found[key] = group
-            else:
-                heapq.heappush(self._due, (due, key))
-        return list(found.values())
-
-    def schedule_all(self, process_ended_s: float | None = None) -> None:
-        """Compute every open group's deadline anew."""
-        self._due = [(self.due_s(group, process_ended_s), group.group_id) for group in self.in_state(GroupState.OPEN)]
-        heapq.heapify(self._due)
-
     # --- all of them
 
     def in_state(self, *states: GroupState) -> list[SampleGroup]:
@@ -309,6 +284,7 @@ class Groups:
             group = self._insert(row)
             self.next_order = max(self.next_order, row.order + 1)
             if row.state is GroupState.OPEN:
+                # `restore_sample` counts them: a row that was written before its last samples knows less.
                 row.num_samples, row.num_failed, row.num_forks, row.last_sample_s = 0, 0, 0, None
             elif row.state is GroupState.READY:
                 self._ready.put(row.group_id, row.order)
@@ -316,9 +292,10 @@ class Groups:
                 self.discard_reasons[row.reason] += 1
                 if not row.is_reported:
                     self.unreported[row.group_id] = group
+        # The alarm goes on where it was: the last groups that ended undelivered, one after the other.
         self.closed = sorted((g for g in self.by_id.values() if g.row.closed_seq), key=lambda g: g.row.closed_seq)
         for group in takewhile(lambda group: group.state is GroupState.DISCARDED, reversed(self.closed)):
-            self.fruitless.note(GroupState.OPEN, GroupState.DISCARDED, group.row.reason)
+            self.alarm.note(GroupState.OPEN, GroupState.DISCARDED, group.row.reason)
 
     def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
         """Give a live group a stored sample, in the order in which they came."""
@@ -344,9 +321,3 @@ def _count(row: GroupRow, sample: Sample) -> None:
     else:
         row.num_samples += 1
         row.num_failed += sample.reward is None
-
-
-def _is_of_another(placement: Placement, rollout_id: str) -> bool:
-    """Whether the slot of a fork has its main sample already, and that is of another rollout."""
-    mains = (sample for sample in placement.group.samples if sample.slot == placement.slot and not sample.fork)
-    return any(main.rollout_id != rollout_id for main in mains)

@@ -1,0 +1,310 @@
+"""A write: whether there is room for a sample, where it belongs, and when its writer may be answered.
+
+What decides, in this order: an uid that came before is a duplicate; a run that has ended takes its samples as late;
+a full buffer takes only what belongs to open groups; then the sample finds its group (a member), or none (late,
+surplus). All of it is decided in memory at once, and answered when the disk has it.
+"""
+
+from asyncio import Future, get_running_loop
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
+from forebay.core.binary_sample import head_of
+from forebay.core.errors import BufferFull, RunEnded, StorageFailed
+from forebay.core.group import GroupState
+from forebay.core.ids import InstanceId, group_id
+from forebay.core.sample import Incoming
+from forebay.core.waiting import Patience, finish
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What became of a sample, which holds once ``stored`` is done. That raises ``StorageFailed``."""
+
+    uid: str
+    outcome: Outcome
+    is_failed: bool
+    stored: "Future[None]"
+    is_duplicate: bool = False
+    """Whether the uid came before; then only the store knows what became of it."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a sample belongs."""
+
+    group: SampleGroup
+    slot: int
+    outcome: Outcome
+    is_group_changed: bool = False
+    """Whether the group's row changed and must be stored with the sample."""
+
+
+def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
+    """Accept a sample. Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``."""
+    buffer.check_storage()
+    if sample.uid in buffer.uids:
+        return _write_duplicate(buffer, sample)
+    now_s = buffer.active.now_s()
+    if buffer.run.has_ended:
+        key, slot = group_id(sample.instance_id, sample.epoch or 0), -1 if sample.slot is None else sample.slot
+        return _store(buffer, sample, [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)], "late", None)
+    _check_room(buffer, sample.instance_id, sample.epoch, now_s)
+    placement = place(buffer.groups, sample, now_s)
+    row = placement.group.row
+    rows: list[Row] = [
+        _row(buffer, sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)
+    ]
+    if placement.is_group_changed:
+        rows.append(row)
+    kept: Sample | None = None
+    if placement.outcome == "member":
+        kept = _in_memory(sample, placement.slot)
+        buffer.groups.add(placement.group, kept, now_s)
+        buffer.window.add(placement.group, kept)
+    buffer.last_sample_s = buffer.last_progress_s = now_s
+    buffer.is_stalled = False
+    receipt = _store(buffer, sample, rows, placement.outcome, kept)
+    buffer.news.notify()
+    return receipt
+
+
+async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) -> Receipt:
+    """As ``write``, but waits up to ``wait_s`` seconds for room. Raises ``BufferFull`` after them."""
+    patience: Patience | None = None
+    while True:
+        try:
+            return write(buffer, sample)
+        except BufferFull:
+            patience = patience or Patience(wait_s)
+            # All who wait are woken by each piece of news, in the order in which they came; the first take the room.
+            if not await patience.wait(buffer.news):
+                raise
+
+
+async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) -> None:
+    """Open groups before their first sample, so that their deadlines count. Raises ``BufferFull``, ``RunEnded``."""
+    buffer.check_storage()
+    if buffer.run.has_ended:
+        raise RunEnded(buffer.run.run_id, buffer.run.reason or buffer.run.state.value)
+    now_s = buffer.active.now_s()
+    rows: list[GroupRow] = []
+    for instance_id, epoch in opened:
+        if group_id(instance_id, epoch) not in buffer.groups.by_id:
+            if not rows:  # an announced group takes no room: what holds for the first holds for all
+                _check_room(buffer, instance_id, epoch, now_s)
+            rows.append(buffer.groups.open(instance_id, epoch, now_s, is_announced=True).row)
+    if rows:
+        buffer.last_progress_s, buffer.is_stalled = now_s, False
+        await buffer.record(*rows)
+
+
+# --- storing
+
+
+def _store(buffer: RunBuffer, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> Receipt:
+    """``kept`` is what memory has of the sample, and of its body until the disk has it."""
+    uid, is_failed, counts = sample.uid, sample.reward is None, buffer.counts
+    buffer.uids.add(uid)
+    counts["bytes"] += len(sample.body)
+    buffer.outcomes[sample.outcome] += not sample.fork
+    counts["failed" if is_failed and outcome == "member" else outcome] += 1
+    # Known as pending before it is submitted: a store without a disk is done at once.
+    buffer.pending[uid] = stored = get_running_loop().create_future()
+    buffer.store.submit(rows, sample.body, partial(_store_done, buffer, uid, stored, kept))
+    return Receipt(uid, outcome, is_failed, stored)
+
+
+def _store_done(
+    buffer: RunBuffer,
+    uid: str,
+    stored: "Future[None]",
+    kept: Sample | None,
+    location: Location | None,
+    error: StorageFailed | None,
+) -> None:
+    """Called by the store, in the loop's thread and in the order of the writes."""
+    del buffer.pending[uid]
+    if error is not None:
+        buffer.fail()
+    elif kept is not None:
+        # Not before: until the disk has the body, a read takes it from memory.
+        kept.location, kept.body = location, None
+    finish(stored, None, error)
+
+
+def _row(
+    buffer: RunBuffer,
+    sample: Incoming,
+    key: str,
+    epoch: int,
+    slot: int,
+    outcome: Outcome,
+    now_s: float,
+    group_number: int = 0,
+) -> SampleRow:
+    start, end = sample.reward_span or (0, 0)
+    return SampleRow(
+        run_id=buffer.run.run_id,
+        uid=sample.uid,
+        instance_id=sample.instance_id,
+        group_id=key,
+        epoch=epoch,
+        slot=slot,
+        outcome=outcome,
+        reward=sample.reward,
+        at_s=now_s,
+        received_at_s=buffer.wall(),
+        error=sample.error,
+        reward_start=start,
+        reward_end=end,
+        rollout_id=sample.rollout_id,
+        oldest_version=sample.oldest_version,
+        group_number=group_number,
+        fork=sample.fork,
+        rollout_outcome=sample.outcome.value,
+    )
+
+
+def _in_memory(sample: Incoming, slot: int) -> Sample:
+    # By position: with keywords, making one costs half as much again.
+    body = sample.body
+    return Sample(
+        sample.uid,
+        slot,
+        sample.reward,
+        len(body),
+        sample.reward_span,
+        None,
+        body,
+        sample.rollout_id,
+        sample.oldest_version,
+        head_of(body),
+        sample.fork,
+        sample.outcome.value,
+    )
+
+
+# --- room
+
+
+def _check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
+    """Raise ``BufferFull`` if a sample needs a new group and there is no room for one."""
+    groups, settings = buffer.groups, buffer.run.settings
+    if groups.num_live_samples >= settings.max_buffer_size:
+        what = f"{groups.num_live_samples} samples, max_buffer_size is {settings.max_buffer_size}"
+    elif groups.num_live_bytes >= settings.max_buffer_bytes:
+        what = f"{groups.num_live_bytes} bytes, max_buffer_bytes is {settings.max_buffer_bytes}"
+    else:
+        return
+    # What belongs to an open group always goes in, however full it is: only whole groups ever make room.
+    if epoch is not None:
+        needs_group = group_id(instance_id, epoch) not in groups.by_id
+    else:
+        needs_group = _next_home(groups, groups.by_instance.get(instance_id, []), now_s) is None
+    if needs_group:
+        raise BufferFull(what)
+
+
+# --- duplicates
+
+
+def _write_duplicate(buffer: RunBuffer, sample: Incoming) -> Receipt:
+    """A uid that came before is acknowledged and ignored, once the disk has the first."""
+    buffer.counts["duplicate"] += 1
+    for group in buffer.groups.by_instance.get(sample.instance_id, ()):
+        if sample.uid in group.repeats and group.row.surplus_due > 0:
+            group.repeats.discard(sample.uid)
+            group.row.surplus_due -= 1
+            buffer.record(group.row)
+            break
+    stored = buffer.pending.get(sample.uid)
+    if stored is None:
+        stored = get_running_loop().create_future()
+        stored.set_result(None)
+    return Receipt(sample.uid, "member", is_failed=False, stored=stored, is_duplicate=True)
+
+
+async def expect_repeats(buffer: RunBuffer) -> None:
+    """A generator that sends no slots was restarted: it sends the samples of incomplete groups once more.
+
+    Some have the same uid, and are duplicates; of the others, so many are surplus.
+    """
+    changed: list[GroupRow] = []
+    groups = buffer.groups
+    for group in groups.by_id.values():
+        is_incomplete = group.state is GroupState.OPEN and not groups.is_full(group)
+        group.repeats = {sample.uid for sample in group.samples if not sample.fork} if is_incomplete else set()
+        if group.row.surplus_due != len(group.repeats):
+            group.row.surplus_due = len(group.repeats)
+            changed.append(group.row)
+    if changed:
+        await buffer.record(*changed)
+
+
+# --- where a sample belongs
+
+
+def place(groups: Groups, sample: Incoming, now_s: float) -> Placement:
+    """Decide where a sample belongs, opening a group where that is needed."""
+    if sample.epoch is None:
+        return _place_next(groups, sample.instance_id, now_s)
+    return _place_at(groups, sample, sample.epoch, now_s)
+
+
+def _place_at(groups: Groups, sample: Incoming, epoch: int, now_s: float) -> Placement:
+    """For a writer that sends epoch, and mostly slot: these decide."""
+    slot, size = sample.slot, groups.settings.group_size
+    if slot is not None and slot >= size and group_id(sample.instance_id, epoch) not in groups.by_id:
+        # A sample that can be in no group opens none.
+        return Placement(SampleGroup(groups.new_row(sample.instance_id, epoch, now_s)), slot, "surplus")
+    group = groups.open(sample.instance_id, epoch, now_s)
+    if group.state is not GroupState.OPEN:
+        return Placement(group, -1 if slot is None else slot, "late")
+    if slot is None:
+        slot = group.free_slot()
+    if slot >= size:
+        return Placement(group, slot, "surplus")
+    if sample.fork:
+        # A fork shares its slot with the main sample of its own rollout, whichever of the two comes first.
+        mains = (other for other in group.samples if other.slot == slot and not other.fork)
+        is_of_another = any(main.rollout_id != sample.rollout_id for main in mains)
+        return Placement(group, slot, "surplus" if is_of_another else "member")
+    return Placement(group, slot, "surplus" if groups.is_full(group) or slot in group.slots else "member")
+
+
+def _place_next(groups: Groups, instance_id: InstanceId, now_s: float) -> Placement:
+    """For a writer that sends no epoch: its samples fill one group after the other."""
+    known = groups.by_instance.get(instance_id, [])
+    home = _next_home(groups, known, now_s)
+    if home is None:
+        epoch = max((group.row.epoch + 1 for group in known), default=groups.first_epochs[instance_id])
+        home = groups.open(instance_id, epoch, now_s)
+    if home.state is GroupState.OPEN and not groups.is_full(home):
+        return Placement(home, home.free_slot(), "member")
+    if home.row.surplus_due > 0:
+        home.row.surplus_due -= 1
+        return Placement(home, -1, "surplus", is_group_changed=True)
+    return Placement(home, -1, "late")
+
+
+def _next_home(groups: Groups, known: Sequence[SampleGroup], now_s: float) -> SampleGroup | None:
+    """The group that takes the next sample of a writer which sends no epoch; None when a new one must open."""
+    for group in known:
+        if group.state is GroupState.OPEN and not groups.is_full(group):
+            return group
+    for group in known:
+        if group.row.surplus_due > 0:
+            return group
+    if known:
+        # A group that closed short may have a straggler, which must not begin the next epoch; later it does.
+        row, settings = known[-1].row, groups.settings
+        is_short = row.num_samples < settings.group_size
+        if is_short and row.closed_s is not None and now_s - row.closed_s <= settings.group_timeout_seconds:
+            return known[-1]
+    return None
