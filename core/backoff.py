@@ -18,6 +18,7 @@ class Backoff:
     def next_s(self, asked_s: float | None = None) -> float:
         """Seconds of the next pause; not less than the ``asked_s`` that the other side asked for."""
         pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
+        # Never earlier than asked: until then the other side is busy. The chance spreads all whom it named this time.
         if asked_s is not None:
             return max(asked_s, self._first_s) * random.uniform(1.0, 1.1)
         return pause_s if self._is_exact else pause_s * random.uniform(0.5, 1.0)

@@ -141,6 +141,7 @@ def make_row(
     return TokenRow(
         num_tokens,
         tokens.piece,
+        # NaN and not 0, which would be a probability of 1: whoever uses what is not there notices.
         [_NAN * num_tokens] if logprobs is None else _padded(logprobs.piece, 4 * (num_tokens - logprobs.num_items)),
         mask,
         logprobs is not None,

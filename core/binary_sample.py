@@ -100,6 +100,7 @@ def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: b
 def unpack(body: BytesLike) -> Unpacked:
     """The pieces of a binary sample, as views of it. Raises ``InvalidInput`` if it is too short."""
     places = read_places(body)
+    # The arrays lie one behind the other: where the JSON begins within the body, all of them end in it.
     if places.json > len(body):
         raise InvalidInput(f"a binary sample of {len(body)} bytes has arrays up to byte {places.json}", field="body")
     view = memoryview(body)
@@ -137,6 +138,7 @@ def check_arrays(sample: Unpacked) -> None:
     for name, data in zip(ARRAYS, sample[:3], strict=True):
         if isinstance(raw := getattr(named, name), msgspec.Raw) and bytes(raw) != b"null":
             raise InvalidInput(f"{name}: is in the JSON of a binary sample", field=name, hint="send it as an array")
+        # The response alone may have them: the prompt's tokens were not sampled, and nothing of them is trained.
         if data is not None and (count := len(data) // ITEM_SIZES[name]) not in allowed:
             raise InvalidInput(
                 f"{name}: {count} values for {num_tokens} tokens",
@@ -166,10 +168,12 @@ def as_json(body: Body) -> bytes | Body:
     if not is_binary(body):
         return body
     sample = unpack(body)
+    # msgspec writes null for NaN and the infinities, as JSON needs it.
     pieces: list[bytes | memoryview] = [b"{"]
     for name, data in zip(ARRAYS, sample[:3], strict=True):
         if data is not None:
             pieces.append(b'"%s":%s,' % (name.encode(), _encode(_numbers(data, TYPE_CODES[name]))))
+    # Behind the last comma there is always a field: no sample is without a uid.
     return b"".join((*pieces, sample.json[1:]))
 
 

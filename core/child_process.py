@@ -51,5 +51,6 @@ def die_with_parent(parent_pid: int) -> None:
         import ctypes  # the monitor, which needs none of this, starts with every run
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The kernel says nothing of a parent that died before it was asked to watch.
     if os.getppid() != parent_pid:
         os._exit(1)

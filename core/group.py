@@ -5,7 +5,7 @@ from typing import Literal
 
 
 class GroupState(StrEnum):
-    """Where a group is in its life (docs/http_api.md draws it)."""
+    """Where a group is in its life (docs/architecture.md draws it)."""
 
     OPEN = "open"
     READY = "ready"
@@ -53,6 +53,7 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
     GroupState.OPEN: frozenset({GroupState.READY, GroupState.DISCARDED}),
     GroupState.READY: frozenset({GroupState.LEASED, GroupState.DISCARDED, GroupState.ACKED}),
     GroupState.LEASED: frozenset({GroupState.READY, GroupState.ACKED}),
+    # A rewind to an earlier checkpoint: what was trained on after it is wanted again.
     GroupState.ACKED: frozenset({GroupState.READY}),
     GroupState.DISCARDED: frozenset(),
 }

@@ -7,6 +7,7 @@ from hashlib import blake2b
 InstanceId = str | int
 """An instance keeps the JSON type of its id: ``1`` is not ``"1"``."""
 
+# The exact text matters: run process and server hash it each for itself.
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 

@@ -72,10 +72,12 @@ def set_reward(body: bytes | memoryview, span: Span | None, reward: float | None
     if span is None:
         return (_set_reward_slowly(bytes(body), reward, raw_reward),)
     start, end = span
+    # Slices of a view copy nothing; those of bytes would, megabytes for each row.
     view = body if isinstance(body, memoryview) else memoryview(body)
     return view[:start], rewards_text(reward, raw_reward), view[end:]
 
 
+# Most rewards of a batch are among a few numbers, and each is written once for every row.
 @lru_cache(maxsize=4_096)
 def rewards_text(reward: float | None, raw_reward: float | None) -> bytes:
     """What stands in a row in the place of the reward's number."""

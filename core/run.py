@@ -41,6 +41,7 @@ class Tally:
 
     def report(self, process_id: str, counts: Mapping[str, int]) -> bool:
         """Take what a process counts by now; whether that changes anything. A report may come twice."""
+        # Another process: what the one before it counted is final.
         if process_id != self.process_id:
             self.earlier, self.current, self.process_id = dict(self.totals), {}, process_id
         is_news = self.current != counts
@@ -78,6 +79,7 @@ WORKING = frozenset({RunState.VALIDATING, RunState.RUNNING})
 class RunSettings(BaseModel):
     """How a run's groups are formed, ended and read. Numbers may arrive as strings, as slime's client sends them."""
 
+    # The whole payload of a start is read: the rest of it is the generator's.
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     group_size: int = Field(alias="num_repeat_per_sample", ge=1, le=65_536)
@@ -238,6 +240,7 @@ class Run:
     ) -> Self:
         """A run out of what ``document`` gave."""
         rest = dict(document)
+        # Settings that came later have defaults: journals of earlier versions lack them.
         settings = RunSettings.parse(rest.pop("settings"))
         # Journals of before a step had its own version have the run's: no rewind had changed that.
         step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})

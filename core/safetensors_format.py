@@ -51,6 +51,7 @@ def blob_head(tensors: Sequence[tuple[str, Dtype, int]], metadata: Mapping[str, 
         header[name] = TensorInfo(dtype, (count,), (at, end))
         at = end
     encoded = _encode(header)
+    # The format lets spaces follow the header, so that the tensors begin at a multiple of the largest item.
     encoded += b" " * (-len(encoded) % 8)
     return _LENGTH.pack(len(encoded)) + encoded
 
@@ -61,6 +62,7 @@ def read_blob(blob: bytes | bytearray | memoryview) -> dict[str, View]:
     try:
         start = _LENGTH.size + _LENGTH.unpack_from(view)[0]
         header = _decode(view[_LENGTH.size : start])
+        # The one entry that is no tensor.
         header.pop("__metadata__", None)
         infos = {name: msgspec.json.decode(raw, type=TensorInfo) for name, raw in header.items()}
     except (struct.error, msgspec.MsgspecError) as error:

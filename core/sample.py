@@ -151,6 +151,7 @@ _FIELD_HINTS = {
 def _ending(head: SampleHead, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
     """How the rollout ended, its reward if that counts, and else the error."""
     outcome = None if head.outcome is None else _outcome(head, is_lenient=is_lenient)
+    # A failure never has a reward, whatever stands in its body.
     if head.status == "failed" or (outcome is not None and outcome not in REWARDED):
         return outcome or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
     reward = _finite_number(head.reward)
@@ -180,6 +181,7 @@ def _outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
 
 def _fork(head: SampleHead, *, is_lenient: bool) -> int:
     fork = fork_number(head.fork)
+    # Without these nobody could say beside which main sample it belongs.
     if fork and (head.epoch is None or head.slot is None or not rollout_id(head.rollout_id)):
         fork = None
     if fork is None and not is_lenient:
@@ -238,6 +240,7 @@ def _read_binary(body: bytes) -> Incoming:
     sample = read_sample(bytes(pieces.json), is_lenient=False)
     check_arrays(pieces)
     shift = len(body) - len(pieces.json)
+    # Found in the JSON alone; the stored body has the arrays in front of it.
     span = sample.reward_span
     sample.body, sample.reward_span = body, span and (span[0] + shift, span[1] + shift)
     return sample

@@ -8,9 +8,10 @@ T = TypeVar("T")
 
 
 class TaskSet:
-    """Holds on to its tasks: the event loop itself keeps weak references only, and could lose one in mid-work."""
+    """The tasks that somebody has started and that have not ended."""
 
     def __init__(self) -> None:
+        # The event loop itself keeps weak references only, and could lose a task in mid-work.
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -28,6 +29,7 @@ class TaskSet:
 
     async def drain(self) -> None:
         """Wait until none is left, those started meanwhile included. Raises nothing of theirs."""
+        # Tasks start others, also while the last ones are waited for.
         while self._running:
             await asyncio.wait(self._running)
 

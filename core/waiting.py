@@ -23,6 +23,7 @@ class Signal:
     def __init__(self) -> None:
         self.count = 0
         """Number of notifications so far: who compares it before waiting cannot miss one."""
+        # A dict for its order, which a set has not: who came first is woken first.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._is_closed = False
 
@@ -34,6 +35,7 @@ class Signal:
         """Wake all waiters, in the order in which they came."""
         self.count += 1
         for waiter in self._waiters:
+            # One whose time ran out in this round of the event loop is done, and has not yet taken itself out.
             if not waiter.done():
                 waiter.set_result(None)
 

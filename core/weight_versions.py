@@ -14,4 +14,5 @@ def oldest_version(*versions: object) -> int | None:
     Engines also name versions by words, which have no order.
     """
     flat = [version for each in versions for version in (each if isinstance(each, list) else [each])]
+    # The exact type: ``True`` is an int as well.
     return min((v for v in flat if type(v) is int and 0 <= v <= MAX_VERSION), default=None)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a finite number; a bool is none."""
+    # Comparisons rule out NaN as well, and integers beyond float64, on which ``math.isfinite`` raises.
     return _is_real(value) and -_LARGEST <= value <= _LARGEST
 
 
@@ -28,6 +29,7 @@ def is_valid_reward(value: object) -> TypeGuard[float]:
 
 
 def _is_real(value: object) -> TypeGuard[float]:
+    # The exact type first: almost every reward has it, and this is asked for each.
     return type(value) is float or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
@@ -52,6 +54,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float], centre: float) -> float:
+    # A sum of squares would overflow, or vanish, where the deviation itself does not.
     return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(len(values)))
 
 
@@ -83,6 +86,7 @@ def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], norma
         return rewards
     if not any(rollout_ids):
         return _centred(rewards, normaliser)
+    # A row without an id is a rollout of its own: its place is an int, and so no id.
     keys: list[object] = [rollout or place for place, rollout in enumerate(rollout_ids)]
     forks: dict[object, list[float]] = {}
     for key, reward in zip(keys, rewards, strict=True):
@@ -92,6 +96,7 @@ def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], norma
 
 
 def _common(rewards: list[float]) -> float:
+    # The mean of equal floats can differ from them in the last bit.
     return rewards[0] if min(rewards) == max(rewards) else mean(rewards)
 
 

@@ -44,6 +44,7 @@ def _skip_ours(trace: TracebackType | None) -> TracebackType | None:
 
 def is_truth(value: object) -> bool:
     """Whether ``value`` is a bool, Python's or numpy's, or an integer that stands for one."""
+    # By the module's name: nothing here imports numpy, only users' files do.
     return isinstance(value, int) or type(value).__module__ == "numpy"
 
 
@@ -119,4 +120,5 @@ def as_reward(item: Item, field: str) -> float | None:
 
 
 def _is_same(answered: object, instance_id: InstanceId) -> bool:
+    # ``1 == True == 1.0`` for Python; on the wire these are three ids.
     return type(answered) is type(instance_id) and answered == instance_id

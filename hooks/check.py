@@ -100,6 +100,7 @@ def _accepts(function: Callable[..., Any], num_arguments: int) -> bool:
 
 def _misspelt(namespace: Mapping[str, object]) -> Iterator[str]:
     """Own functions named nearly like a hook that the file lacks, callable like it, and called by nothing else."""
+    # What another function of the file calls is a helper, however much its name is like a hook's.
     called = _names_used(namespace)
     missing = [name for name in specs.READ_HOOKS if name not in namespace]
     for name, value in namespace.items():

@@ -41,6 +41,7 @@ def process(group: HookInput, sizes: Sizes, contract: Contract, normaliser: Norm
 
     The result is shared with other groups, and not to be changed.
     """
+    # Forks of one rollout count together, so that the rewards alone would not say what becomes of them.
     ids, forks = group.rollout_ids, group.forks if any(group.forks) else []
     if not forks and (not any(ids) or len(set(ids)) == len(ids)):
         return _process_unrelated(tuple(group.rewards), sizes, contract, normaliser)

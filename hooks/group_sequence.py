@@ -83,6 +83,7 @@ def index_rows(outcome: Outcome) -> Processed:
 
 def full_rows(outcome: Outcome, sources: Sequence[Any], hook: str) -> Processed:
     """The rows of full items, encoded. ``sources`` are the samples' uids; ``hook`` is blamed for what is not JSON."""
+    # A user's hook may have reordered, copied or made items: the uid says which sample each comes from.
     order = {uid: row for row, uid in enumerate(sources) if isinstance(uid, str)}
     rows = [_full_row(item, order, hook) for item in outcome.items]
     return Processed(rows, outcome.num_kept, outcome.is_filtered)

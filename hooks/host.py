@@ -101,6 +101,7 @@ class Host:
         self._complete.close()
 
     def _announce(self, hook: str) -> None:
+        # A filter is asked once for each item: one announcement is enough.
         if hook != self._asked:
             self._asked = hook
             self._channel.send(host_messages.Asking(hook))
@@ -126,6 +127,7 @@ class Host:
     def _process(self, request: host_messages.Process) -> host_messages.Rows:
         group, sizes = _group(request), Sizes(*request.sizes)
         contract = self._contract_for(group, sizes)
+        # Read before users' hooks get the items, which they may change.
         uids = [item.get("uid") for item in group[1]]
         outcome = group_sequence.process(self._hooks, group, sizes, contract)
         if request.bodies is None:
@@ -138,6 +140,7 @@ class Host:
     def _contract_for(self, group: Group, sizes: Sizes) -> Contract:
         """The contract. When a salvaged group comes before any was judged, ``is_valid_group`` is asked to learn it."""
         if self._choice.decided is None:
+            # Users' hooks may change what they are given, and this group is needed once more.
             self._hooks.is_valid_group(copy.deepcopy(group), sizes)
         return self._choice.current
 

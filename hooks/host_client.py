@@ -41,6 +41,7 @@ class StartFailures:
     def check(self) -> None:
         """Raise the last failure while it is too early for another try."""
         if self._error is not None and self._now_s() < self._until_s:
+            # A copy: each raise adds its own traceback, and this error is raised for every group.
             raise copy.copy(self._error)
 
     def note(self, error: HookFailed) -> None:
@@ -123,10 +124,12 @@ class HostClient:
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._tasks.start(work)
         task.add_done_callback(_seen)
+        # Broken off in the middle, a request would cost the host: it goes on without its caller.
         return await asyncio.shield(task)
 
     async def _refusably(self, work: Coroutine[Any, Any, T]) -> T:
         if self._refusal is not None:
+            # Python warns of a coroutine that nobody awaits.
             work.close()
             raise copy.copy(self._refusal)
         task = asyncio.current_task()
@@ -135,6 +138,7 @@ class HostClient:
         try:
             return await work
         except asyncio.CancelledError:
+            # Cancelled by ``close`` then, and not by ``refuse``.
             if self._refusal is None:
                 raise
             raise copy.copy(self._refusal) from None
@@ -172,6 +176,7 @@ class HostClient:
 
     async def _within(self, child: "_Child", work: Coroutine[Any, Any, T], limit_s: float, hook: str) -> T:
         """``work``, unless it takes longer than ``limit_s`` or the child dies: then the child is killed and blamed."""
+        # Whom to blame until the host names the hook that it is calling.
         child.asked = hook
         try:
             async with asyncio.timeout(limit_s):
@@ -204,6 +209,7 @@ class _Child:
         """Start a host in a process group of its own, with one end of a socket pair."""
         ours, theirs = socket.socketpair()
         try:
+            # Our copy of its end is closed at once, so that the host's death shows as the end of the socket.
             with theirs, _log_file(log_path) as log:
                 process = await asyncio.create_subprocess_exec(
                     *python_argv("forebay.hooks.host", str(theirs.fileno()), str(os.getpid())),
@@ -211,6 +217,7 @@ class _Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    # A process group of its own: what users' hooks start is killed with it.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -266,6 +273,7 @@ class _Child:
             message: host_messages.FromHost = host_messages.decode_from_host(body)
             if isinstance(message, host_messages.Failed):
                 raise HookFailed(message.hook, message.message, message.traceback)
+            # Announcements come before the reply, as many as hooks are called.
             if not isinstance(message, host_messages.Asking):
                 return message
             self.asked = message.hook

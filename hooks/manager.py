@@ -42,6 +42,7 @@ class HookManager:
     def register(self, plugin: object, name: str) -> None:
         """Add a plugin; the one added last is asked first. Raises ``ValueError`` if it implements what is no hook."""
         self._plugins.register(plugin, name)
+        # Without it a marked function that is no hook would just never be asked.
         self._plugins.check_pending()
 
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class HookManager:
 
     def _implementers(self, hook: str) -> list[str]:
         found = getattr(self._plugins.hook, hook).get_hookimpls()
+        # pluggy lists first who is asked last.
         return [implementation.plugin_name for implementation in reversed(found)]
 
     def _ask(self, hook: str, **arguments: object) -> Any:

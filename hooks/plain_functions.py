@@ -57,6 +57,7 @@ class _Call:
 
     def __call__(self, *arguments: object) -> Any:
         answer = self.complete(self.function(*arguments))
+        # slime takes it for false.
         if answer is None and self.hook == "filter_item":
             return False
         if answer is None:
@@ -73,6 +74,7 @@ def _bind(hook: str, call: _Call, choice: ContractChoice) -> object:
 def _bind_meta_info(call: _Call) -> object:
     @hookimpl
     def get_group_data_meta_info(temp_data: dict[InstanceId, list[Item]], task_type: str) -> Any:
+        # None is pluggy's "no opinion": the next plugin is asked.
         return call(temp_data) if task_type == call.task_type else None
 
     return get_group_data_meta_info
@@ -82,6 +84,7 @@ def _bind_validity(call: _Call, choice: ContractChoice) -> object:
     def ask(group: Group, sizes: Mapping[Contract, int], task_type: str) -> Any:
         assumed = choice.current
         answer = call(group, sizes[assumed], task_type)
+        # The first answer may show that the file follows the other contract, which passes another number: ask again.
         choice.observe(answer)
         if choice.current == assumed or sizes["A"] == sizes["B"]:
             return answer

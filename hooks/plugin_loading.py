@@ -46,6 +46,7 @@ def load_hooks(
             adapted = adapt(namespace, task_type=task_type, contract=contract, complete=complete)
             choice = adapted.choice
             manager.register(adapted.plugin, f"file {module_path.name}")
+    # What is registered last is asked first: plugins go before the generator file.
     for point in installed_plugins() if loads_plugins else []:
         with _blamed(f"plugin {point.name}"):
             manager.register(point.load(), f"plugin {point.name}")
@@ -61,6 +62,7 @@ def _import_file(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Before it is executed: dataclasses look their module up there, and so does pickle.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -124,6 +124,7 @@ class HookRunner:
         request = host_messages.Process(
             _key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes), group.forks
         )
+        # The name is blamed only if the host dies before it has announced a hook.
         reply = cast(host_messages.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
         return Processed(reply.rows, reply.num_kept, reply.is_filtered)
@@ -146,6 +147,7 @@ class HookRunner:
             self._notifier.put(event, payload)
 
     async def _deliver(self, event: str, payload: bytes) -> None:
+        # Which plugins implement the event is known only once the host has loaded them.
         await self._host.ready()
         if self._is_outside(event):
             await self._host.ask(host_messages.Notify(event, payload), event)
