@@ -15,7 +15,6 @@ import msgspec
 
 from forebay.client.calls.flow import (
     ENDLESS_S,
-    TRANSIENT,
     Call,
     Flow,
     Lost,
@@ -58,7 +57,6 @@ LEVEL = 1
 SMALLEST_COMPRESSED_BYTES = 1_024
 WRITE_TIMEOUT_S = 90.0
 NO_ROOM = frozenset({429, 507})
-"""Statuses of a buffer that lives and has no room: it is waited for, however long that takes."""
 FATAL = frozenset({401, 403, 404, 405, 410})
 """Statuses that say the same to every sample: wrong address, wrong token, no such run."""
 
@@ -69,7 +67,10 @@ class Writing:
     A derived class may speak with a buffer of another kind: ``call``, ``verdicts`` and ``hopeless`` say how.
     """
 
-    transient = TRANSIENT
+    no_room = NO_ROOM
+    """Statuses of a buffer that lives and has no room: it is waited for, however long that takes."""
+    splits_without_room = False
+    """Whether what there was no room for is offered in smaller parts at once."""
 
     def __init__(
         self,
@@ -132,7 +133,9 @@ class Writing:
         if len(batch) > self._max_samples:  # those without room gather
             return (yield from self._offer_halves(batch))
         told = yield from self._answered(batch)
-        if told.status in NO_ROOM:
+        if told.status in self.no_room:
+            if self.splits_without_room and len(batch) > 1:
+                return (yield from self._offer_halves(batch))
             return batch, told.retry_after_s
         verdicts = self.verdicts(told, len(batch))
         if verdicts is not None:
@@ -156,7 +159,7 @@ class Writing:
         call = yield from self.call([sent.body for sent in batch])
         while True:
             told: Reply | Lost = yield call
-            if isinstance(told, Reply) and (told.status not in self.transient or told.status in NO_ROOM):
+            if isinstance(told, Reply) and (not told.is_transient or told.status in self.no_room):
                 return told
             if patience is None:
                 patience = Patience(self.retry_for_s)

@@ -4,18 +4,21 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 import msgspec
 
+from forebay.client.calls.flow import Call, Lost, Reply, json_call
+from forebay.client.calls.transport import AsyncTransport
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
-from forebay.generators.buffer_link.abc import BUSY, GONE, LinkRefused, RunGone, retry_after_s
+from forebay.generators.buffer_link.abc import BUSY, GONE, TIMEOUT_S, LinkRefused, asked, text_of
 
 logger = logging.getLogger(__name__)
 
+UNAUTHORIZED = 401
 MAX_TRIES = 8
 """For one call to a gateway that does not answer: with the pauses, half a minute. The server restarts it in seconds."""
 
@@ -67,10 +70,11 @@ class GatewayLink:
                 hint="start the run on a Forebay server: it tells its generators their remote_buffer_url",
                 field="remote_buffer_url",
             )
-        self._server_url = f"{buffer_url.rstrip('/')}/gateway"
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(90.0, connect=10.0))
-        self._address: _Address | None = None
+        self._server = AsyncTransport(buffer_url, token=None)
+        self._gateway: AsyncTransport | None = None
         self._asking = asyncio.Lock()
+        self._closing = AsyncExitStack()
+        self._closing.push_async_callback(self._server.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +82,7 @@ class GatewayLink:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._closing.aclose()
 
     async def open(
         self,
@@ -114,57 +118,39 @@ class GatewayLink:
         return msgspec.json.decode(await self._ask("GET", f"/{rollout_id}", None), type=RolloutRecord)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        pause = Backoff()
+        pause, call = Backoff(), json_call(method, f"gateway/rollouts{path}", body, TIMEOUT_S)
         for _ in range(MAX_TRIES):
-            address = await self._found()
-            response = await self._try(address, method, path, body)
-            status = None if response is None else response.status_code
+            gateway = await self._found()
+            answer = await gateway.ask(call)
+            status = None if isinstance(answer, Lost) else answer.status
             if status in GONE:
                 raise EngineError("the gateway knows nothing of this rollout any more", status_code=404)
-            if response is not None and status not in BUSY and status != httpx.codes.UNAUTHORIZED:
-                return _content(response)
-            if status not in BUSY and self._address is address:
+            if isinstance(answer, Lost):
+                logger.warning("the gateway does not answer (%s)", answer.reason)
+            elif status not in BUSY and status != UNAUTHORIZED:
+                return _content(answer)
+            if status not in BUSY and self._gateway is gateway:
                 # It is another one now, or the run is over: the server knows.
-                self._address = None
-            await pause.wait(retry_after_s(response))
+                self._gateway = None
+            await pause.wait(answer.retry_after_s)
         raise EngineUnavailable("the gateway does not answer", hint="see the server's log")
 
-    async def _try(
-        self, address: _Address, method: str, path: str, body: dict[str, Any] | None
-    ) -> httpx.Response | None:
-        url, headers = f"{address.url}/gateway/rollouts{path}", {"Authorization": f"Bearer {address.key}"}
-        try:
-            return await self._http.request(method, url, json=body, headers=headers)
-        except httpx.TransportError as error:
-            logger.warning("the gateway does not answer (%s: %s)", type(error).__name__, error)
-            return None
-
-    async def _found(self) -> _Address:
+    async def _found(self) -> AsyncTransport:
         async with self._asking:
-            if self._address is None:
-                self._address = await self._ask_server()
-            return self._address
-
-    async def _ask_server(self) -> _Address:
-        pause = Backoff()
-        while True:
-            try:
-                response = await self._http.post(self._server_url)
-            except httpx.TransportError as error:
-                logger.warning("the server does not answer (%s: %s)", type(error).__name__, error)
-                response = None
-            if response is not None and response.status_code in GONE:
-                raise RunGone("the run is over")
-            if response is not None and response.status_code not in BUSY:
-                return msgspec.json.decode(_content(response), type=_Address)
-            await pause.wait(retry_after_s(response))
+            if self._gateway is None:
+                reply = await self._server.run(asked(Call("POST", "gateway", timeout_s=TIMEOUT_S)))
+                address = msgspec.json.decode(_content(reply), type=_Address)
+                self._gateway = AsyncTransport(address.url, address.key)
+                # One that is replaced stays open until the end: other rollouts may be about to ask over it.
+                self._closing.push_async_callback(self._gateway.close)
+            return self._gateway
 
 
-def _content(response: httpx.Response) -> bytes:
+def _content(reply: Reply) -> bytes:
     """The body of an answer. No error tells an address: that of the server holds the key of the run."""
-    if response.is_error:
+    if reply.status >= 400:
         raise LinkRefused(
-            f"the gateway cannot be used, the answer is {response.status_code}: {response.text[:300]}",
+            f"the gateway cannot be used, the answer is {reply.status}: {text_of(reply)}",
             hint="server, gateway and generator must be of the same version",
         )
-    return response.content
+    return reply.body

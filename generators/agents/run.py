@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed
-from forebay.generators.job.step_gate import Hold
 from forebay.generators.rewards import is_async
 from forebay.generators.rollouts.samples import plain
+from forebay.generators.rollouts.step_gate import Hold
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
 
 LOOK_S = 1.0

@@ -1,24 +1,30 @@
 """What a run process says to its buffer, and hears from it."""
 
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-import httpx
-
-from forebay.core.backoff import Backoff
+from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Reply, answered
+from forebay.client.calls.transport import AsyncTransport
+from forebay.client.sample_writer.outbox import Limits, Sample
+from forebay.client.sample_writer.protocol import Writing
+from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.errors import ForebayError
-from forebay.generators.job.schedule import GroupKey, Plan
-from forebay.generators.job.step_gate import Step
+from forebay.core.ids import InstanceId
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected generator file would wait for it
+    from forebay.core.oversampling import Oversampling
 
+TIMEOUT_S = 90.0
 GONE = frozenset({404, 410})
 """Statuses that say: the run is over, nothing sent to it will be used."""
-BUSY = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+BUSY = TRANSIENT | {500}
 """Statuses that say: the same request is right a little later."""
+NO_LIMIT_BYTES = 1 << 62
+
+GroupKey = tuple[InstanceId, int]
+"""Instance and epoch."""
 
 
 class RunGone(ForebayError):
@@ -35,33 +41,52 @@ class LinkRefused(ForebayError):
     status = 502
 
 
-class BufferBusy(ForebayError):
-    """The buffer took nothing; the samples are to be offered again, one by one if ``may_split``."""
+@dataclass(frozen=True)
+class Step:
+    """What the server tells of a step: its number and weights, which groups it has, and which came to nothing."""
 
-    code = "buffer_busy"
-    status = 503
-
-    def __init__(self, retry_after_s: float | None = None, *, may_split: bool = False) -> None:
-        super().__init__("the buffer takes nothing now", hint="offer the samples again")
-        self.retry_after_s = retry_after_s
-        self.may_split = may_split
+    number: int
+    weight_version: int | None = None
+    counted: Collection[str] = ()
+    discarded: Collection[str] = ()
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of one offered sample: acknowledged, to be offered again, or refused for good."""
+class Plan:
+    """What a run process is to do, as the server tells it. Durations in seconds."""
 
-    must_repeat: bool = False
-    problem: str = ""
+    run_id: str
+    group_size: int
+    group_timeout_s: float = 300.0
+    group_deadline_s: float = 3_600.0
+    closed: frozenset[GroupKey] = frozenset()
+    """Groups for which nothing is to be generated."""
+    taken: Mapping[GroupKey, frozenset[int]] = field(default_factory=dict)
+    """Incomplete groups, with the slots that are there."""
+    uids: frozenset[str] = frozenset()
+    """Of the samples there, the uids that are not those of their slots."""
+    is_resumed: bool = False
+    last_closed: int = 0
+    """The number in the feed of the last group that was closed."""
+    oversampling: "Oversampling | None" = None
+    step: Step | None = None
+    """Where the trainer is."""
+    captures: bool = True
+    """Whether the engines are asked for tokens."""
 
+    @property
+    def groups_per_step(self) -> int | None:
+        return self.oversampling.groups_per_step if self.oversampling else None
 
-ACKNOWLEDGED = Verdict()
-REPEAT = Verdict(must_repeat=True)
+    @property
+    def num_spares(self) -> int:
+        """Rollouts of a group beyond its slots."""
+        return self.oversampling.num_spares(self.group_size) if self.oversampling else 0
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a run process tells about itself. None leaves what was told before as it is."""
+class ProgressReport:
+    """What a run process reports of itself. None leaves what was reported before as it is."""
 
     opened: Sequence[GroupKey] = ()
     is_waiting_for_engine: bool | None = None
@@ -98,51 +123,64 @@ class Link(ABC):
     """Whether a failed sample may be sent: slime's own buffer cannot be read any more after one."""
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(90.0, connect=10.0))
+        self.transport = AsyncTransport(url, token=None)
 
     async def close(self) -> None:
         """Let go of the connections."""
-        await self._http.aclose()
+        await self.transport.close()
+
+    def writer(self, max_waiting: int) -> AsyncWriter:
+        """What takes finished samples; when ``max_waiting`` wait, those who bring another wait with them.
+
+        That is how a buffer without room slows generation down.
+        """
+        return AsyncWriter(self.transport, self._writing(max_waiting + 1))  # one more is being offered
+
+    @abstractmethod
+    def _writing(self, max_waiting: int) -> "RunWriting":
+        """How samples are offered."""
 
     @abstractmethod
     async def plan(self, fallback: Plan) -> Plan:
         """What there is to do; ``fallback`` is the answer of a buffer that cannot say."""
 
     @abstractmethod
-    async def write(self, samples: list[bytes]) -> list[Verdict]:
-        """Offer encoded samples once. Raises ``BufferBusy`` when none was looked at."""
-
-    @abstractmethod
-    async def report(self, progress: Progress) -> None:
+    async def report(self, progress: ProgressReport) -> None:
         """Tell how far the run is."""
 
     @abstractmethod
-    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:
-        """Wait up to 25 s for what is news after what was ``told`` last."""
-
-    async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """One request, made again with growing pauses while the buffer cannot be reached or is busy."""
-        pause = Backoff()
-        while True:
-            response = await self._try(method, path, **request)
-            if response is not None and response.status_code not in BUSY:
-                return response
-            await pause.wait(retry_after_s(response))
-
-    async def _try(self, method: str, path: str, **request: Any) -> httpx.Response | None:
-        """One request; None if the buffer cannot be reached."""
-        try:
-            response = await self._http.request(method, f"{self._url}/{path}", **request)
-        except httpx.TransportError as error:
-            logger.warning("the buffer does not answer (%s: %s)", type(error).__name__, error)
-            return None
-        if response.status_code in GONE:
-            raise RunGone(f"the buffer answers {response.status_code} for this run: {response.text[:200]}")
-        return response
+    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
+        """Wait up to 25 s for what is news after the answer ``before``."""
 
 
-def retry_after_s(response: httpx.Response | None) -> float | None:
-    """The seconds of a reply's Retry-After, at most a minute; None where there is none."""
-    told = "" if response is None else response.headers.get("Retry-After", "")
-    return min(float(told), 60.0) if told.isdecimal() else None
+class RunWriting(Writing):
+    """Offers each sample until it is acknowledged or refused for good, or the run is gone, however long that takes."""
+
+    no_room = BUSY
+    # A refusal of a whole batch may be due to one of its samples: the others must not wait for it.
+    splits_without_room = True
+
+    def __init__(self, path: str, max_waiting: int, max_samples: int = 64) -> None:
+        # What is finished goes out at once: who waits for its group should not wait for a batch as well.
+        limits = Limits(max_samples, max_age_s=0.0, max_waiting=max_waiting, max_waiting_bytes=NO_LIMIT_BYTES)
+        super().__init__(path, limits, on_refused=_ignore)
+
+    def hopeless(self, reply: Reply, error: ForebayError) -> ForebayError | None:  # noqa: ARG002 - the status says it
+        return RunGone(f"the buffer answers {reply.status}: {text_of(reply)}") if reply.status in GONE else None
+
+
+def _ignore(sample: Sample, error: ForebayError) -> None:
+    """The log has the refusal, and the run goes on."""
+
+
+def asked(call: Call) -> Flow[Reply]:
+    """The answer to a call about the run, made again until there is one. Raises ``RunGone``."""
+    reply = yield from answered(call, ENDLESS_S, BUSY)
+    if reply.status in GONE:
+        raise RunGone(f"the buffer answers {reply.status} for this run: {text_of(reply)}")
+    return reply
+
+
+def text_of(reply: Reply) -> str:
+    """The beginning of a reply, for people to read."""
+    return reply.body[:300].decode(errors="replace")

@@ -2,6 +2,7 @@
 
 import re
 
+from forebay.core.addresses import is_http_url
 from forebay.core.errors import InvalidInput
 from forebay.generators.buffer_link.abc import Link
 from forebay.generators.buffer_link.forebay import ServerLink
@@ -10,8 +11,6 @@ from forebay.generators.buffer_link.slime import SlimeLink
 
 def connect_link(url: str) -> Link:
     """A ``ServerLink`` for an address that ends in ``/w/{run_key}``, else a ``SlimeLink``. Raises ``InvalidInput``."""
-    if not re.match(r"https?://[^/]", url):
+    if not is_http_url(url):
         raise InvalidInput(f"remote_buffer_url must be an http address, got {url!r:.200}", field="remote_buffer_url")
-    if re.search(r"/w/[^/]+/?$", url):
-        return ServerLink(url)
-    return SlimeLink(url)
+    return ServerLink(url) if re.search(r"/w/[^/]+/?$", url) else SlimeLink(url)

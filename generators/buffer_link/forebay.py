@@ -1,33 +1,33 @@
 """The link to a Forebay server: the private address ``…/w/{run_key}`` of one run."""
 
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
-from forebay.client.sample_writer.protocol import REPEATABLE_CODES, read_verdicts
-from forebay.core.binary_sample import SAMPLES_TYPE, is_binary, join_samples
+from forebay.client.calls.flow import JSON_BODY, Call, Flow, json_call
+from forebay.client.sample_writer.outbox import Sample
+from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
+from forebay.core.binary_sample import is_binary
 from forebay.core.errors import ForebayError
 from forebay.core.oversampling import Oversampling
 from forebay.generators.buffer_link.abc import (
-    ACKNOWLEDGED,
-    BUSY,
-    REPEAT,
-    BufferBusy,
+    TIMEOUT_S,
     ClosedGroups,
     Link,
     LinkRefused,
-    Progress,
-    Verdict,
-    retry_after_s,
+    Plan,
+    ProgressReport,
+    RunWriting,
+    Step,
+    asked,
+    text_of,
 )
-from forebay.generators.job.schedule import Plan
-from forebay.generators.job.step_gate import Step
 
 FEED_WAIT_S = 25.0
-JSON = {"Content-Type": "application/json"}
-SAMPLES = {"Content-Type": SAMPLES_TYPE}
 OVER_STATES = frozenset({"stopped", "failed"})
+KEPT_OF_REFUSED = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id")
 
 
 class ServerLink(Link):
@@ -36,37 +36,35 @@ class ServerLink(Link):
     has_feed = True
     takes_failed = True
 
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._root = urlsplit(url).path.rstrip("/")
+
+    def _writing(self, max_waiting: int) -> RunWriting:
+        return _ServerWriting("samples", max_waiting)
+
     async def plan(self, fallback: Plan) -> Plan:
-        told = _decoded(await self._ask("GET", "plan"))
-        taken = [(instance_id, epoch, slots, rest) for instance_id, epoch, slots, *rest in told["taken"]]
+        answer = await self._ask(Call("GET", "plan", timeout_s=TIMEOUT_S))
+        taken = [(instance_id, epoch, slots, rest) for instance_id, epoch, slots, *rest in answer["taken"]]
         return Plan(
-            run_id=told["run_id"],
-            group_size=int(told["group_size"]),
-            group_timeout_s=float(told["group_timeout_seconds"]),
-            group_deadline_s=float(told["group_deadline_seconds"]),
-            closed=frozenset((instance_id, epoch) for instance_id, epoch in told["closed"]),
+            run_id=answer["run_id"],
+            group_size=int(answer["group_size"]),
+            group_timeout_s=float(answer["group_timeout_seconds"]),
+            group_deadline_s=float(answer["group_deadline_seconds"]),
+            closed=frozenset((instance_id, epoch) for instance_id, epoch in answer["closed"]),
             taken={(instance_id, epoch): frozenset(slots) for instance_id, epoch, slots, _ in taken},
             uids=frozenset(uid for *_, rest in taken for uids in rest for uid in uids),
-            is_resumed=bool(told.get("is_resumed")),
-            last_closed=int(told.get("last_closed_seq") or 0),
+            is_resumed=bool(answer.get("is_resumed")),
+            last_closed=int(answer.get("last_closed_seq") or 0),
             # Beyond its own settings the server lets the generator's code decide.
-            oversampling=Oversampling(**told["oversampling"]) if told.get("oversampling") else fallback.oversampling,
-            step=_step(told),
+            oversampling=Oversampling(**answer["oversampling"])
+            if answer.get("oversampling")
+            else fallback.oversampling,
+            step=_step(answer),
             captures=fallback.captures,
         )
 
-    async def write(self, samples: list[bytes]) -> list[Verdict]:
-        has_arrays = any(is_binary(sample) for sample in samples)
-        content = join_samples(samples) if has_arrays else b"[" + b",".join(samples) + b"]"
-        response = await self._try("POST", "samples", content=content, headers=SAMPLES if has_arrays else JSON)
-        errors = None if response is None else read_verdicts(response.content, len(samples))
-        if errors is not None:
-            return [_verdict(error) for error in errors]
-        if response is None or response.status_code in BUSY or len(samples) > 1:
-            raise BufferBusy(retry_after_s(response), may_split=response is not None)
-        return [Verdict(problem=f"{response.status_code}: {response.text[:500]}")]
-
-    async def report(self, progress: Progress) -> None:
+    async def report(self, progress: ProgressReport) -> None:
         body = {
             "opened": [list(key) for key in progress.opened],
             "waiting_for_engine": progress.is_waiting_for_engine,
@@ -76,11 +74,11 @@ class ServerLink(Link):
             "process_id": progress.process_id,
             "counts": progress.counts,
         }
-        _decoded(await self._ask("POST", "progress", content=msgspec.json.encode(body), headers=JSON))
+        await self._ask(json_call("POST", "progress", body, TIMEOUT_S))
 
-    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:
-        query = {"after": told.last, "seen": told.seen, "paused": told.is_paused, "wait_s": FEED_WAIT_S}
-        news = _decoded(await self._ask("GET", "closed_groups", params=query))
+    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
+        query = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "wait_s": FEED_WAIT_S}
+        news = await self._ask(Call("GET", "closed_groups", timeout_s=TIMEOUT_S, query=query))
         return ClosedGroups(
             group_ids=[group["group_id"] for group in news["groups"]],
             last=int(news["last"]),
@@ -90,22 +88,33 @@ class ServerLink(Link):
             is_paused=bool(news.get("paused")),
         )
 
+    async def _ask(self, call: Call) -> dict[str, Any]:
+        reply = await self.transport.run(asked(call))
+        if reply.status >= 400:
+            raise LinkRefused(
+                f"the buffer answers {reply.status} to {self._root}/{call.path}: {text_of(reply)}",
+                hint="server and generator must be of the same version",
+            )
+        return dict(msgspec.json.decode(reply.body))
 
-def _step(told: dict[str, Any]) -> Step | None:
-    step = told.get("step")
+
+class _ServerWriting(RunWriting):
+    """One array of samples in a call; what the server refuses is offered as a failed sample."""
+
+    def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
+        if any(map(is_binary, bodies)):
+            return (yield from super().call(bodies))
+        return Call("POST", "samples", b"[" + b",".join(bodies) + b"]", JSON_BODY, WRITE_TIMEOUT_S)
+
+    def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:
+        """The same rollout as a failed sample: its slot is filled, and the group does not wait for its deadline."""
+        if sample.get("fork") or sample.get("status") == "failed":
+            return None
+        kept = {name: sample[name] for name in KEPT_OF_REFUSED}
+        problem = {"type": "SampleRefused", "message": f"{error.code}: {error}"}
+        return {**kept, "messages": [], "status": "failed", "error": problem}
+
+
+def _step(answer: dict[str, Any]) -> Step | None:
+    step = answer.get("step")
     return Step(step["number"], step["weight_version"], step["counted"], step["discarded"]) if step else None
-
-
-def _decoded(response: httpx.Response) -> dict[str, Any]:
-    if response.is_error:
-        raise LinkRefused(
-            f"the buffer answers {response.status_code} to {response.request.url.path}: {response.text[:300]}",
-            hint="server and generator must be of the same version",
-        )
-    return dict(msgspec.json.decode(response.content))
-
-
-def _verdict(error: ForebayError | None) -> Verdict:
-    if error is None:
-        return ACKNOWLEDGED
-    return REPEAT if error.code in REPEATABLE_CODES else Verdict(problem=f"{error.code}: {error}")

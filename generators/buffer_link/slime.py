@@ -1,19 +1,21 @@
 """The link to slime's own rollout buffer, or to any address without a run key: samples one by one, nothing else."""
 
+from collections.abc import Sequence
+
+from forebay.client.calls.flow import JSON_BODY, Call, Flow, Reply
+from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import as_json
+from forebay.core.errors import ForebayError
 from forebay.generators.buffer_link.abc import (
-    ACKNOWLEDGED,
-    BUSY,
-    REPEAT,
-    BufferBusy,
+    GONE,
     ClosedGroups,
     Link,
     LinkRefused,
-    Progress,
-    Verdict,
-    retry_after_s,
+    Plan,
+    ProgressReport,
+    RunWriting,
+    text_of,
 )
-from forebay.generators.job.schedule import Plan
 
 
 class SlimeLink(Link):
@@ -22,31 +24,26 @@ class SlimeLink(Link):
     has_feed = False
     takes_failed = False
 
+    def _writing(self, max_waiting: int) -> RunWriting:
+        # One in a call: what was acknowledged must not be offered again, for this buffer may not know duplicates.
+        return _SlimeWriting("buffer/write", max_waiting, max_samples=1)
+
     async def plan(self, fallback: Plan) -> Plan:
         return fallback
 
-    async def write(self, samples: list[bytes]) -> list[Verdict]:
-        verdicts = []
-        for sample in samples:
-            try:
-                verdicts.append(await self._write_one(sample))
-            except BufferBusy:
-                # What was acknowledged before must not be offered again: the buffer may not know duplicates.
-                if not verdicts:
-                    raise
-                verdicts += [REPEAT] * (len(samples) - len(verdicts))
-                break
-        return verdicts
+    async def report(self, progress: ProgressReport) -> None:
+        """Nobody wants to know."""
 
-    async def _write_one(self, sample: bytes) -> Verdict:
-        headers = {"Content-Type": "application/json"}
-        response = await self._try("POST", "buffer/write", content=as_json(sample), headers=headers)
-        if response is None or response.status_code in BUSY:
-            raise BufferBusy(retry_after_s(response))
-        return Verdict(problem=f"{response.status_code}: {response.text[:500]}") if response.is_error else ACKNOWLEDGED
-
-    async def report(self, progress: Progress) -> None:
-        """There is nobody to tell."""
-
-    async def closed_groups(self, told: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - there is no feed
+    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - there is no feed
         raise LinkRefused("this buffer does not tell which groups it closed", hint="ask has_feed first")
+
+
+class _SlimeWriting(RunWriting):
+    def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
+        yield from ()
+        return Call("POST", "buffer/write", as_json(bodies[0]), JSON_BODY, WRITE_TIMEOUT_S)
+
+    def verdicts(self, reply: Reply, count: int) -> list[ForebayError | None] | None:
+        if reply.status in GONE:
+            return None
+        return [LinkRefused(f"{reply.status}: {text_of(reply)}") if reply.status >= 400 else None] * count

@@ -5,17 +5,18 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from forebay.client.sample_writer.outbox import Sample
+from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.clock import ActiveClock
 from forebay.core.errors import InputRefused
 from forebay.engines.ring import EngineRing
-from forebay.generators.buffer_link.abc import ClosedGroups, Link, RunGone
-from forebay.generators.buffer_link.writer import Sample, Writer
-from forebay.generators.job.open_group import GroupClosed, OpenGroup
+from forebay.generators.buffer_link.abc import ClosedGroups, Link, Plan, RunGone, Step
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.reporter import Ending, Reporter, Totals, cost
-from forebay.generators.job.schedule import GroupPlan, Plan, Schedule
-from forebay.generators.job.step_gate import Hold, Step
+from forebay.generators.job.schedule import Schedule
 from forebay.generators.rollouts.attempts import RolloutRunner
+from forebay.generators.rollouts.open_group import GroupClosed, GroupPlan, OpenGroup
+from forebay.generators.rollouts.step_gate import Hold
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class JobParts:
     link: Link
     ring: EngineRing
     runner: RolloutRunner
-    writer: Writer
+    writer: AsyncWriter
     reporter: Reporter
     clock: ActiveClock
     hold: Hold
@@ -75,14 +76,13 @@ class RolloutJob:
             self._open.services = services
             news = services.create_task(self._reporter.run())
             feed = services.create_task(self._follow_closed())
-            writing = services.create_task(self._parts.writer.run())
+            services.create_task(self._parts.writer.watch())
             async with asyncio.TaskGroup() as rollouts:
                 self._rollouts = rollouts
                 self._hold.on_change = self._note_held
                 self._note_step(self._parts.plan.step)
                 await self._fill()
-            self._parts.writer.finish()
-            await writing
+            await self._parts.writer.close()
             # The report lets the run end, and the feed of an ended run says that it is gone.
             feed.cancel()
             await self._reporter.finish()
@@ -137,15 +137,15 @@ class RolloutJob:
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
         plan, link = self._parts.plan, self._parts.link
-        told = ClosedGroups(last=plan.last_closed, seen=NOTHING_SEEN)
+        news = ClosedGroups(last=plan.last_closed, seen=NOTHING_SEEN)
         while link.has_feed:
-            told = await link.closed_groups(told)
-            for group_id in told.group_ids:
+            news = await link.closed_groups(news)
+            for group_id in news.group_ids:
                 self._open.close_id(group_id)
-            self._note_step(told.step)
-            self._hold.note_paused(told.is_paused)
-            self._reporter.note_paused(told.is_paused)
-            if told.is_run_over:
+            self._note_step(news.step)
+            self._hold.note_paused(news.is_paused)
+            self._reporter.note_paused(news.is_paused)
+            if news.is_run_over:
                 raise RunGone("the run was stopped")
 
     # --- rollouts
@@ -153,7 +153,7 @@ class RolloutJob:
     async def _run_rollout(self, group: OpenGroup, number: int) -> None:
         try:
             for sample in await self._samples(group, number):
-                await self._parts.writer.put(sample)
+                await self._parts.writer.write(sample)
         finally:
             self._places.release()
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.ring import Call, EngineRing
-from forebay.generators.job.open_group import OpenGroup
 from forebay.generators.job.reporter import Reporter, held
-from forebay.generators.job.step_gate import Hold
+from forebay.generators.rollouts.open_group import OpenGroup
+from forebay.generators.rollouts.step_gate import Hold
 
 
 class OpenGroups:

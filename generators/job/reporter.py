@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forebay.core.clock import ActiveClock
-from forebay.generators.buffer_link.abc import Link, Progress
-from forebay.generators.job.open_group import Execution
-from forebay.generators.job.schedule import GroupKey
+from forebay.generators.buffer_link.abc import GroupKey, Link, ProgressReport
+from forebay.generators.rollouts.open_group import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Reporter:
         """A group opens: returns when the buffer knows it. A buffer without room lets us wait here."""
         self.totals.num_groups_opened += 1
         # By itself, for it may be refused for minutes: meanwhile what else is to be told must not wait, nor grow old.
-        await self._link.report(Progress(opened=[key]))
+        await self._link.report(ProgressReport(opened=[key]))
 
     def note_waiting(self, is_waiting: bool) -> None:
         """The circuit breaker opened or closed; told as soon as possible."""
@@ -135,7 +134,7 @@ class Reporter:
     async def _send(self, *, is_last_slot_reported: bool = False) -> None:
         async with self._sending:
             self._is_count_due = False
-            progress = Progress(
+            progress = ProgressReport(
                 is_waiting_for_engine=self._is_waiting_for_engine,
                 is_held=self._is_held,
                 num_groups_total=self.totals.num_groups_total,

@@ -10,16 +10,15 @@ from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
 from forebay.engines.chat_template import load_template
 from forebay.engines.ring import EngineRing
-from forebay.generators.buffer_link.abc import RunGone
+from forebay.generators.buffer_link.abc import Plan, RunGone
 from forebay.generators.buffer_link.connect import connect_link
-from forebay.generators.buffer_link.writer import Writer
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
 from forebay.generators.job.reporter import Reporter, Totals
-from forebay.generators.job.schedule import Plan, Schedule
-from forebay.generators.job.step_gate import Hold
+from forebay.generators.job.schedule import Schedule
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.attempts import RolloutFunc, RolloutRunner, RolloutSettings
+from forebay.generators.rollouts.step_gate import Hold
 
 if TYPE_CHECKING:
     from forebay.generators.base import BaseGenerator
@@ -64,7 +63,8 @@ async def _open(
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
     runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
     stack.push_async_callback(runner.close)
-    writer = Writer(link, generator.queue_size)
+    writer = link.writer(generator.queue_size)
+    stack.push_async_callback(writer.stop)
     hold = Hold(plan.groups_per_step)
     return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, hold, generator.num_process)
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import openai
 
+from forebay.client.sample_writer.outbox import Sample
 from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import Message
 from forebay.engines.ring import EngineRing
-from forebay.generators.buffer_link.writer import Sample
 from forebay.generators.failures import outcome_of
-from forebay.generators.job.open_group import GroupClosed, OpenGroup
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollouts.client import make_async_client, make_client
 from forebay.generators.rollouts.engine_calls import EngineCalls, request_ids
+from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup
 from forebay.generators.rollouts.rollout import Rollout
 from forebay.generators.rollouts.samples import Returned, failed_sample, finished_samples, plain, reward_item
 

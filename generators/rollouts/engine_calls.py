@@ -16,7 +16,7 @@ from forebay.engines.admin import UNAVAILABLE_STATUSES
 from forebay.engines.capture.read_reply import asking
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
-from forebay.generators.job.open_group import GroupClosed, OpenGroup
+from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup
 
 T = TypeVar("T")
 

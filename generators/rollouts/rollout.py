@@ -8,8 +8,8 @@ from forebay.core.ids import InstanceId, rollout_uid
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
-from forebay.generators.job.open_group import OpenGroup
 from forebay.generators.rollouts.engine_calls import EngineCalls
+from forebay.generators.rollouts.open_group import OpenGroup
 
 
 class OpenStream(Protocol):

@@ -14,7 +14,7 @@ from forebay.core.task_row import Message
 from forebay.generators.rewards import RewardOutcome
 
 if TYPE_CHECKING:
-    from forebay.generators.buffer_link.writer import Sample
+    from forebay.client.sample_writer.outbox import Sample
     from forebay.generators.rollouts.rollout import Rollout
 
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})

@@ -14,8 +14,9 @@ from forebay.generators.agents.gateway import RolloutRecord
 from forebay.generators.agents.record import checked_result
 from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
+from forebay.generators.buffer_link.abc import Step
 from forebay.generators.failures import AgentFailed, EnvironmentFailed
-from forebay.generators.job.step_gate import Hold, Step
+from forebay.generators.rollouts.step_gate import Hold
 from forebay.generators.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=30)

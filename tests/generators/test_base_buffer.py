@@ -3,14 +3,13 @@
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.responses import JSONResponse, Response
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
-from forebay.generators.buffer_link.abc import BufferBusy, LinkRefused, RunGone
+from forebay.generators.buffer_link.abc import LinkRefused, RunGone
 from forebay.generators.buffer_link.connect import connect_link
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
@@ -44,9 +43,10 @@ async def test_a_refused_batch_is_offered_one_by_one_so_that_one_sample_cannot_h
 ) -> None:
     link = ServerLink(buffer.url)
     buffer.answers = [busy(429)]
-    with pytest.raises(BufferBusy) as refused:
-        await link.write([b'{"uid": "1"}', b'{"uid": "2"}'])
-    assert refused.value.may_split
+    writer = link.writer(10)
+    await asyncio.gather(writer.write({"uid": "1"}), writer.write({"uid": "2"}))
+    await writer.close()
+    assert buffer.batch_sizes == [1, 1]
     await link.close()
 
 
@@ -155,8 +155,10 @@ async def test_slimes_own_buffer_gets_items_one_by_one_and_nothing_else(buffer, 
 
 async def test_a_404_from_a_buffer_without_run_keys_stops_the_run(buffer) -> None:
     link = SlimeLink(f"{buffer.root_url}/nowhere")
+    writer = link.writer(10)
+    await writer.write({"uid": "1"})
     with pytest.raises(RunGone):
-        await link.write([msgspec.json.encode({"uid": "1"})])
+        await writer.close()
     await link.close()
 
 

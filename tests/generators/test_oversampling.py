@@ -11,8 +11,8 @@ from forebay.core.ids import group_id
 from forebay.core.task_row import TaskRow
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
-from forebay.generators.job.open_group import OpenGroup
-from forebay.generators.job.schedule import GroupPlan, Plan
+from forebay.generators.buffer_link.abc import Plan
+from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup
 from tests.conftest import MakeServer
 from tests.generators.bench_kit import HANGS, LIMIT_S, Script, bench, reward
 from tests.kit import ServerProcess

@@ -4,23 +4,22 @@ from typing import Any
 
 import pytest
 
+from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.binary_sample import SAMPLES_TYPE
 from forebay.generators.buffer_link.abc import Link
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
-from forebay.generators.buffer_link.writer import Writer
 from tests.generators.conftest import FakeBuffer
 from tests.kit import make_sample
 
 TOKENS: dict[str, Any] = {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [0.0, -0.5, -0.25]}
 
 
-async def deliver(link: Link, *samples: dict[str, Any]) -> Writer:
-    writer = Writer(link, max_waiting=10)
+async def deliver(link: Link, *samples: dict[str, Any]) -> AsyncWriter:
+    writer = link.writer(max_waiting=10)
     for sample in samples:
-        await writer.put(sample)
-    writer.finish()
-    await writer.run()
+        await writer.write(sample)
+    await writer.close()
     await link.close()
     return writer
 

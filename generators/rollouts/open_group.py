@@ -2,17 +2,41 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Protocol
 
 from forebay.core.clock import ActiveClock
-from forebay.core.ids import group_id, group_rid_prefix
+from forebay.core.ids import group_id, group_rid_prefix, rollout_uid
+from forebay.core.task_row import TaskRow
 from forebay.core.waiting import Signal
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.ring import Call
-from forebay.generators.job.schedule import GroupKey, GroupPlan, Plan, rollout_numbers
-from forebay.generators.job.step_gate import Hold
+from forebay.generators.buffer_link.abc import GroupKey, Plan
+from forebay.generators.rollouts.step_gate import Hold
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One group to open, the slots of it that are missing, and the numbers of the rollouts that are to fill them."""
+
+    row: TaskRow
+    epoch: int
+    slots: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+def rollout_numbers(plan: Plan, group: str, slots: Sequence[int], first: int = 0) -> tuple[int, ...]:
+    """Numbers, from ``first`` on, for the rollouts that are to fill ``slots``, spares included.
+
+    A slot's own number comes first. Each stands for a uid, and none is used twice.
+    """
+    beyond = count(max(first, plan.group_size))
+    candidates = chain((slot for slot in slots if slot >= first), beyond)
+    free = (number for number in candidates if rollout_uid(plan.run_id, group, number) not in plan.uids)
+    return tuple(islice(free, len(slots) + plan.num_spares))
 
 
 class GroupClosed(BaseException):

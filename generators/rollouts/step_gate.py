@@ -1,24 +1,14 @@
 """Waiting for the trainer: once a step has its groups, nothing more is generated until other weights are announced."""
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from forebay.core.waiting import Signal
+from forebay.generators.buffer_link.abc import Step
 
 logger = logging.getLogger(__name__)
 
 WAIT_S = 3_600.0
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the server tells of a step: its number and weights, which groups it has, and which came to nothing."""
-
-    number: int
-    weight_version: int | None = None
-    counted: Collection[str] = ()
-    discarded: Collection[str] = ()
 
 
 class Hold:
