@@ -119,8 +119,8 @@ class BaseGenerator:
         if not data.get("remote_engine_url"):
             hint = "start it with --engine-url, or remote_engine_url in the body"
             raise InvalidInput("the run was started without an engine", hint=hint, field="remote_engine_url")
-        told = {ours: data[name] for name, ours in PAYLOAD_NAMES.items() if data.get(name) is not None}
-        return cls(data["remote_engine_url"], data["remote_buffer_url"], **{**told, **overrides})
+        given = {ours: data[name] for name, ours in PAYLOAD_NAMES.items() if data.get(name) is not None}
+        return cls(data["remote_engine_url"], data["remote_buffer_url"], **{**given, **overrides})
 
     def entry(
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1

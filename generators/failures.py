@@ -46,8 +46,8 @@ class JudgeFailed(RolloutFailed):
 
 def outcome_of(error: BaseException) -> RolloutOutcome:
     """How a rollout ended whose function raised ``error``, or raised something ``from`` it."""
-    told = (found for each in _causes(error) if (found := _own_outcome(each)) is not None)
-    return next(told, RolloutOutcome.AGENT_FAILURE)
+    outcomes = map(_own_outcome, _causes(error))
+    return next(filter(None, outcomes), RolloutOutcome.AGENT_FAILURE)
 
 
 def retry_budgets(given: Mapping[str, Any] | None, max_attempts: int) -> dict[RolloutOutcome, int]:
@@ -60,27 +60,27 @@ def retry_budgets(given: Mapping[str, Any] | None, max_attempts: int) -> dict[Ro
         return budgets
     if not isinstance(given, Mapping):
         raise _wrong_budgets(f"it is {given!r:.100}")
-    for name, told in given.items():
+    for name, number in given.items():
         if name not in BUDGETED:
             raise _wrong_budgets(f"it has {name!r:.100}")
-        budgets[RolloutOutcome(name)] = _retries(name, told)
+        budgets[RolloutOutcome(name)] = _retries(name, number)
     return budgets
 
 
-def _retries(name: str, told: object) -> int:
+def _retries(name: str, given: object) -> int:
     try:
-        number = int(told) if isinstance(told, int | str) and not isinstance(told, bool) else -1
+        number = int(given) if isinstance(given, int | str) and not isinstance(given, bool) else -1
     except ValueError:
         number = -1
     if number < 0:
-        raise _wrong_budgets(f"{name} is {told!r:.100}")
+        raise _wrong_budgets(f"{name} is {given!r:.100}")
     return number
 
 
-def _wrong_budgets(told: str) -> InvalidInput:
+def _wrong_budgets(problem: str) -> InvalidInput:
     names = ", ".join(BUDGETED)
     return InvalidInput(
-        f"retry_budgets must be an object from {names} to whole numbers, {told}",
+        f"retry_budgets must be an object from {names} to whole numbers, {problem}",
         hint='{"engine_failure": 5, "judge_failure": 0}: so many retries after each kind of failure',
         field="retry_budgets",
     )
@@ -88,6 +88,7 @@ def _wrong_budgets(told: str) -> InvalidInput:
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it was raised from; of a group its first member."""
+    # A chain of causes may be a ring.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -18,8 +18,8 @@ def reward_func(item: dict[str, Any]) -> float:
     answer = item["messages"][-1]["content"]
     # Its time limit works by an alarm, in main threads only; the base generator limits every reward function anyway.
     gold = parse(f"${item['label']}$", parsing_timeout=None)
-    told = parse(answer, parsing_timeout=None)
-    return float(verify(gold, told, timeout_seconds=None))
+    given = parse(answer, parsing_timeout=None)
+    return float(verify(gold, given, timeout_seconds=None))
 
 
 def run_rollout(data: dict[str, Any]) -> None:

@@ -31,12 +31,12 @@ async def rollout_func(
     return messages, "max_turns" if calls else finish_reason
 
 
-def _max_turns(told: Any) -> int:
-    if told is None:
+def _max_turns(given: Any) -> int:
+    if given is None:
         return MAX_TURNS
-    if not str(told).isdecimal() or int(told) < 1:
-        raise InvalidInput(f"max_turns must be a whole number of at least 1, got {told!r:.100}", field="max_turns")
-    return int(told)
+    if not str(given).isdecimal() or int(given) < 1:
+        raise InvalidInput(f"max_turns must be a whole number of at least 1, got {given!r:.100}", field="max_turns")
+    return int(given)
 
 
 def run_rollout(data: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.client.calls.flow import (
     ENDLESS_S,
+    TRANSIENT,
     Call,
     Flow,
     Lost,
@@ -159,7 +160,7 @@ class Writing:
         call = yield from self.call([sent.body for sent in batch])
         while True:
             told: Reply | Lost = yield call
-            if isinstance(told, Reply) and (not told.is_transient or told.status in self.no_room):
+            if isinstance(told, Reply) and told.status not in TRANSIENT - self.no_room:
                 return told
             if patience is None:
                 patience = Patience(self.retry_for_s)

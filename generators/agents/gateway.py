@@ -72,6 +72,7 @@ class GatewayLink:
             )
         self._server = AsyncTransport(buffer_url, token=None)
         self._gateway: AsyncTransport | None = None
+        # One asks for all: when the gateway is restarted, every rollout finds it gone at once.
         self._asking = asyncio.Lock()
         self._closing = AsyncExitStack()
         self._closing.push_async_callback(self._server.close)

@@ -44,6 +44,7 @@ class AgentRollouts:
     ) -> tuple[list[Message], str]:
         """One rollout: the agent from its start to its end, and the samples that the gateway made of its calls."""
         rollout: Rollout = client.rollout
+        # Open to the end of the rollout, not of this function: verifiers look into the folder.
         sandbox = await rollout.at_end.enter_async_context(Sandbox(self._env))
         self._sandboxes[rollout.uid] = sandbox
         rollout.at_end.callback(self._sandboxes.pop, rollout.uid, None)
@@ -66,6 +67,7 @@ class AgentRollouts:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
                 result = await run_agent(self._agent, task, sandbox, self._limits, rollout.calls.group.hold)
+            # Its record is asked for all the same: what the calls came to tells whose fault it is.
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
                 error = raised
             record = await self._gateway.close(name)
@@ -84,6 +86,7 @@ class AgentRollouts:
         )
         try:
             yield opened
+        # Whatever else ends it has closed it before, or leaves it to its deadline.
         except asyncio.CancelledError:
             await self._abandon(name)
             raise

@@ -1,6 +1,6 @@
 """Running an agent to its end: a Python callable in this process, or a command in a process tree of its own.
 
-An agent's time, which stands still while its run is held, or its engines are paused.
+The agent's time is counted here: it stands still while its run is held, or its engines are paused.
 """
 
 import asyncio
@@ -13,53 +13,14 @@ from typing import Any, cast
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed
 from forebay.generators.rewards import is_async
+from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.samples import plain
-from forebay.generators.rollouts.step_gate import Hold
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
 
 LOOK_S = 1.0
 """How often time is counted. Of the seconds before a standstill, so many may be left out."""
-
-
-@asynccontextmanager
-async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """``asyncio.timeout`` after ``limit_s`` seconds in which engine calls may go out."""
-    now_s = asyncio.get_running_loop().time
-    async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
-        yield limit
-
-
-@asynccontextmanager
-async def set_at_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Event]:
-    """An event that is set at the same time."""
-    over = asyncio.Event()
-    async with _counting(hold, limit_s, over.set):
-        yield over
-
-
-@asynccontextmanager
-async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) -> AsyncIterator[None]:
-    counting = asyncio.create_task(_count(hold, limit_s, at_limit))
-    try:
-        yield
-    finally:
-        counting.cancel()
-
-
-async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
-    now_s = asyncio.get_running_loop().time
-    while left_s > 0:
-        await hold.wait_call()
-        began_s = now_s()
-        await asyncio.sleep(min(left_s, LOOK_S))
-        if hold.may_call:
-            left_s -= now_s() - began_s
-    at_limit()
-
-
 NO_LIMIT_S = 10_000_000.0
 """For the sandbox, which cannot tell when an agent's time stands still."""
-
 AgentFunc = Callable[[AgentTask], Any | Awaitable[Any]]
 Agent = AgentFunc | Command
 """A function of one ``AgentTask``, ``async`` or not; or a command: a list of words, or a line of shell."""
@@ -110,3 +71,39 @@ async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: 
     if problem:
         raise AgentFailed(f"the agent {shown(command):.200} {problem}")
     return finished.stdout
+
+
+@asynccontextmanager
+async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """``asyncio.timeout`` after ``limit_s`` seconds in which engine calls may go out."""
+    now_s = asyncio.get_running_loop().time
+    async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
+        yield limit
+
+
+@asynccontextmanager
+async def set_at_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Event]:
+    """An event that is set at the same time."""
+    over = asyncio.Event()
+    async with _counting(hold, limit_s, over.set):
+        yield over
+
+
+@asynccontextmanager
+async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) -> AsyncIterator[None]:
+    counting = asyncio.create_task(_count(hold, limit_s, at_limit))
+    try:
+        yield
+    finally:
+        counting.cancel()
+
+
+async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
+    now_s = asyncio.get_running_loop().time
+    while left_s > 0:
+        await hold.wait_call()
+        began_s = now_s()
+        await asyncio.sleep(min(left_s, LOOK_S))
+        if hold.may_call:
+            left_s -= now_s() - began_s
+    at_limit()

@@ -32,14 +32,14 @@ class Verifier:
             return float(finished.exit_status != WRONG_STATUS)
         if finished.problem:
             raise JudgeFailed(f"the verifier {shown(self.command):.200} {finished.problem}")
-        return _told_reward(finished.stdout)
+        return _last_line_reward(finished.stdout)
 
 
-def _told_reward(stdout: str) -> float:
+def _last_line_reward(stdout: str) -> float:
     last = (stdout.strip().splitlines() or [""])[-1]
     try:
-        told = msgspec.json.decode(last)
-        reward = told["reward"] if isinstance(told, dict) else told
+        value = msgspec.json.decode(last)
+        reward = value["reward"] if isinstance(value, dict) else value
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise TypeError
     except (msgspec.DecodeError, KeyError, TypeError):

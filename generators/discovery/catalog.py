@@ -9,8 +9,9 @@ from typing import Self
 
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import GeneratorBroken, UnknownTaskType
+from forebay.core.tasks import TaskSet
 from forebay.generators.discovery.files import FileFinder, FoundFile
-from forebay.generators.discovery.info import GeneratorInfo, InspectionPending, settle
+from forebay.generators.discovery.info import GeneratorInfo, InspectionPending, rank
 from forebay.generators.discovery.inspector import inspect_file
 
 RECHECK_FAILED_S = 30.0
@@ -39,11 +40,12 @@ class Catalog:
         self._inspect_timeout_s = inspect_timeout_s
         self._places = asyncio.Semaphore(max_parallel)
         self._clock: Clock = clock or SystemClock()
+        # The finder works in a thread, and in one at a time.
         self._looking = asyncio.Lock()
         self._found: dict[Path, FoundFile] = {}
         self._verdicts: dict[Path, tuple[GeneratorInfo, float]] = {}
         self._inspections: dict[Path, tuple[str, asyncio.Task[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,9 +53,7 @@ class Catalog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def scan(self) -> list[GeneratorInfo]:
         """Look for new, edited and removed files, wait for every verdict, and return them all."""
@@ -88,8 +88,8 @@ class Catalog:
 
     def cached(self) -> list[GeneratorInfo]:
         """Every verdict there is, without looking at the disk; files still being inspected are left out."""
-        return settle(
-            self._verdicts[path][0] if path in self._verdicts else _told_by_source(file)
+        return rank(
+            self._verdicts[path][0] if path in self._verdicts else _known_from_source(file)
             for path, file in self._found.items()
             if path in self._verdicts or not _is_inspected(file)
         )
@@ -109,21 +109,15 @@ class Catalog:
                 if file.source == "built-in":
                     self._verdicts[path] = (_built_in(file), self._clock.monotonic())
                 else:
-                    self._inspections[path] = (file.digest, self._start_inspection(file))
+                    self._inspections[path] = (file.digest, self._tasks.start(self._inspect(file)))
 
     def _is_outdated(self, file: FoundFile) -> bool:
         info, at_s = self._verdicts[file.path]
         is_stale_failure = info.status == "failed" and self._clock.monotonic() - at_s >= RECHECK_FAILED_S
         return not _is_inspected(file) or info.sha256 != file.digest or is_stale_failure
 
-    def _start_inspection(self, file: FoundFile) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self._inspect(file), name=f"inspect {file.path}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _inspect(self, file: FoundFile) -> None:
-        draft = _told_by_source(file)
+        draft = _known_from_source(file)
         try:
             async with self._places:
                 info = await inspect_file(draft, working_dir=self._working_dir, timeout_s=self._inspect_timeout_s)
@@ -138,8 +132,8 @@ class Catalog:
         facts = ((path, self._found[path].facts) for path in self._inspections)
         return [
             path
-            for path, told in facts
-            if told.task_type == task_type or (told.task_type is None and told.may_define_task_type)
+            for path, known in facts
+            if known.task_type == task_type or (known.task_type is None and known.may_define_task_type)
         ]
 
     def _decide(self, task_type: str) -> GeneratorInfo:
@@ -149,15 +143,15 @@ class Catalog:
                 return info
         broken = [info for info in infos if info.task_type == task_type and info.status == "failed"]
         if broken:
-            told = "; ".join(f"{info.path}: {info.error}" for info in broken)
+            problems = "; ".join(f"{info.path}: {info.error}" for info in broken)
             raise GeneratorBroken(
-                f"the generator for task type {task_type!r} cannot be used: {told}",
+                f"the generator for task type {task_type!r} cannot be used: {problems}",
                 hint=f"forebay generators check {broken[0].path} shows the whole error",
                 field="task_type",
             )
         known = {info.task_type for info in infos if info.task_type and info.status == "ok"}
-        problems = [f"{info.path}: {info.error}" for info in infos if info.status != "ok"]
-        raise UnknownTaskType(task_type, sorted(known), problems)
+        unusable = [f"{info.path}: {info.error}" for info in infos if info.status != "ok"]
+        raise UnknownTaskType(task_type, sorted(known), unusable)
 
 
 def _is_inspected(file: FoundFile) -> bool:
@@ -165,10 +159,10 @@ def _is_inspected(file: FoundFile) -> bool:
 
 
 def _built_in(file: FoundFile) -> GeneratorInfo:
-    return replace(_told_by_source(file), status="ok", contract="A")
+    return replace(_known_from_source(file), status="ok", contract="A")
 
 
-def _told_by_source(file: FoundFile) -> GeneratorInfo:
+def _known_from_source(file: FoundFile) -> GeneratorInfo:
     """What is known of a file before it was inspected, or without inspecting it."""
     skipped = f"skipped: name; rename it so that it ends in _generator.py, or pass --generators {file.path}"
     error = file.error or ("" if file.fits else skipped)

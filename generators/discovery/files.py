@@ -1,7 +1,4 @@
-"""Finding generator files: which there are, where from, and what their source text says. Runs none of them.
-
-What can be learnt from a generator's source without running it.
-"""
+"""Finding generator files: which there are, where from, and what their source text says. Runs none of them."""
 
 import ast
 import importlib.machinery
@@ -16,6 +13,8 @@ from pathlib import Path
 from forebay.generators.discovery.info import Source
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER, sibling_sources
 
+ENTRY_POINT_GROUP = "forebay.generators"
+PATTERN_SUFFIX = "_generator.py"
 _BASE_MODULE = "forebay.generators.base"
 _ASSIGNED_LITERAL = re.compile(r"""^TASK_TYPE\s*(?::\s*\w+\s*)?=\s*(["'])(?P<value>[^"'\n]*)\1""", re.MULTILINE)
 
@@ -33,62 +32,6 @@ class SourceFacts:
     names_base: bool
 
 
-def read_facts(source: bytes) -> SourceFacts:
-    """Parse ``source``; where it does not parse, find a literal TASK_TYPE by its line."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        match = _ASSIGNED_LITERAL.search(source.decode("utf-8", errors="replace"))
-        return SourceFacts(match["value"] if match else None, match is not None, False, False)
-    defined = dict(_definitions(tree.body))
-    return SourceFacts(
-        task_type=_literal(defined.get("TASK_TYPE")),
-        may_define_task_type="TASK_TYPE" in defined or "*" in defined,
-        has_run_rollout="run_rollout" in defined,
-        names_base=any(_imports_base(node) for node in ast.walk(tree)),
-    )
-
-
-def _definitions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Each name that the module's top level binds, with the expression bound to it if it is a plain assignment."""
-    for node in body:
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                yield name, value
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name, None
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name, None) for alias in aliases)
-            case ast.If(body=first, orelse=second) | ast.Try(body=first, orelse=second):
-                yield from _definitions(first + second)
-            case _:
-                pass
-
-
-def _literal(value: ast.expr | None) -> str | None:
-    match value:
-        case ast.Constant(value=str(text)):
-            return text
-        case _:
-            return None
-
-
-def _imports_base(node: ast.AST) -> bool:
-    match node:
-        case ast.Import(names=aliases):
-            return any(alias.name == _BASE_MODULE for alias in aliases)
-        case ast.ImportFrom(module="forebay.generators", names=aliases):
-            return any(alias.name == "base" for alias in aliases)
-        case ast.ImportFrom(module=module, names=aliases) if module == _BASE_MODULE:
-            return any(alias.name in ("BaseGenerator", "*") for alias in aliases)
-        case _:
-            return False
-
-
-ENTRY_POINT_GROUP = "forebay.generators"
-PATTERN_SUFFIX = "_generator.py"
 _NO_FACTS = SourceFacts(task_type=None, may_define_task_type=False, has_run_rollout=False, names_base=False)
 
 
@@ -140,15 +83,15 @@ class FileFinder:
             digest, facts = self._digest_and_facts(file.path)
             beside = [(other.name, *self._digest_and_facts(other)) for other in sibling_sources(file.path)]
         except OSError as error:
-            told = f"{error}; make it readable for the server"
-            return FoundFile(file.path, file.source, file.fits, told)
+            return FoundFile(file.path, file.source, file.fits, f"{error}; make it readable for the server")
         # Another generator in the folder is not this one's code: adding it changes nothing here.
-        shared = [(name, other) for name, other, told in beside if not _looks_like_a_generator(told)]
+        shared = [(name, other) for name, other, its_facts in beside if not _looks_like_a_generator(its_facts)]
         together = sha256(repr([(file.path.name, digest), *shared]).encode()).hexdigest()
         return FoundFile(file.path, file.source, file.fits, "", together, facts)
 
     def _digest_and_facts(self, path: Path) -> tuple[str, SourceFacts]:
         stat = path.stat()
+        # More than size and time: within a tick of the clock an editor may put another file of this size in its place.
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         known = self._read.get(path)
         if known is None or known[0] != stamp:
@@ -182,8 +125,10 @@ def _installed(entry_points: Iterable[importlib.metadata.EntryPoint]) -> Iterato
         if path is not None:
             yield FoundFile(path.resolve(), "entry-point")
         else:
-            told = f"entry point {entry_point.name!r}: there is no module {entry_point.module!r}; reinstall its package"
-            yield FoundFile(Path(entry_point.module), "entry-point", error=told)
+            problem = (
+                f"entry point {entry_point.name!r}: there is no module {entry_point.module!r}; reinstall its package"
+            )
+            yield FoundFile(Path(entry_point.module), "entry-point", error=problem)
 
 
 def _module_file(name: str) -> Path | None:
@@ -197,6 +142,7 @@ def _module_file(name: str) -> Path | None:
             return None
         path, origin = spec.submodule_search_locations, spec.origin
         if path is not None and depth < len(parts):
+            # A namespace package looks for its parent among the imported modules when its path is gone through.
             path = list(getattr(path, "_path", path))
     return Path(origin) if origin and origin.endswith(".py") else None
 
@@ -207,3 +153,58 @@ def _find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.Mod
         if spec is not None:
             return spec
     return None
+
+
+def read_facts(source: bytes) -> SourceFacts:
+    """Parse ``source``; where it does not parse, find a literal TASK_TYPE by its line."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # What is wrong the inspection says; the task type tells who has to wait for it.
+        match = _ASSIGNED_LITERAL.search(source.decode("utf-8", errors="replace"))
+        return SourceFacts(match["value"] if match else None, match is not None, False, False)
+    defined = dict(_definitions(tree.body))
+    return SourceFacts(
+        task_type=_literal(defined.get("TASK_TYPE")),
+        may_define_task_type="TASK_TYPE" in defined or "*" in defined,
+        has_run_rollout="run_rollout" in defined,
+        names_base=any(_imports_base(node) for node in ast.walk(tree)),
+    )
+
+
+def _definitions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
+    """Each name that the module's top level binds, with the expression bound to it if it is a plain assignment."""
+    for node in body:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, None
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from ((alias.asname or alias.name, None) for alias in aliases)
+            case ast.If(body=first, orelse=second) | ast.Try(body=first, orelse=second):
+                yield from _definitions(first + second)
+            case _:
+                pass
+
+
+def _literal(value: ast.expr | None) -> str | None:
+    match value:
+        case ast.Constant(value=str(text)):
+            return text
+        case _:
+            return None
+
+
+def _imports_base(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=aliases):
+            return any(alias.name == _BASE_MODULE for alias in aliases)
+        case ast.ImportFrom(module="forebay.generators", names=aliases):
+            return any(alias.name == "base" for alias in aliases)
+        case ast.ImportFrom(module=module, names=aliases) if module == _BASE_MODULE:
+            return any(alias.name in ("BaseGenerator", "*") for alias in aliases)
+        case _:
+            return False

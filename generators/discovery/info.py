@@ -1,7 +1,4 @@
-"""What discovery knows of one generator file.
-
-Which of several files answers for a task type.
-"""
+"""What discovery knows of one generator file, and which of several files answers for a task type."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -72,25 +69,25 @@ class InspectionPending(Exception):
 _RANK: dict[Source, int] = {"built-in": 0, "entry-point": 1, "user": 2}
 
 
-def settle(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
-    """The same files, with replacements and collisions told; ordered by source and path.
+def rank(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
+    """The same files, with replacements and collisions noted; ordered by source and path.
 
     A user's file replaces an installed one, which replaces a built-in. Two of the same rank collide: neither can be
     used. A user's file that failed still stands for its task type: falling back in silence would surprise.
     """
-    settled: list[GeneratorInfo] = []
+    ranked: list[GeneratorInfo] = []
     claims: dict[str, list[GeneratorInfo]] = defaultdict(list)
     for info in infos:
         if info.task_type is None or info.status == "skipped":
-            settled.append(info)
+            ranked.append(info)
         else:
             claims[info.task_type].append(info)
     for rivals in claims.values():
-        settled += _settle_one(rivals)
-    return sorted(settled, key=lambda info: (-_RANK[info.source], str(info.path)))
+        ranked += _rank_rivals(rivals)
+    return sorted(ranked, key=lambda info: (-_RANK[info.source], str(info.path)))
 
 
-def _settle_one(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
+def _rank_rivals(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
     best = max(_RANK[info.source] for info in rivals)
     first = [info for info in rivals if _RANK[info.source] == best]
     rest = [info for info in rivals if _RANK[info.source] < best]
@@ -103,11 +100,13 @@ def _settle_one(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
 
 
 def _colliding(info: GeneratorInfo, others: list[Path]) -> GeneratorInfo:
-    told = f"TASK_TYPE {info.task_type!r} is also that of {', '.join(map(str, others))}; change one, or remove one file"
-    problems = [*info.problems, told]
+    problem = (
+        f"TASK_TYPE {info.task_type!r} is also that of {', '.join(map(str, others))}; change one, or remove one file"
+    )
+    problems = [*info.problems, problem]
     return replace(info, status="failed", error="; also: ".join(problems), problems=problems)
 
 
 def _replaced(info: GeneratorInfo, by: Path) -> GeneratorInfo:
-    told = f"replaced by {by}, which has the same TASK_TYPE; change that one to have both"
-    return replace(info, status="skipped", replaced_by=by, error=told)
+    reason = f"replaced by {by}, which has the same TASK_TYPE; change that one to have both"
+    return replace(info, status="skipped", replaced_by=by, error=reason)

@@ -103,11 +103,11 @@ def _run_rollout_problems(namespace: Mapping[str, object]) -> list[str]:
 
 def _import_failed(path: Path, error: BaseException) -> dict[str, Any]:
     lines = [line for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
-    told = _failed(lines[-1].strip(), _remedy(path, error))
-    told["traceback"] = "".join(
+    answer = _failed(lines[-1].strip(), _remedy(path, error))
+    answer["traceback"] = "".join(
         traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__))
     )
-    return told
+    return answer
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:

@@ -27,10 +27,10 @@ async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: fl
             return _failed(draft, f"importing it took longer than {limit}; move slow work into run_rollout")
         except OSError as error:
             return _failed(draft, f"it could not be inspected: {error}; free resources on this machine and try again")
-        told = read_back(answer)
-        if not told:
+        written = read_back(answer)
+        if not written:
             return _died(draft, exit_code, read_back(output)[-_OUTPUT_TAIL_BYTES:].decode(errors="replace"))
-    return _complete(draft, json.loads(told))
+    return _complete(draft, json.loads(written))
 
 
 async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir: Path, timeout_s: float) -> int:
@@ -49,21 +49,22 @@ async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir
         async with asyncio.timeout(timeout_s):
             return await process.wait()
     finally:
+        # What the file started goes with it; and it is waited for when we are cancelled as well, or it stays a zombie.
         signal_group(process.pid, signal.SIGKILL)
         await asyncio.shield(process.wait())
 
 
-def _complete(draft: GeneratorInfo, told: dict[str, Any]) -> GeneratorInfo:
-    problems: list[str] = told["problems"]
+def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
+    problems: list[str] = answer["problems"]
     return replace(
         draft,
         status="failed" if problems else "ok",
-        task_type=told.get("task_type") or draft.task_type,
+        task_type=answer.get("task_type") or draft.task_type,
         error="; also: ".join(problems),
-        traceback=told.get("traceback", ""),
-        imports_base=draft.imports_base or told.get("imports_base", False),
-        contract=told.get("contract"),
-        hooks=told.get("hooks", {}),
+        traceback=answer.get("traceback", ""),
+        imports_base=draft.imports_base or answer.get("imports_base", False),
+        contract=answer.get("contract"),
+        hooks=answer.get("hooks", {}),
         problems=problems,
     )
 
@@ -72,8 +73,8 @@ def _died(draft: GeneratorInfo, exit_code: int, output: str) -> GeneratorInfo:
     how = signal.strsignal(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
     last_lines = [line.strip() for line in output.splitlines() if line.strip()][-1:]
     said = f" after saying {last_lines[0]!r}" if last_lines else ""
-    told = f"importing it ended the process ({how}){said}; move what ends it into run_rollout"
-    return replace(_failed(draft, told), traceback=output)
+    problem = f"importing it ended the process ({how}){said}; move what ends it into run_rollout"
+    return replace(_failed(draft, problem), traceback=output)
 
 
 def _failed(draft: GeneratorInfo, problem: str) -> GeneratorInfo:

@@ -44,6 +44,7 @@ class _SeenIds:
         return len(self._digests)
 
     def add(self, row: TaskRow) -> None:
+        # By `repr`: the ids 1 and "1" are two.
         digest = blake2b(repr(row.instance_id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
         if digest in self._digests:
             raise BadRow(f"instance_id {row.instance_id!r} was on an earlier line already: ids must be unique")
@@ -89,6 +90,7 @@ class RowFile:
                 return
             numbers, offsets = self._index
             order = array("Q", range(len(numbers)))
+            # By a text, for which Random gives the same order in every process: a run that is resumed relies on it.
             random.Random(f"{self._shuffle_seed}/{epoch}").shuffle(order)
             for at in order:
                 file.seek(offsets[at])

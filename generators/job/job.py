@@ -9,14 +9,13 @@ from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.clock import ActiveClock
 from forebay.core.errors import InputRefused
-from forebay.engines.ring import EngineRing
+from forebay.core.ids import run_rid_prefix
+from forebay.engines.ring import Call, EngineRing
 from forebay.generators.buffer_link.abc import ClosedGroups, Link, Plan, RunGone, Step
-from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.reporter import Ending, Reporter, Totals, cost
+from forebay.generators.job.reporter import Ending, Reporter, Totals, cost, kept_costs
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.rollouts.attempts import RolloutRunner
-from forebay.generators.rollouts.open_group import GroupClosed, GroupPlan, OpenGroup
-from forebay.generators.rollouts.step_gate import Hold
+from forebay.generators.rollouts.open_group import GroupClosed, GroupPlan, Hold, OpenGroup
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +65,7 @@ class RolloutJob:
             self._reporter.totals.is_stopped = True
             await self._open.stop(self._parts.plan.run_id)
         finally:
+            # Threads cannot be cancelled: the next call of each raises, as its group is closed.
             self._open.close_all()
         if self._input_error is not None:
             raise self._input_error
@@ -76,7 +76,9 @@ class RolloutJob:
             self._open.services = services
             news = services.create_task(self._reporter.run())
             feed = services.create_task(self._follow_closed())
+            # Its error ends the rollouts as well: what they would bring could not be written.
             services.create_task(self._parts.writer.watch())
+            # Left only when no rollout can bring a sample any more: then the writer may be closed.
             async with asyncio.TaskGroup() as rollouts:
                 self._rollouts = rollouts
                 self._hold.on_change = self._note_held
@@ -99,6 +101,7 @@ class RolloutJob:
     # --- groups
 
     async def _start_group(self, planned: GroupPlan) -> None:
+        # The place first: the time of a group that is announced runs, and would run out waiting for one.
         await self._take_place()
         await self._reporter.announce((planned.row.instance_id, planned.epoch))
         group = OpenGroup(self._parts.plan, planned, self._parts.clock, self._hold)
@@ -205,6 +208,7 @@ class RolloutJob:
 
     def _note_step(self, step: Step | None) -> None:
         if step is not None:
+            # Before the hold ends: calls that go out then carry the new version.
             self._parts.ring.weight_version = step.weight_version
             self._hold.note_step(step)
 
@@ -222,10 +226,94 @@ class RolloutJob:
 
     def _begin_afresh(self, group: OpenGroup) -> None:
         """Throw away the rollouts in flight; others take their slots in the next step."""
+        # Takes the free slots away, so that a rollout which ends meanwhile fills none.
         fresh = group.afresh()
         self._open.end_rest(group)
         self._add(fresh)
         self._rollouts.create_task(self._start_rollouts(fresh))
+
+
+class OpenGroups:
+    """By id. ``services`` runs what goes on beside the rollouts; it is to be set before anything is ended."""
+
+    services: asyncio.TaskGroup
+
+    def __init__(self, ring: EngineRing, reporter: Reporter, hold: Hold) -> None:
+        self._ring = ring
+        self._reporter = reporter
+        self._hold = hold
+        self._groups: dict[str, OpenGroup] = {}
+
+    def add(self, group: OpenGroup) -> None:
+        """From now on this is the group of its id."""
+        self._groups[group.group_id] = group
+
+    def remove(self, group: OpenGroup) -> None:
+        """It has ended; another one that took its id stays."""
+        if self._groups.get(group.group_id) is group:
+            del self._groups[group.group_id]
+
+    def unfinished(self) -> Iterator[OpenGroup]:
+        """The groups that still need rollouts."""
+        return (group for group in list(self._groups.values()) if not group.is_finished and not group.is_complete)
+
+    # --- groups
+
+    def close_id(self, group_id: str) -> None:
+        """``close`` for the group with this id, if there is one."""
+        if (group := self._groups.get(group_id)) is not None:
+            self.close(group)
+
+    def close(self, group: OpenGroup) -> None:
+        """Nothing that is generated for it would be used: cancel its rollouts, and abort their calls."""
+        if group.is_finished:
+            return
+        self._reporter.totals.num_groups_closed += 1
+        calls = group.calls()  # before it is closed: tasks that are cancelled forget their calls
+        group.close()
+        self.services.create_task(self._ring.abort(group.rid_prefix, calls))
+
+    def end_rest(self, group: OpenGroup) -> None:
+        """End the rollouts of a group that needs them no more, their calls first: so it is known what they sampled."""
+
+        async def end() -> None:
+            await self._ring.stop(group.calls)
+            group.close()
+            if self._hold.is_held:  # nothing else is going on that would be reported
+                self._reporter.flush()
+
+        # Shut now, so that no other call goes out; closed once the engines have told what its calls sampled.
+        group.shut()
+        self.services.create_task(end())
+
+    # --- all of them
+
+    def keep_rest(self) -> None:
+        """End the calls in flight: the turns go on with others, which wait until the run is no longer held."""
+
+        async def end() -> None:
+            await self._ring.stop(self._calls_between_steps, limit_s=None)
+            rollouts = [attempts for group in self._groups.values() for attempts in group.rollouts.values()]
+            self._reporter.count(kept_costs(rollouts))
+            self._reporter.flush()
+
+        self.services.create_task(end())
+
+    def _calls_between_steps(self) -> list[Call]:
+        """Not streams: their readers have seen the beginning, and nobody could go on with them."""
+        groups = self._groups.values() if self._hold.is_held else ()
+        return [call for group in groups for call in group.whole_calls()]
+
+    async def stop(self, run_id: str) -> None:
+        """The run is over: close all groups, and abort every call of the run."""
+        calls = [call for group in self._groups.values() for call in group.calls()]
+        self.close_all()
+        await self._ring.abort(run_rid_prefix(run_id), calls)
+
+    def close_all(self) -> None:
+        """What still runs in threads ends with its next call."""
+        for group in self._groups.values():
+            group.close()
 
 
 def _leaves(failures: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

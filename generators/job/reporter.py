@@ -1,7 +1,4 @@
-"""Telling the buffer how far the run is, and a log line now and then.
-
-What rollouts cost: their tokens, by what became of them; and how those of the used ones were put together.
-"""
+"""Reporting to the buffer how far the run is and what its rollouts cost, and a log line now and then."""
 
 import asyncio
 import logging
@@ -57,22 +54,23 @@ class Reporter:
         self._changed = asyncio.Event()
         # The first report tells how many groups there will be.
         self._changed.set()
+        # The server takes what came last for true: reports must not overtake each other.
         self._sending = asyncio.Lock()
         self._logged_s = time.monotonic()
 
     async def announce(self, key: GroupKey) -> None:
         """A group opens: returns when the buffer knows it. A buffer without room lets us wait here."""
         self.totals.num_groups_opened += 1
-        # By itself, for it may be refused for minutes: meanwhile what else is to be told must not wait, nor grow old.
+        # By itself, for it may be refused for minutes: meanwhile other reports must neither wait nor grow old.
         await self._link.report(ProgressReport(opened=[key]))
 
     def note_waiting(self, is_waiting: bool) -> None:
-        """The circuit breaker opened or closed; told as soon as possible."""
+        """The circuit breaker opened or closed; reported as soon as possible."""
         self._is_waiting_for_engine = is_waiting
         self._note_standstill()
 
     def note_held(self, is_held: bool) -> None:
-        """The run is held until its trainer announces other weights, or goes on; told as soon as possible."""
+        """The run is held until its trainer announces other weights, or goes on; reported as soon as possible."""
         self._is_held = is_held
         self._note_standstill()
 
@@ -89,7 +87,7 @@ class Reporter:
         self._clock.run(not (self._is_waiting_for_engine or self._is_held or self._is_paused))
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Add to what the run counts; told within 5 s, and at the end."""
+        """Add to what the run counts; reported within 5 s, and at the end."""
         self.totals.counts.update(counts)
         if not self._is_count_due and any(counts.values()):
             self._is_count_due = True
@@ -103,7 +101,7 @@ class Reporter:
             self.log()
 
     def flush(self) -> None:
-        """Tell what was counted now."""
+        """Report what was counted now."""
         self._changed.set()
 
     def log(self) -> None:
@@ -123,16 +121,17 @@ class Reporter:
         """Report changes for as long as the run lasts."""
         while True:
             await self._changed.wait()
-            self._changed.clear()
+            self._changed.clear()  # before it is sent: what changes meanwhile is sent once more
             await self._send()
 
     async def finish(self) -> None:
-        """Everything was written: tell that no sample comes any more."""
+        """Everything was written: report that no sample comes any more."""
         await self._send(is_last_slot_reported=True)
         self.log()
 
     async def _send(self, *, is_last_slot_reported: bool = False) -> None:
         async with self._sending:
+            # Before the counts are read: what is counted while they are under way makes others due.
             self._is_count_due = False
             progress = ProgressReport(
                 is_waiting_for_engine=self._is_waiting_for_engine,
@@ -161,7 +160,7 @@ def cost(attempts: Sequence[Execution], ending: Ending) -> Counter[str]:
     return counts
 
 
-def held(rollouts: Iterable[Sequence[Execution]]) -> Counter[str]:
+def kept_costs(rollouts: Iterable[Sequence[Execution]]) -> Counter[str]:
     """What is kept of rollouts in flight until the next step; those that sampled nothing yet do not count."""
     tokens = [attempts[-1].num_sampled_tokens for attempts in rollouts if attempts]
     return Counter(rollouts_held=sum(1 for number in tokens if number), tokens_held=sum(tokens))

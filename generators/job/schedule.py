@@ -41,6 +41,7 @@ class Schedule:
 
     def _missing_slots(self, instance_id: InstanceId, epoch: int) -> tuple[int, ...]:
         key = (instance_id, epoch)
+        # A group that was begun is filled up, although its instance may be skipped by now.
         there = self._plan.taken.get(key)
         if there is None and (key in self._plan.closed or epoch < self._skips[instance_id]):
             return ()

@@ -2,23 +2,26 @@
 
 import asyncio
 import logging
+import re
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from forebay.core.addresses import is_http_url
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
 from forebay.engines.chat_template import load_template
 from forebay.engines.ring import EngineRing
-from forebay.generators.buffer_link.abc import Plan, RunGone
-from forebay.generators.buffer_link.connect import connect_link
+from forebay.generators.buffer_link.abc import Link, Plan, RunGone
+from forebay.generators.buffer_link.forebay import ServerLink
+from forebay.generators.buffer_link.slime import SlimeLink
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.attempts import RolloutFunc, RolloutRunner, RolloutSettings
-from forebay.generators.rollouts.step_gate import Hold
+from forebay.generators.rollouts.open_group import Hold
 
 if TYPE_CHECKING:
     from forebay.generators.base import BaseGenerator
@@ -50,7 +53,8 @@ async def _open(
 ) -> JobParts:
     clock = ActiveClock(SystemClock())
     clock.run(True)
-    rewarder = await stack.enter_async_context(_rewarder(generator, reward_func))
+    rewarder = Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
+    await stack.enter_async_context(rewarder)
     link = connect_link(generator.remote_buffer_url)
     stack.push_async_callback(link.close)
     reporter = Reporter(link, clock)
@@ -59,18 +63,23 @@ async def _open(
     if plan.groups_per_step is not None and not link.has_feed:
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
     schedule = Schedule(rows, num_epochs, plan, generator.skip_instance_ids)
+    # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
     reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
     runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
     stack.push_async_callback(runner.close)
     writer = link.writer(generator.queue_size)
+    # A job that came to its end has closed it; after an error nothing more is sent.
     stack.push_async_callback(writer.stop)
     hold = Hold(plan.groups_per_step)
     return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, hold, generator.num_process)
 
 
-def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc) -> Rewarder:
-    return Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
+def connect_link(url: str) -> Link:
+    """A ``ServerLink`` for an address that ends in ``/w/{run_key}``, else a ``SlimeLink``. Raises ``InvalidInput``."""
+    if not is_http_url(url):
+        raise InvalidInput(f"remote_buffer_url must be an http address, got {url!r:.200}", field="remote_buffer_url")
+    return ServerLink(url) if re.search(r"/w/[^/]+/?$", url) else SlimeLink(url)
 
 
 async def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:

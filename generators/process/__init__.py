@@ -1,1 +1,7 @@
-"""The process that a run is: its main, its monitor, its log and its copy of the code."""
+"""The process that a run is.
+
+The server starts ``monitor.py``, which starts ``main.py`` in a session of its own, writes what it prints to the
+``run_log.py``, and kills the whole process group when the server hangs up. ``main.py`` reads its ``spec.py`` (module
+and payload) from a descriptor, loads the run's ``code_copy.py`` of the generator, calls ``run_rollout`` and reports
+how that ended over another descriptor. Both die with their parent: see ``forebay.core.child_process``.
+"""

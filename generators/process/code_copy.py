@@ -36,6 +36,7 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
         for entry in _siblings(module_path, run_dir):
             _take(entry, draft / entry.name)
         shutil.copy2(module_path, draft / f"{module_name(module_path)}.py")
+        # At once: a copy that broke off half way must not be taken for the run's code.
         draft.rename(target)
     return copied_module(module_path, run_dir)
 

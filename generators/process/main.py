@@ -27,13 +27,13 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent_pid)
     spec = RunSpec.read(spec_fd)
     ending = _ReportAtExit(report_fd)
-    os.set_inheritable(report_fd, False)
+    os.set_inheritable(report_fd, False)  # what the user's code starts has no say in the report
     _treat_sigterm_as_ctrl_c()
     _flush_every_line()
     set_up_logging("info")
     try:
         _call_run_rollout(spec)
-    except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is told
+    except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is reported
         if not _is_plain_exit(error):
             _fail(error, report_fd)
     ending.is_returned = True
@@ -77,6 +77,7 @@ def _treat_sigterm_as_ctrl_c() -> None:
 def _flush_every_line() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
+            # Half a surrogate pair in a print must not end the run.
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
@@ -85,12 +86,12 @@ def _is_plain_exit(error: BaseException) -> bool:
 
 
 def _fail(error: BaseException, report_fd: int) -> NoReturn:
-    told = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
-    last_line = [line for line in told.splitlines() if line.strip()][-1].strip()
+    text = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
+    last_line = [line for line in text.splitlines() if line.strip()][-1].strip()
     if isinstance(error, ForebayError) and error.hint:
-        told += f"hint: {error.hint}\n"
-    sys.stderr.write(told)
-    write_part(report_fd, error=last_line, traceback=told)
+        text += f"hint: {error.hint}\n"
+    sys.stderr.write(text)
+    write_part(report_fd, error=last_line, traceback=text)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

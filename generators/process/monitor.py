@@ -1,10 +1,9 @@
 """Stands between the server and a run process, and outlives both by a moment.
 
-``python -m forebay.generators.process.monitor LOG_PATH LOG_LIMIT_BYTES SPEC_FD REPORT_FD``: starts the main of
-the run process in a session of its own, writes what it prints to the log, passes SIGTERM on to its process group, and
-when it has ended, or the pipe on standard input closes (the server is gone, or its
-patience is over), kills what is left of the group. It runs none of the user's code, so a run that is stuck, and the
-processes it forked, die with the server all the same.
+``python -m forebay.generators.process.monitor LOG_PATH LOG_LIMIT_BYTES SPEC_FD REPORT_FD``: starts the main of the run
+process in a session of its own, writes what it prints to the log, and passes SIGTERM on to its process group. When it
+has ended, or the pipe on standard input closes (the server is gone, or its patience is over), it kills what is left of
+the group. It runs none of the user's code, so a run that is stuck, and what it forked, die with the server.
 """
 
 import os
@@ -27,6 +26,7 @@ def main(arguments: list[str]) -> None:
     log = RunLog(Path(arguments[0]), int(arguments[1]))
     spec_fd, report_fd = int(arguments[2]), int(arguments[3])
     reader, writer = os.pipe()
+    # From the main thread: with the thread that started it, the kernel would kill the runtime.
     runtime = _start_runtime(writer, spec_fd, report_fd)
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: signal_group(runtime.pid, signal.SIGTERM))
@@ -34,10 +34,11 @@ def main(arguments: list[str]) -> None:
     pump = threading.Thread(target=_pump, args=(reader, log), daemon=True)
     pump.start()
     exit_code = runtime.wait()
+    # What it forked and left behind goes with it.
     signal_group(runtime.pid, signal.SIGKILL)
     pump.join(_DRAIN_S)
     write_part(report_fd, exit_code=exit_code)
-    os._exit(0)
+    os._exit(0)  # one thread waits on standard input for ever
 
 
 def _start_runtime(output: int, spec_fd: int, report_fd: int) -> "subprocess.Popen[bytes]":

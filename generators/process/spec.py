@@ -22,7 +22,7 @@ class RunSpec:
     def read(cls, descriptor: int) -> "RunSpec":
         """Read what ``write`` wrote, and close the descriptor."""
         with os.fdopen(descriptor, "rb") as file:
-            file.seek(0)
+            file.seek(0)  # the descriptor shares its position with that of the writer
             return cls(**json.load(file))
 
 
@@ -38,6 +38,7 @@ class Report:
 
 def write_part(descriptor: int, **part: Any) -> None:
     """Add to the report: ``is_returned``, or ``error`` and ``traceback``, or ``exit_code``."""
+    # In one write: the monitor and the main both add parts, at a position that they share.
     os.write(descriptor, json.dumps(part).encode() + b"\n")
 
 

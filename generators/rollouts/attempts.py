@@ -64,7 +64,7 @@ class RolloutRunner:
         self._client: Any = make_async_client(ring.api_key) if self._is_async else make_client(ring.api_key)
 
     async def close(self) -> None:
-        """Let go of the connections; calls still in flight end with an error."""
+        """Let go of the connections; calls in flight end with an error."""
         closing = self._client.close()
         if self._is_async:
             await closing
@@ -76,6 +76,7 @@ class RolloutRunner:
         """
         left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
         for attempt in itertools.count():
+            # Chosen anew for each attempt: the engine may be why the last one failed.
             member = await self._ring.take()
             calls = EngineCalls(self._ring, member, group, request_ids(self._run_id, group, slot, attempt))
             rollout = Rollout(self._run_id, group, slot, attempt, calls)
@@ -84,8 +85,8 @@ class RolloutRunner:
                 if isinstance(result, Returned):
                     return await self._judged(rollout, result, left)
             outcome = outcome_of(result)
-            told = f"{type(result).__name__}: {result}"
-            logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, attempt, outcome, told)
+            reason = f"{type(result).__name__}: {result}"
+            logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, attempt, outcome, reason)
             if not left[outcome]:
                 return [failed_sample(rollout, result, outcome)]
             left[outcome] -= 1
@@ -96,14 +97,15 @@ class RolloutRunner:
         try:
             with rollout.calls.occupying():
                 result = await self._call(rollout)
-                await rollout.settled()
+                await rollout.end_streams()
+            # Here, where a value that is no JSON costs an attempt, and not the run.
             rollout.extra_info, rollout.for_reward = plain(rollout.extra_info), plain(rollout.for_reward)
             return Returned.of(result)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
             return error
-        except BaseExceptionGroup as errors:  # calls side by side: each was told that the group is closed
+        except BaseExceptionGroup as errors:  # calls side by side: each found the group closed
             if errors.subgroup(GroupClosed) is not None:
                 raise GroupClosed(rollout.calls.group.group_id) from None
             return errors
@@ -112,6 +114,7 @@ class RolloutRunner:
 
     async def _call(self, rollout: Rollout) -> object:
         client = self._client.bound_to(rollout)
+        # Rollout functions change what they are given, and the next attempt needs it as it was.
         messages, params = copy.deepcopy(rollout.prompt), copy.deepcopy(self._settings.sampling_params)
         if self._is_async:
             return await self._function(client, messages, params)  # type: ignore[misc]
@@ -142,11 +145,9 @@ async def _ended(rollout: Rollout) -> AsyncIterator[None]:
 
 
 async def in_thread(function: Callable[..., object], *args: object) -> object:
-    """Run ``function`` in a thread of its own.
-
-    Not in a pool: a function that hangs after its group was closed is left behind, and must neither hold the place of
-    another rollout nor keep the process from ending.
-    """
+    """Run ``function`` in a thread of its own."""
+    # Not in a pool: a function that hangs after its group was closed is left behind, and must neither take the place
+    # of another rollout nor keep the process from ending.
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
     call = functools.partial(contextvars.copy_context().run, function, *args)
@@ -165,7 +166,7 @@ def _run(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[object]", call
     except BaseException as raised:  # noqa: BLE001 - handed to the event loop, whatever it is
         error = raised
 
-    def settle() -> None:
+    def resolve() -> None:
         if future.done():
             return
         if error is not None:
@@ -174,6 +175,6 @@ def _run(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[object]", call
             future.set_result(result)
 
     try:
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(resolve)
     except RuntimeError:
         logger.debug("a rollout ended after its run")

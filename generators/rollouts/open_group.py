@@ -1,8 +1,10 @@
-"""The groups that a run process is filling: how long each may still take, and what happens when one closes."""
+"""The groups that a run process is filling: how long each may take, what happens when one closes, and the hold between
+steps, for which all of them wait."""
 
 import asyncio
+import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -14,8 +16,11 @@ from forebay.core.task_row import TaskRow
 from forebay.core.waiting import Signal
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.ring import Call
-from forebay.generators.buffer_link.abc import GroupKey, Plan
-from forebay.generators.rollouts.step_gate import Hold
+from forebay.generators.buffer_link.abc import GroupKey, Plan, Step
+
+logger = logging.getLogger(__name__)
+# A signal is waited for with a limit; who waits looks again then, and nothing else depends on it.
+WAIT_S = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,71 @@ class GroupClosed(BaseException):
 
     Like ``asyncio.CancelledError`` no ``Exception``, so that a rollout function that retries on errors ends too.
     """
+
+
+class Hold:
+    """Counts the complete groups of a step. With ``groups_per_step`` None the run is never held.
+
+    ``on_change`` is called, in the event loop, with True when the run begins to be held and with False when it goes on.
+    """
+
+    def __init__(self, groups_per_step: int | None = None) -> None:
+        self.on_change: Callable[[bool], None] = lambda _: None
+        self.is_held = False
+        self._is_paused = False
+        self._groups_per_step = groups_per_step
+        self._number = 0
+        self._counted: set[str] = set()
+        self._news = Signal()
+
+    def note_complete(self, group_id: str) -> None:
+        """The last slot of a group is filled. It may be told before the server knows."""
+        if self._groups_per_step is not None:  # else nothing ever forgets them
+            self._counted.add(group_id)
+            self._update()
+
+    def note_step(self, step: Step) -> None:
+        """Take what the server says: another step begins with its groups only, and a discarded one makes room."""
+        if step.number != self._number:
+            self._number = step.number
+            self._counted.clear()
+        self._counted |= set(step.counted)
+        self._counted -= set(step.discarded)
+        self._update()
+
+    async def wait(self) -> None:
+        """Return when the run is not held; at once if it is not."""
+        while self.is_held:
+            await self._news.wait(WAIT_S)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether engine calls may go out: the run is not held, and its engines do not stand still."""
+        return not (self.is_held or self._is_paused)
+
+    def note_paused(self, is_paused: bool) -> None:
+        """The engines stand still, or go on. What has ended meanwhile is sent all the same."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            self._news.notify()
+
+    async def wait_call(self) -> None:
+        """Return when engine calls may go out."""
+        while not self.may_call:
+            await self._news.wait(WAIT_S)
+
+    def _update(self) -> None:
+        is_held = self._groups_per_step is not None and len(self._counted) >= self._groups_per_step
+        if is_held == self.is_held:
+            return
+        self.is_held = is_held
+        if is_held:
+            logger.info("held: the step has its %d groups; the next weight version lets it go on", len(self._counted))
+        else:
+            logger.info("no longer held")
+        # First what becomes of the groups, then those who wait: they find them as they are to be.
+        self.on_change(is_held)
+        self._news.notify()
 
 
 class Execution(Protocol):
@@ -93,9 +163,11 @@ class OpenGroup:
         self._timeout_s = plan.group_timeout_s
         self._deadline_s = clock.now_s() + plan.group_deadline_s if deadline_s is None else deadline_s
         self._ends_s = self._deadline_s
+        # How many times each task has entered `working`.
         self._tasks: dict[asyncio.Task[object], int] = {}
         self._calls: set[Call] = set()
         self._streams: set[Call] = set()
+        # Rollout functions that are not async note their calls from threads.
         self._lock = threading.Lock()
 
     @property
@@ -123,6 +195,7 @@ class OpenGroup:
         """
         if self.is_complete or (is_failed and self.num_left > len(self._free_slots)):
             return None
+        # Its own slot if it can be had: without oversampling, numbers and slots are then the same everywhere.
         slot = number if number in self._free_slots else self._free_slots[0]
         self._free_slots.remove(slot)
         return slot

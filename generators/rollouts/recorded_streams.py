@@ -49,7 +49,7 @@ class RecordedStream(openai.Stream[ChatCompletionChunk]):
                         break
         self.recorder.end_in_thread()
 
-    async def settle(self) -> None:
+    async def stop_and_record(self) -> None:
         """``drain`` from the event loop."""
         await asyncio.to_thread(self.drain)
 
@@ -73,10 +73,10 @@ class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
 
     async def close(self) -> None:
         """As in the package; before that, the engine tells the tokens that it has sampled."""
-        await self.settle()
+        await self.stop_and_record()
         await super().close()
 
-    async def settle(self) -> None:
+    async def stop_and_record(self) -> None:
         """Stop the call, and read what its engine still tells; nothing at the end of a stream."""
         if self.recorder.stop():
             # A RuntimeError: the reader is still at it, in another task. What was read so far counts.

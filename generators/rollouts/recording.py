@@ -88,11 +88,11 @@ class CallRecorder:
 
     def feed(self, chunk: ChatCompletionChunk) -> bool:
         """Record one chunk. False: the user's code did not ask for it."""
-        told = chunk.model_dump(exclude_unset=True, warnings=False)
-        self._reader.feed(told)
-        stripped = strip(told, self._client_body)
+        fields = chunk.model_dump(exclude_unset=True, warnings=False)
+        self._reader.feed(fields)
+        stripped = strip(fields, self._client_body)
         if stripped is not None and "usage" not in stripped:
-            chunk.usage = None
+            chunk.usage = None  # we asked the engine for it, the user's code did not
         return stripped is not None
 
     def stop(self) -> bool:
@@ -113,6 +113,7 @@ class CallRecorder:
         """Record the stream, as far as it was read."""
         if self._is_ended:
             return
+        # Closed before anything is awaited: the reader and the end of the rollout may both come here.
         self._close()
         turns = self._reader.turns(ended_s=time.time())
         if self._is_sglang:

@@ -15,7 +15,7 @@ from forebay.generators.rollouts.open_group import OpenGroup
 class OpenStream(Protocol):
     """A stream that may not have been read to its end."""
 
-    async def settle(self) -> None:
+    async def stop_and_record(self) -> None:
         """Stop the call, and record it."""
 
 
@@ -78,11 +78,12 @@ class Rollout:
             self.recorded.add(turn)
         self.recorded.note_merged(num_merged)
 
-    async def settled(self) -> None:
+    async def end_streams(self) -> None:
         """Return when every call is recorded: streams that are not read to their end are stopped."""
+        # Until there is none: while one is ended, tasks of the rollout may begin another.
         while streams := list(self.open_streams.values()):
             for stream in streams:
-                await stream.settle()
+                await stream.stop_and_record()
 
     def _drop_streams(self) -> None:
         """Of an attempt that failed: their engines would go on for nobody."""
@@ -91,8 +92,8 @@ class Rollout:
 
 
 def _num_sampled(turn: Turn) -> int:
-    """The engine's count is for all choices of a call."""
     if turn.sampled_ids is not None:
         return len(turn.sampled_ids)
-    told = turn.usage.get("completion_tokens")
-    return told if isinstance(told, int) and turn.choice == 0 else 0
+    # The engine counts all choices of a call together: the first one stands for them.
+    number = turn.usage.get("completion_tokens")
+    return number if isinstance(number, int) and turn.choice == 0 else 0

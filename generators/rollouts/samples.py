@@ -77,6 +77,7 @@ def finished_samples(
 
     All have the same reward. Without one there is only the main sample, and that has failed.
     """
+    # A rollout that made no call has no turns: its sample is what it returned, without tokens.
     *forks, main = [captured.fields() for captured in rollout.trajectory.samples()] or [{}]
     sample = {**main, **_head(rollout), "messages": returned.messages}
     sample["extra_info"] = _extra_info(rollout, returned, sampling_params)
@@ -88,7 +89,7 @@ def finished_samples(
 
 
 def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
-    """A mark of this execution keeps its forks apart from those of one that broke off before its main sample came."""
+    # The mark keeps the forks of this execution apart from those of one that broke off before its main sample came.
     mark = secrets.token_hex(4)
     main = {**main, "rollout_id": f"{main['rollout_id']}-{mark}"}
     made = []
@@ -102,13 +103,13 @@ def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
 
 def failed_sample(rollout: "Rollout", error: BaseException, outcome: RolloutOutcome) -> "Sample":
     """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
-    told = {
+    problem = {
         "type": type(error).__name__,
         "message": _sendable(str(error))[:4_000],
         "traceback": _sendable("".join(traceback.format_exception(error)))[-16_000:],
     }
     extra_info = {"finish_reason": "error", "timestamp": str(time.time())}
-    ending = {"status": "failed", "outcome": outcome.value, "error": told}
+    ending = {"status": "failed", "outcome": outcome.value, "error": problem}
     return {**_head(rollout), "messages": rollout.prompt, "extra_info": extra_info, **ending}
 
 

@@ -55,8 +55,8 @@ class Limits:
 
     def resources(self) -> dict[str, int]:
         """By the names of the module ``resource``."""
-        told = {"RLIMIT_CPU": self.cpu_s, "RLIMIT_AS": self.memory_bytes, "RLIMIT_FSIZE": self.file_bytes}
-        return {"RLIMIT_CORE": 0, **{name: int(value) for name, value in told.items() if value is not None}}
+        given = {"RLIMIT_CPU": self.cpu_s, "RLIMIT_AS": self.memory_bytes, "RLIMIT_FSIZE": self.file_bytes}
+        return {"RLIMIT_CORE": 0, **{name: int(value) for name, value in given.items() if value is not None}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ class Sandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Also when we are cancelled: nobody else removes the folder.
         await asyncio.shield(asyncio.to_thread(_remove, self.folder))
 
     async def run(
@@ -205,16 +206,16 @@ async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_byt
         group.create_task(stdout.read(keeper.stdout))
         group.create_task(stderr.read(keeper.stderr))
         answer = group.create_task(_answer(ours))
-    told = answer.result()
-    if "error" in told:
-        raise InvalidInput(told["error"], hint="see that it is installed where the run process runs", field="command")
-    if told.get("num_left"):
-        logger.warning("%d processes of a command could not be killed", told["num_left"])
+    result = answer.result()
+    if "error" in result:
+        raise InvalidInput(result["error"], hint="see that it is installed where the run process runs", field="command")
+    if result.get("num_left"):
+        logger.warning("%d processes of a command could not be killed", result["num_left"])
     return Finished(
-        exit_status=told["exit_status"],
+        exit_status=result["exit_status"],
         stdout=stdout.text(),
         stderr=stderr.text(),
-        wall_s=told["wall_s"],
+        wall_s=result["wall_s"],
         is_output_cut=stdout.is_cut or stderr.is_cut,
     )
 

@@ -1,6 +1,6 @@
 """The process between a sandbox and its command: it starts the command, and leaves no process of it behind.
 
-``python -I -S sandbox_keeper.py SOCKET_FD``. Reads a line of JSON (argv, folder, environment, limits) from the socket,
+``python -I -S keeper.py SOCKET_FD``. Reads a line of JSON (argv, folder, environment, limits) from the socket,
 and answers with JSON. Imports only the standard library: it starts in hundredths of a second.
 """
 
@@ -34,28 +34,29 @@ def main(socket_fd: int) -> None:
     with socket.socket(fileno=socket_fd) as sandbox:
         spec = _read_line(sandbox)
         try:
-            told = _run(spec, sandbox)
+            result = _run(spec, sandbox)
         finally:
+            # Nothing may end this process before its children have ended.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             num_left = _kill_descendants()
             if os.getppid() != parent:
                 # Nobody else is left to do it.
                 shutil.rmtree(spec["folder"], ignore_errors=True)
         with suppress(BrokenPipeError, ConnectionResetError):
-            sandbox.sendall(json.dumps({**told, "num_left": num_left}).encode())
+            sandbox.sendall(json.dumps({**result, "num_left": num_left}).encode())
 
 
 def _read_line(sandbox: socket.socket) -> dict[str, Any]:
     with sandbox.makefile("rb") as lines:
-        told: dict[str, Any] = json.loads(lines.readline() or b"null") or sys.exit(1)
-    return told
+        line: dict[str, Any] = json.loads(lines.readline() or b"null") or sys.exit(1)
+    return line
 
 
 def _run(spec: dict[str, Any], sandbox: socket.socket) -> dict[str, Any]:
     """The exit status of the command, or why there is none."""
     began_s = time.monotonic()
     try:
-        process = subprocess.Popen(  # noqa: S603 - running what we are told is what we are for
+        process = subprocess.Popen(  # noqa: S603 - running what the spec says is what we are for
             spec["argv"],
             cwd=spec["folder"],
             env=spec["env"],

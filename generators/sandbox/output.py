@@ -1,4 +1,4 @@
-"""What a command is told and what it says: all of it is read, a bounded part is kept."""
+"""What a command reads and what it says: all of it is read, a bounded part is kept."""
 
 import asyncio
 from contextlib import suppress
@@ -20,7 +20,7 @@ class Kept:
         return self._num_cut > 0
 
     async def read(self, stream: asyncio.StreamReader | None) -> None:
-        """Read to the end: a command that finds its pipe full would stand still."""
+        """Read to the end: a command that finds its pipe full would wait for ever."""
         assert stream is not None
         while part := await stream.read(CHUNK_BYTES):
             self._take(part)
@@ -48,6 +48,7 @@ async def feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):
         stream.write(data)
         await stream.drain()
+    # A command that ends before it has read everything breaks the pipe, here or when it is closed.
     stream.close()
     with suppress(BrokenPipeError, ConnectionResetError):
         await stream.wait_closed()

@@ -16,7 +16,7 @@ from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.buffer_link.abc import Step
 from forebay.generators.failures import AgentFailed, EnvironmentFailed
-from forebay.generators.rollouts.step_gate import Hold
+from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=30)

@@ -10,9 +10,9 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
 from forebay.generators.buffer_link.abc import LinkRefused, RunGone
-from forebay.generators.buffer_link.connect import connect_link
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
+from forebay.generators.job.session import connect_link
 
 
 async def reward(item: dict[str, Any]) -> float:

@@ -56,8 +56,8 @@ def test_a_data_directory_beside_the_generator_is_not_copied_into_itself(tmp_pat
 
 
 def test_a_packaged_generator_is_copied_alone(tmp_path: Path) -> None:
-    copy = copy_code(PACKAGED_FOLDER / "info.py", tmp_path)
-    assert [entry.name for entry in copy.parent.iterdir()] == ["info.py"]
+    copy = copy_code(PACKAGED_FOLDER / "math_generator.py", tmp_path)
+    assert [entry.name for entry in copy.parent.iterdir()] == ["math_generator.py"]
 
 
 def test_a_log_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> None:
