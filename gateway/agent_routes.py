@@ -9,12 +9,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.core.errors import BodyTooLarge, BufferFull
-from forebay.gateway.asgi_calls import Exchange, PassedOn, Reply, json_reply, refused_with
+from forebay.gateway.asgi_calls import Exchange, PassedOn, json_reply, raw_reply, refusal_reply
+from forebay.gateway.calls import CHATS
 from forebay.gateway.dialects import anthropic
-from forebay.gateway.dialects.dialect import REFUSED, ChatDialect, Dialect, MessagesDialect, ResponsesDialect
-from forebay.gateway.engine_request import CHATS
+from forebay.gateway.dialects.dialect import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
-from forebay.gateway.refusals import Busy, NoObject, NoSuchRoute, Refusal, TooLarge
+from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, TooLarge
 from forebay.gateway.runs.foreign_runs import CapturedCall
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
@@ -29,7 +30,7 @@ RESPONSES = f"{BASE}/v1/responses"
 MESSAGES = f"{BASE}/anthropic/v1/messages"
 
 Found = tuple[GatewayRun, Agent]
-Answer = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
+Handler = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
 
 
 class AgentRoutes:
@@ -52,23 +53,23 @@ class AgentRoutes:
             self._route("POST", MESSAGES, self._translated, MessagesDialect),
             self._route("POST", f"{MESSAGES}/count_tokens", self._count_tokens, MessagesDialect),
             self._route("POST", f"{BASE}/buffer/write", self._write, ChatDialect),
-            Route(f"{BASE}/anthropic/{{rest:path}}", self._answered(_unknown, MessagesDialect), methods=METHODS),
-            Route(f"{BASE}/{{rest:path}}", self._answered(_unknown, ChatDialect), methods=METHODS),
+            Route(f"{BASE}/anthropic/{{rest:path}}", self._endpoint(_unknown, MessagesDialect), methods=METHODS),
+            Route(f"{BASE}/{{rest:path}}", self._endpoint(_unknown, ChatDialect), methods=METHODS),
         ]
 
-    def _route(self, method: str, path: str, answer: Answer, kind: type[Dialect]) -> Route:
-        return Route(path, self._answered(answer, kind), methods=[method])
+    def _route(self, method: str, path: str, handler: Handler, kind: type[Dialect]) -> Route:
+        return Route(path, self._endpoint(handler, kind), methods=[method])
 
-    def _answered(self, answer: Answer, kind: type[Dialect]) -> Callable[[Request], Awaitable[Any]]:
-        """An endpoint. Starlette asks of what it returns that it is an ASGI application."""
+    def _endpoint(self, handler: Handler, kind: type[Dialect]) -> Callable[[Request], Awaitable[Any]]:
+        """An endpoint of Starlette, which asks of what it returns that it is an ASGI application."""
 
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 found = self._registry.agent(request.path_params["rollout_id"], key_of(request))
-                return await answer(request, found, kind(found[1].memory))
-            except Refusal as refusal:
-                return refused_with(kind, refusal)
-            except REFUSED as refused:
+                return await handler(request, found, kind(found[1].memory))
+            except GatewayRefusal as refusal:
+                return refusal_reply(kind, refusal)
+            except ProtocolRefused as refused:
                 return json_reply(refused.status, refused.body)
 
         return endpoint
@@ -76,37 +77,38 @@ class AgentRoutes:
     async def _chat(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         content = await self._body(request)
         body = read_chat(content)
-        if body is None:  # the engine knows best what to say to that
-            return PassedOn(_call(found), "POST", CHATS, content)
+        if body is None:  # no JSON object: the engine says so in its own words
+            return PassedOn(_call(found), dialect, "POST", CHATS, content)
         return Exchange(_call(found), dialect, body)
 
     async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         return Exchange(_call(found), dialect, dialect.to_chat(await self._json(request)))
 
-    async def _models(self, _: Request, found: Found, _dialect: Dialect) -> ASGIApp:
-        return PassedOn(_call(found), "GET", "/v1/models")
+    async def _models(self, _: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        return PassedOn(_call(found), dialect, "GET", "/v1/models")
 
     async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
-        """An answer that is kept. Nothing runs in the background, so that there is nothing to cancel."""
+        """An answer that is kept, for GET, DELETE and for the POST that cancels it."""
         store, response_id = dialect.memory.store, request.path_params["response_id"]
-        told = store.delete(response_id) if request.method == "DELETE" else store.get(response_id)
-        return json_reply(HTTPStatus.OK, told)
+        # Nothing runs in the background, so that there is nothing to cancel: the answer is as it was.
+        answer = store.delete(response_id) if request.method == "DELETE" else store.get(response_id)
+        return json_reply(HTTPStatus.OK, answer)
 
     async def _input_items(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
         items = dialect.memory.store.input_items(request.path_params["response_id"])
         return json_reply(HTTPStatus.OK, {"object": "list", "data": items, "has_more": False})
 
     async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        asked = anthropic.to_tokenize(await self._json(request), dialect.memory.memo)
-        return PassedOn(_call(found), "POST", "/tokenize", encode(asked), dialect, anthropic.from_tokenize)
+        content = encode(anthropic.to_tokenize(await self._json(request), dialect.memory.memo))
+        return PassedOn(_call(found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
         """A sample of a generator that is captured."""
         run, agent = found
-        if not isinstance(agent, CapturedCall):
+        if not isinstance(agent, CapturedCall):  # the agent of a rollout writes nothing: its generator does
             raise NoSuchRoute(request.method, request.url.path)
-        answer = await run.write(await self._body(request))
-        return Reply(answer.status, answer.content, answer.headers)
+        reply = await run.write(await self._body(request))
+        return raw_reply(reply.status, reply.content, reply.headers)
 
     async def _json(self, request: Request) -> dict[str, Any]:
         body = read_object(await self._body(request))
@@ -115,15 +117,16 @@ class AgentRoutes:
         return body
 
     async def _body(self, request: Request) -> bytes:
-        """Raises ``Refusal``, ``ClientGone``."""
+        """Raises ``GatewayRefusal``, ``ClientGone``."""
         try:
-            held = await self._bodies.read(request.scope, request.receive)
+            body = await self._bodies.read(request.scope, request.receive)
         except BodyTooLarge as error:
             raise TooLarge(error.message) from None
         except BufferFull as error:
             raise Busy(error.message) from None
-        held.free()
-        return held.data
+        # At once: a call may take many minutes, and its body is small beside what is recorded of it.
+        body.free()
+        return body.data
 
 
 async def _unknown(request: Request, _found: Found, _dialect: Dialect) -> ASGIApp:

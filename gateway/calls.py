@@ -1,71 +1,75 @@
-"""One call of an agent: asked of an engine, tried again before its first byte, gone on with if aborted, recorded.
+"""One call of an agent: sent to an engine, again if that breaks, gone on with if it is aborted, and recorded.
 
-Going on with an answer that an engine aborted, for a weight update say: agents never see an abort.
+Agents never see an abort: what an engine aborts, for a weight update say, is continued from its token ids.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.admin import WorkerAdmin
+from forebay.engines.admin import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.engines.capture.segments import ABORTED
 from forebay.engines.capture.turn import Turn
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
 from forebay.engines.continuation.rest import Join, Rest, finish
-from forebay.gateway.engine_http import Answer, Broken, Headers
-from forebay.gateway.engine_request import EngineRefused, Sent, send
-from forebay.gateway.recording import Wire
+from forebay.engines.ring import Target
+from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
+from forebay.gateway.recording import Recording
 from forebay.gateway.refusals import EngineLost, Over
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
 
-Json = dict[str, Any]
-Ask = Callable[[Json], Awaitable[Part]]
-"""Asks an engine for a whole chat completion."""
-
-
-class Continuation:
-    """The rest of one choice, gone on with as rollout functions' own calls are.
-
-    ``body`` is the chat that was asked for, ``turn`` what came of it before the abort. ``http`` are connections for
-    administrative calls.
-    """
-
-    def __init__(self, ask: Ask, http: httpx.AsyncClient, body: Json, turn: Turn) -> None:
-        self._ask = ask
-        self._http = http
-        self._rest = Rest(body, turn)
-
-    @property
-    def logprobs(self) -> list[Json]:
-        """What the parts after the first told beside each token, as chats tell it."""
-        return self._rest.parts.logprobs
-
-    async def run(self) -> Turn:
-        """The whole turn, with its message. Raises ``EngineLost`` if the engine aborts again and again."""
-        try:
-            return await finish(self._rest, self._ask, self._joined)
-        except EngineError as error:
-            raise EngineLost(error.message) from error
-
-    async def _joined(self, join: Join) -> Whole | None:
-        return await whole_message(WorkerAdmin(self._http, join.turn.engine_url), join.turn, join.body)
-
-
+CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3
 """So often may a connection break under a call: one that kills its engine must not go from engine to engine."""
 
+Json = dict[str, Any]
 
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Json).decode
+
+
+class EngineRefused(Exception):
+    """The engine answered with something else than what was asked for; the agent is to get it as it is."""
+
+    def __init__(self, reply: EngineReply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+    @property
+    def kind(self) -> str:
+        """Whose failure it is: the ``agent``'s if the engine refused what it was asked for, else the ``engine``'s."""
+        is_refused = HTTPStatus.BAD_REQUEST <= self.reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        return "agent" if is_refused else "engine"
+
+    @property
+    def message(self) -> str:
+        """The beginning of what the engine said."""
+        return self.reply.content[:1_000].decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request that an engine is answering, with a 200."""
+
+    reply: IncomingReply
+    target: Target
+    rid: str
+    began_s: float
+    weight_version: str | None
+    """The weights before the request; only asked for streams, which do not say theirs."""
+    extra_key: str | None
+    """Under which the engine has cached it."""
 
 
 class EngineCall:
@@ -79,63 +83,36 @@ class EngineCall:
         """The agent is gone."""
         self._run = run
         self._num_broken = 0
-        self._pause = Backoff()
+        self._pause: Backoff | None = None
 
-    async def whole(self, told: Json) -> Json:
-        """The reply to the chat ``told``. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
-        wire = Wire(told, self.session.prepared(told))
+    async def whole(self, body: Json) -> Json:
+        """The reply to a chat. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
+        recording = Recording(body, self.session.prepared(body))
         async with self._counted():
-            reply, sent = await self._ask(wire)
-            turns = wire.turns(reply, sent.rid, sent.target.url, sent.began_s)
-            turns, logprobs = await self._gone_on(wire, turns)
+            reply, request = await self._ask(recording)
+            turns = recording.turns(reply, request.rid, request.target.url, request.began_s)
+            turns, logprobs = await self._finished(recording, turns)
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
             self.session.turns.add(turns)
-            return wire.stripped(reply) or {}
+            return recording.stripped(reply) or {}
 
-    async def other(self, method: str, path: str, content: bytes = b"") -> Answer:
+    async def other(self, method: str, path: str, content: bytes = b"") -> EngineReply:
         """The engine's reply to something that is no chat. Raises ``EngineLost``, ``Over``."""
         async with self._counted():
             while True:
                 member = await self.session.affinity.choose()
                 try:
                     with self._run.ring.occupied(member):
-                        answer = await self._run.upstream.ask(method, member.server.url + path, content)
+                        reply = await self._run.engine_http.ask(method, member.server.url + path, content)
                 except EngineUnavailable as error:
                     member.failed()
-                    await self._stand(error)
+                    await self._wait_before_retry(error)
                     continue
-                if answer.status >= HTTPStatus.BAD_REQUEST:
-                    refused = EngineRefused(answer)
-                    self.session.note_failure(refused.kind, answer.status, refused.told)
-                return answer
-
-    async def _ask(self, wire: Wire) -> tuple[Json, Sent]:
-        """A whole reply, from whichever engine gives it."""
-        while True:
-            try:
-                async with self._sent(wire) as sent:
-                    return self._decoded(await sent.reply.whole()), sent
-            except EngineUnavailable as error:
-                await self._stand(error)
-
-    async def _gone_on(self, wire: Wire, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
-        """The turns with those that the engine aborted come to their end; what the later parts told of tokens."""
-        body = {name: value for name, value in wire.body.items() if name not in ("stream", "stream_options")}
-        aborted = [turn for turn in turns if self._is_to_go_on(turn)]
-        rests = {turn.choice: Continuation(self._ask_rest, self._run.ring.http, body, turn) for turn in aborted}
-        whole = await asyncio.gather(*(rest.run() for rest in rests.values()))
-        ended = dict(zip(rests, whole, strict=True))
-        self.session.counters["continued"] += len(ended)
-        return [ended.get(turn.choice, turn) for turn in turns], {c: rest.logprobs for c, rest in rests.items()}
-
-    def _is_to_go_on(self, turn: Turn) -> bool:
-        return turn.finish_reason == ABORTED and not self.session.is_given_up and not self.is_left
-
-    async def _ask_rest(self, body: Json) -> Part:
-        wire = Wire(body, body)
-        reply, sent = await self._ask(wire)
-        return Part(reply, wire.turns(reply, sent.rid, sent.target.url, sent.began_s))
+                if reply.status >= HTTPStatus.BAD_REQUEST:
+                    refused = EngineRefused(reply)
+                    self.session.note_failure(refused.kind, reply.status, refused.message)
+                return reply
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[asyncio.Timeout]:
@@ -145,31 +122,114 @@ class EngineCall:
             async with self.session.call() as limit:
                 yield limit
         except EngineRefused as refused:
-            self.session.note_failure(refused.kind, refused.answer.status, refused.told)
+            self.session.note_failure(refused.kind, refused.reply.status, refused.message)
             raise
         except EngineLost as lost:
             self.session.note_failure("engine", lost.status, lost.message)
             raise
         except Over as over:
+            # No failure of anybody's: a rollout that was closed, or an agent that did not wait for its stream's end.
             if over.is_late and not self.is_left:
                 self.session.note_failure("engine", over.status, over.message)
             raise
 
-    @asynccontextmanager
-    async def _sent(self, wire: Wire) -> AsyncIterator[Sent]:
-        async with send(self._run, self.session, wire) as sent:
-            self.headers = sent.reply.headers
-            yield sent
+    # --- asking engines
 
-    def _decoded(self, answer: Answer) -> Json:
-        try:
-            return _decode(answer.content)
-        except msgspec.DecodeError:
-            raise EngineRefused(answer) from None
+    async def _ask(self, recording: Recording) -> tuple[Json, EngineRequest]:
+        """A whole reply, from whichever engine gives it."""
+        while True:
+            try:
+                async with self._sent(recording) as request:
+                    reply = await request.reply.whole()
+                    try:
+                        return _decode(reply.content), request
+                    except msgspec.DecodeError:
+                        raise EngineRefused(reply) from None
+            except EngineUnavailable as error:
+                await self._wait_before_retry(error)
 
-    async def _stand(self, error: EngineUnavailable, *, is_begun: bool = False) -> None:
-        """Wait before the next try. Raises ``EngineLost`` if there is none."""
-        self._num_broken += isinstance(error, Broken)
+    async def _wait_before_retry(self, error: EngineUnavailable, *, is_begun: bool = False) -> None:
+        """Raises ``EngineLost`` if there is no other try, as for an answer that ``is_begun``."""
+        self._num_broken += isinstance(error, EngineBroken)
         if is_begun or self._num_broken >= MAX_BROKEN:
             raise EngineLost(error.message) from error
+        self._pause = self._pause or Backoff()
         await self._pause.wait()
+
+    @asynccontextmanager
+    async def _sent(self, recording: Recording) -> AsyncIterator[EngineRequest]:
+        """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200.
+
+        However this is left before the reply has come whole, the engine is to stop.
+        """
+        run, session = self._run, self.session
+        member = await session.affinity.choose()
+        target, rid = member.server, session.next_rid()
+        announced = run.ring.weight_version
+        is_version_asked = recording.is_stream and target.is_sglang
+        # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
+        version = await run.versions.before(target.url, announced) if is_version_asked else None
+        body = recording.engine_body(rid, announced, is_sglang=target.is_sglang)
+        is_over = False
+        try:
+            with run.ring.occupied(member), session.asking(target.url, rid):
+                began_s = time.time()
+                async with run.engine_http.reply("POST", target.url + CHATS, _encode(body)) as reply:
+                    if reply.status != HTTPStatus.OK:
+                        raise await self._refusal(target, recording, await reply.whole())
+                    member.recovered()
+                    self.headers = reply.headers
+                    yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"))
+            is_over = True
+        except EngineUnavailable:
+            is_over = True
+            member.failed()
+            raise
+        except EngineRefused:
+            is_over = True
+            raise
+        finally:
+            if not is_over:
+                # SGLang sees that a connection was closed only when it next writes to it, seconds later.
+                run.abandon(target.url, rid)
+
+    async def _refusal(self, target: Target, recording: Recording, reply: EngineReply) -> Exception:
+        """What to raise for an error status."""
+        if reply.status in UNAVAILABLE_STATUSES:
+            return status_error(target.url, reply.status, reply.content)
+        refused = EngineRefused(reply)
+        if not target.is_sglang or refused.kind == "engine":
+            return refused
+        # SGLang repeats in its message what it refuses, the fields that were added here among it: it is asked again
+        # in the agent's own words, for a message that the agent understands.
+        plain = await self._run.engine_http.ask("POST", target.url + CHATS, _encode(recording.body))
+        return refused if plain.status == HTTPStatus.OK else EngineRefused(plain)
+
+    # --- going on after an abort
+
+    async def _finished(self, recording: Recording, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
+        """The turns with those that the engine aborted come to their end, and what their later parts say of tokens.
+
+        Raises ``EngineLost`` if the engine aborts again and again.
+        """
+        body = {name: value for name, value in recording.body.items() if name not in ("stream", "stream_options")}
+        rests = [Rest(body, turn) for turn in turns if self._is_to_go_on(turn)]
+        try:
+            whole = await asyncio.gather(*(finish(rest, self._ask_part, self._joined) for rest in rests))
+        except EngineError as error:
+            raise EngineLost(error.message) from error
+        self.session.counters["continued"] += len(rests)
+        ended = {rest.choice: turn for rest, turn in zip(rests, whole, strict=True)}
+        logprobs = {rest.choice: rest.parts.logprobs for rest in rests}
+        return [ended.get(turn.choice, turn) for turn in turns], logprobs
+
+    def _is_to_go_on(self, turn: Turn) -> bool:
+        return turn.finish_reason == ABORTED and not self.session.is_given_up and not self.is_left
+
+    async def _ask_part(self, body: Json) -> Part:
+        recording = Recording(body, body)
+        reply, request = await self._ask(recording)
+        return Part(reply, recording.turns(reply, request.rid, request.target.url, request.began_s))
+
+    async def _joined(self, join: Join) -> Whole | None:
+        return await whole_message(WorkerAdmin(self._run.ring.http, join.turn.engine_url), join.turn, join.body)

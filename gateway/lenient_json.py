@@ -36,13 +36,14 @@ def read_object(content: bytes) -> Json | None:
 def _read_leniently(content: bytes) -> object:
     """As the standard library reads it, in which most engines are written: UTF-16 too, and unpaired surrogates."""
     try:
-        told = json.dumps(json.loads(content), ensure_ascii=False)
+        text = json.dumps(json.loads(content), ensure_ascii=False)
     except ValueError:
         return None
     except RecursionError:
         raise NoObject from None
+    # The text again, for what the library reads and JSON has not: an engine could not be given a NaN.
     try:
-        return _decode(SURROGATES.sub(REPLACEMENT, told))
+        return _decode(SURROGATES.sub(REPLACEMENT, text))
     except msgspec.DecodeError:
         raise NoObject from None
 
@@ -54,7 +55,10 @@ def read_chat(content: bytes) -> Json | None:
         return None
     if body.get("input_ids") is not None:
         raise OwnIds
-    return {**body, "stream": True} if _is_true(body.get("stream")) else body
+    # As pydantic reads it, in SGLang and vLLM: a "yes" asks for a stream that must be recorded as one.
+    stream = body.get("stream")
+    is_stream = stream.lower() in TRUE if isinstance(stream, str) else stream == 1
+    return {**body, "stream": True} if is_stream else body
 
 
 def bounded(value: object, limit: int) -> object:
@@ -64,8 +68,5 @@ def bounded(value: object, limit: int) -> object:
     try:
         return limit if float(value) > limit else value
     except (ValueError, OverflowError):
+        # Too large an int for a float is over any limit; a text that is no number is the engine's to refuse.
         return limit if isinstance(value, int) else value
-
-
-def _is_true(value: object) -> bool:
-    return value.lower() in TRUE if isinstance(value, str) else value == 1

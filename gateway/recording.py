@@ -1,7 +1,4 @@
-"""What is asked of an engine beside what the agent asked for, what is kept of its answer, and what the agent gets.
-
-Chunks of an answer that was gone on with after an abort.
-"""
+"""What is asked of an engine beside what the agent asked for, what is kept of its answer, and what the agent gets."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +11,92 @@ from forebay.engines.continuation.reply import Logprobs, joined_usage
 from forebay.gateway.refusals import EngineLost
 
 Json = dict[str, Any]
+
+
+class Recording:
+    """One chat: ``client_body`` is what the agent sent, ``body`` the same within the session's bounds."""
+
+    def __init__(self, client_body: Json, body: Json) -> None:
+        self.client_body = client_body
+        self.body = body
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is wanted as it comes."""
+        return self.body.get("stream") is True
+
+    def engine_body(self, rid: str, weight_version: int | None, *, is_sglang: bool) -> Json:
+        """The body for the engine. ``weight_version`` is what the trainer announced last."""
+        if not is_sglang:
+            # Other engines may refuse fields that they do not know: they are asked for nothing more.
+            return self.body
+        try:
+            body = asking(self.body, is_stream=self.is_stream)
+        except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine is to refuse them
+            body = self.body
+        body = {**body, "rid": rid}
+        # Else a prompt's cache may be that of other weights, where an update did not empty it.
+        return body if weight_version is None else {"extra_key": str(weight_version), **body}
+
+    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float) -> list[Turn]:
+        """The turns of a whole reply."""
+        return turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
+
+    def stripped(self, reply: Json) -> Json | None:
+        """The reply, or a chunk, without what the agent did not ask for; None for a chunk of which nothing is left."""
+        left = strip(reply, self.client_body)
+        if left is not None and self.client_body.get("rid") and "id" in left:
+            left["id"] = self.client_body["rid"]  # SGLang names an answer by the request's ``rid``
+        return left
+
+
+class StreamRecording:
+    """The chunks of one answer. Those of its end wait until it is known whether the answer has to be gone on with."""
+
+    def __init__(self, recording: Recording, rid: str, engine_url: str, began_s: float) -> None:
+        self._recording = recording
+        self._reader = StreamReader(recording.body, rid=rid, engine_url=engine_url, began_s=began_s)
+        self._last_chunks: list[Json] = []
+        self._is_ending = False
+
+    def feed(self, chunk: Json) -> Json | None:
+        """The chunk as the agent gets it now; None if it gets nothing of it, or gets it at the end."""
+        self._reader.feed(chunk)
+        # From the first finish reason on, whichever choice has it. What comes after it takes no time.
+        self._is_ending = self._is_ending or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+        left = self._recording.stripped(chunk)
+        if left is None or not self._is_ending:
+            return left
+        self._last_chunks.append(left)
+        return None
+
+    def stop(self) -> None:
+        """The agent is gone: what the engine samples from here on does not count."""
+        self._reader.stop()
+
+    def turns(self) -> list[Turn]:
+        """The turns of the stream so far."""
+        return self._reader.turns(ended_s=time.time())
+
+    def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:
+        """The last chunks. ``seen`` are the turns that have gone out, ``turns`` those that were to.
+
+        Raises ``EngineLost`` if what has gone out is no beginning of what was to.
+        """
+        before, after = ({turn.choice: turn for turn in each} for each in (seen, turns))
+        for chunk in self._last_chunks:
+            for choice in chunk.get("choices") or ():
+                index = choice.get("index") or 0
+                if choice.get("finish_reason") == ABORTED and index in logprobs:
+                    if delta := rest_of(before[index].reply, after[index].reply):
+                        yield {**chunk, "choices": [self._rest(choice, delta, logprobs[index])]}
+                    choice["finish_reason"] = after[index].finish_reason
+            usage = {"usage": joined_usage(chunk["usage"], turns)} if logprobs and chunk.get("usage") else {}
+            yield {**chunk, **usage}
+
+    def _rest(self, choice: Json, delta: Json, tokens: list[Json]) -> Json:
+        logprobs = {"content": tokens} if self._recording.client_body.get("logprobs") else None
+        return {**choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def rest_of(seen: Json, whole: Json) -> Json:
@@ -42,94 +125,8 @@ def _rest_of_calls(seen: Sequence[Json], whole: Sequence[Json]) -> list[Json]:
         given, full = before["function"].get("arguments") or "", now["function"].get("arguments") or ""
         if not full.startswith(given):
             raise EngineLost("the answer was aborted in a tool call that its rest does not fit")
+        # Read from all tokens again, a call got another id: the agent answers to the one that has gone out.
         now["id"] = before.get("id") or now.get("id")
         if full != given:
             begun.append({"index": index, "function": {"arguments": full[len(given) :]}})
     return [*begun, *rest]
-
-
-class Wire:
-    """One call on its way: ``client_body`` is what the agent sent, ``body`` the same within the session's bounds.
-
-    Engines other than SGLang are asked for nothing more: they may refuse fields that they do not know.
-    """
-
-    def __init__(self, client_body: Json, body: Json) -> None:
-        self.client_body = client_body
-        self.body = body
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is wanted as it comes."""
-        return self.body.get("stream") is True
-
-    def asked(self, rid: str, weight_version: int | None, *, is_sglang: bool) -> Json:
-        """The body for the engine. ``weight_version`` is what the trainer announced last."""
-        if not is_sglang:
-            return self.body
-        body = {**self._asking(), "rid": rid}
-        # Else a prompt's cache may be that of other weights, where an update did not empty it.
-        return body if weight_version is None else {"extra_key": str(weight_version), **body}
-
-    def _asking(self) -> Json:
-        try:
-            return asking(self.body, is_stream=self.is_stream)
-        except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine is to refuse them
-            return self.body
-
-    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float) -> list[Turn]:
-        """What a whole reply tells."""
-        return turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
-
-    def stripped(self, reply: Json) -> Json | None:
-        """The reply, or a chunk, without what the agent did not ask for; None for a chunk of which nothing is left."""
-        left = strip(reply, self.client_body)
-        if left is not None and self.client_body.get("rid") and "id" in left:
-            left["id"] = self.client_body["rid"]
-        return left
-
-
-class StreamWire:
-    """The chunks of one answer: passed on at once, but for the end, which is held until everything was told."""
-
-    def __init__(self, wire: Wire, rid: str, engine_url: str, began_s: float) -> None:
-        self._wire = wire
-        self._reader = StreamReader(wire.body, rid=rid, engine_url=engine_url, began_s=began_s)
-        self._held: list[Json] = []
-        self._is_ending = False
-
-    def feed(self, chunk: Json) -> Json | None:
-        """The chunk as the agent gets it now; None if it gets nothing of it, or gets it at the end."""
-        self._reader.feed(chunk)
-        # Nothing after a finish reason takes time.
-        self._is_ending = self._is_ending or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
-        left = self._wire.stripped(chunk)
-        if left is None or not self._is_ending:
-            return left
-        self._held.append(left)
-        return None
-
-    def stop(self) -> None:
-        """The agent is gone: what the engine samples from here on does not count."""
-        self._reader.stop()
-
-    def turns(self) -> list[Turn]:
-        """What the stream told."""
-        return self._reader.turns(ended_s=time.time())
-
-    def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:
-        """The chunks that were held back. Of what has gone out ``seen`` tells, of what was to, ``turns``."""
-        before, after = ({turn.choice: turn for turn in each} for each in (seen, turns))
-        for chunk in self._held:
-            for choice in chunk.get("choices") or ():
-                index = choice.get("index") or 0
-                if choice.get("finish_reason") == ABORTED and index in logprobs:
-                    if delta := rest_of(before[index].reply, after[index].reply):
-                        yield {**chunk, "choices": [self._rest(choice, delta, logprobs[index])]}
-                    choice["finish_reason"] = after[index].finish_reason
-            usage = {"usage": joined_usage(chunk["usage"], turns)} if logprobs and chunk.get("usage") else {}
-            yield {**chunk, **usage}
-
-    def _rest(self, choice: Json, delta: Json, logprobs: list[Json]) -> Json:
-        told = {"content": logprobs} if self._wire.client_body.get("logprobs") else None
-        return {**choice, "delta": delta, "logprobs": told, "finish_reason": None}

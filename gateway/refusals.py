@@ -1,4 +1,7 @@
-"""What the gateway itself answers when a call cannot be made, in the words of the OpenAI protocol."""
+"""What the gateway itself answers when a call cannot be made, in the words of the OpenAI protocol.
+
+The errors of engines are passed on instead; ``dialects/errors.py`` has the words of the other protocols.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -6,19 +9,19 @@ from typing import Any
 from forebay.core.errors import ForebayError
 
 
-class Refusal(ForebayError):
+class GatewayRefusal(ForebayError):
     """An error of the gateway, not of an engine. ``kind`` is OpenAI's type of it."""
 
     kind = "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
         """As OpenAI words errors."""
-        told = f"{self.message} ({self.hint})" if self.hint else self.message
-        return {"error": {"message": told, "type": self.kind, "param": self.field, "code": self.code}}
+        message = f"{self.message} ({self.hint})" if self.hint else self.message
+        return {"error": {"message": message, "type": self.kind, "param": self.field, "code": self.code}}
 
 
-class WrongKey(Refusal):
-    """No open rollout has this id and this key; which of the two is wrong is not told."""
+class WrongKey(GatewayRefusal):
+    """No open rollout has this id and this key; which of the two is wrong is not said."""
 
     code = "invalid_api_key"
     status = HTTPStatus.UNAUTHORIZED
@@ -30,10 +33,11 @@ class WrongKey(Refusal):
         )
 
 
-class Over(Refusal):
-    """The rollout, or its run, has ended. No status that clients try again."""
+class Over(GatewayRefusal):
+    """The rollout, or its run, has ended."""
 
     code = "rollout_over"
+    # OpenAI's and Anthropic's clients repeat 408, 409, 429 and every 5xx by themselves, but not this one.
     status = HTTPStatus.GONE
 
     def __init__(self, reason: str, *, is_late: bool = False) -> None:
@@ -42,7 +46,7 @@ class Over(Refusal):
         """Its time was up; nobody ended it."""
 
 
-class NoSuchRoute(Refusal):
+class NoSuchRoute(GatewayRefusal):
     """The gateway does not speak this."""
 
     code = "no_such_route"
@@ -55,7 +59,7 @@ class NoSuchRoute(Refusal):
         )
 
 
-class NoObject(Refusal):
+class NoObject(GatewayRefusal):
     """The body cannot be translated."""
 
     code = "invalid_json"
@@ -65,8 +69,9 @@ class NoObject(Refusal):
         super().__init__("the body is no JSON object", hint="send UTF-8 without NaN and Infinity, not nested too deep")
 
 
-class OwnIds(Refusal):
-    """A prompt in token ids. SGLang (0.5.23) does not look at them; one beyond the vocabulary ends its process."""
+# SGLang (0.5.23) does not look at the ids of a prompt; one beyond the vocabulary ends its process.
+class OwnIds(GatewayRefusal):
+    """A prompt in token ids."""
 
     code = "input_ids_refused"
     status = HTTPStatus.BAD_REQUEST
@@ -75,7 +80,7 @@ class OwnIds(Refusal):
         super().__init__("the gateway takes no input_ids", hint="send messages", field="input_ids")
 
 
-class EngineLost(Refusal):
+class EngineLost(GatewayRefusal):
     """The connection to the engine broke, again and again."""
 
     code = "engine_lost"
@@ -83,15 +88,15 @@ class EngineLost(Refusal):
     status = HTTPStatus.BAD_GATEWAY
 
 
-class TooLarge(Refusal):
+class TooLarge(GatewayRefusal):
     """The body is over the limit."""
 
     code = "body_too_large"
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
-class Busy(Refusal):
-    """Too many bodies are held at once."""
+class Busy(GatewayRefusal):
+    """Too many bodies are in memory at once."""
 
     code = "too_many_bodies"
     kind = "server_error"

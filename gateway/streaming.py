@@ -1,6 +1,7 @@
 """A streamed call of an agent: read to its end by a task of its own, passed on as it comes, recorded.
 
-The way of a stream's chunks from the task that reads them to the one that passes them on.
+Two tasks share a ``ChunkQueue``: one reads the engine, feeds the record and fills the queue; the one of the agent's
+request empties it. So the record has the stream's end also if the agent is slow, or gone.
 """
 
 import asyncio
@@ -13,14 +14,18 @@ import msgspec
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.capture.fill_gaps import complete
 from forebay.engines.capture.turn import Turn
-from forebay.gateway.calls import EngineCall, Json
+from forebay.gateway.calls import EngineCall, EngineRequest, Json
 from forebay.gateway.engine_http import DONE_DATA
-from forebay.gateway.engine_request import Sent
-from forebay.gateway.recording import StreamWire, Wire
+from forebay.gateway.recording import Recording, StreamRecording
 from forebay.gateway.refusals import EngineLost
 
+DRAIN_S = 3.0
+"""How long the rest of a stream is read after its agent has gone: SGLang ends an aborted one within milliseconds."""
 
-class Outlet:
+_decode = msgspec.json.Decoder(Json).decode
+
+
+class ChunkQueue:
     """Chunks that wait to be passed on: a slow agent does not hold up the reading, nor the engine."""
 
     def __init__(self) -> None:
@@ -50,38 +55,32 @@ class Outlet:
         return taken
 
 
-DRAIN_S = 3.0
-"""How long the rest of a stream is read after its agent has gone: an engine that was told needs milliseconds."""
-
-_decode = msgspec.json.Decoder(Json).decode
-
-
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenStream:
     """A stream that an engine is answering with."""
 
-    wire: StreamWire
-    sent: Sent
+    recording: StreamRecording
+    request: EngineRequest
 
 
 class ChatCall(EngineCall):
     """One call of a session. Use it once: with ``whole``, ``stream`` or ``other``."""
 
     _limit: asyncio.Timeout
-    _open: _Open | None = None
+    _open: _OpenStream | None = None
 
-    async def stream(self, told: Json) -> AsyncGenerator[list[Json], None]:
-        """The chunks of the answer to the chat ``told``, those together that have come meanwhile.
+    async def stream(self, body: Json) -> AsyncGenerator[list[Json], None]:
+        """The chunks of the answer to a chat, those together that have come meanwhile.
 
         Raises as ``whole`` does, ``EngineLost`` and ``Over`` in the middle too. If it is closed before its end, the
-        engine is told to stop, and what it had sampled by then is recorded.
+        engine is stopped, and what it had sampled by then is recorded.
         """
-        outlet = Outlet()
-        reading = asyncio.create_task(self._read(Wire(told, self.session.prepared(told)), outlet))
-        reading.add_done_callback(outlet.close)
-        reading.add_done_callback(_ignored)
+        queue = ChunkQueue()
+        reading = asyncio.create_task(self._read(Recording(body, self.session.prepared(body)), queue))
+        reading.add_done_callback(queue.close)
+        reading.add_done_callback(_retrieve_error)
         try:
-            while chunks := await outlet.take():
+            while chunks := await queue.take():
                 yield chunks
             await reading
         finally:
@@ -89,70 +88,75 @@ class ChatCall(EngineCall):
                 self._leave(reading)
 
     def _leave(self, reading: "asyncio.Task[None]") -> None:
-        """The agent is gone. Engines other than SGLang are not told so: they have told their tokens so far."""
+        """The agent is gone."""
         self.is_left = True
         if self._open is None:
             reading.cancel()
             return
-        self._open.wire.stop()
-        target, rid = self._open.sent.target, self._open.sent.rid
+        self._open.recording.stop()
+        target, rid = self._open.request.target, self._open.request.rid
         if target.is_sglang:
+            # An aborted stream ends with the ids of all its tokens: it is read on for them.
             self._run.abandon(target.url, rid)
+        # Other engines know no abort, and no ids at the end: their reading ends at once.
         self.session.leave(self._limit, DRAIN_S if target.is_sglang else 0.0)
 
-    async def _read(self, wire: Wire, outlet: Outlet) -> None:
+    async def _read(self, recording: Recording, queue: ChunkQueue) -> None:
         async with self._counted() as self._limit:
             while True:
                 try:
-                    opened = await self._read_once(wire, outlet)
+                    opened = await self._read_once(recording, queue)
                 except EngineUnavailable as error:
                     self._open = None
-                    await self._stand(error, is_begun=outlet.is_begun)
+                    await self._wait_before_retry(error, is_begun=queue.is_begun)
                 else:
                     break
             self._open = None
-            await self._end(wire, opened, outlet)
+            await self._end(recording, opened, queue)
 
-    async def _read_once(self, wire: Wire, outlet: Outlet) -> _Open:
-        async with self._sent(wire) as sent:
-            stream = StreamWire(wire, sent.rid, sent.target.url, sent.began_s)
-            self._open = _Open(stream, sent)
+    async def _read_once(self, recording: Recording, queue: ChunkQueue) -> _OpenStream:
+        async with self._sent(recording) as request:
+            stream = StreamRecording(recording, request.rid, request.target.url, request.began_s)
+            self._open = _OpenStream(stream, request)
             try:
-                async for data in sent.reply.data():
-                    if data != DONE_DATA and (left := stream.feed(_chunk(data))) is not None:
-                        outlet.put(left)
+                async for data in request.reply.events():
+                    if data != DONE_DATA and (chunk := stream.feed(_chunk(data))) is not None:
+                        queue.put(chunk)
             except asyncio.CancelledError:
-                if self.is_left and not sent.target.is_sglang:
+                # SGLang's turns come from the end of the stream; of others there is only what was read by now.
+                if self.is_left and not request.target.is_sglang:
                     self.session.turns.add(_begun(stream.turns()))
                 raise
             return self._open
 
-    async def _end(self, wire: Wire, opened: _Open, outlet: Outlet) -> None:
-        """Record the stream, and pass its last chunks on; what is asked for the record alone nobody waits for."""
-        stream = opened.wire
+    async def _end(self, recording: Recording, opened: _OpenStream, queue: ChunkQueue) -> None:
+        """Record the stream, and pass its last chunks on."""
+        stream = opened.recording
         seen = stream.turns()
-        completed = self._completed(wire, opened.sent, _begun(seen) if self.is_left else seen)
+        completed = self._completed(recording, opened.request, _begun(seen) if self.is_left else seen)
         if any(map(self._is_to_go_on, seen)):
             seen = await completed
-            turns, logprobs = await self._gone_on(wire, seen)
+            turns, logprobs = await self._finished(recording, seen)
             self.session.turns.add(turns)
             last = stream.end(seen, turns, logprobs)
         else:
+            # What is asked for the record alone takes an engine's time: the agent does not wait for it.
             self.session.turns.add_later(completed)
             last = stream.end(seen, seen, {})
         for chunk in last:
-            outlet.put(chunk)
+            queue.put(chunk)
 
-    async def _completed(self, wire: Wire, sent: Sent, turns: list[Turn]) -> list[Turn]:
-        if not sent.target.is_sglang or not turns:
+    async def _completed(self, recording: Recording, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
+        """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
+        if not request.target.is_sglang or not turns:
             return turns
         return await complete(
-            self._run.upstream.http,
-            sent.target.url,
+            self._run.engine_http.admin,
+            request.target.url,
             turns,
-            sent.weight_version,
-            temperature=wire.body.get("temperature"),
-            extra_key=sent.extra_key,
+            request.weight_version,
+            temperature=recording.body.get("temperature"),
+            extra_key=request.extra_key,
             version_of=self._version_of,
         )
 
@@ -165,14 +169,14 @@ def _begun(turns: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.sampled_ids or (turn.sampled_ids is None and turn.reply.get("content"))]
 
 
-def _ignored(reading: "asyncio.Task[None]") -> None:
-    """What becomes of a call that nobody waits for is told in the record, not in the log."""
+def _retrieve_error(reading: "asyncio.Task[None]") -> None:
+    # A call that nobody waits for has its error in the record: asyncio must not log it as never retrieved.
     if not reading.cancelled():
         reading.exception()
 
 
 def _chunk(data: bytes) -> Json:
-    """One event of a stream. Raises ``EngineLost`` for an error that the engine tells in the middle."""
+    """One event of a stream. Raises ``EngineLost`` for an error in the middle."""
     try:
         chunk = _decode(data)
     except msgspec.DecodeError:

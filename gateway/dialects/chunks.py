@@ -1,13 +1,12 @@
-"""What the streams of the Responses and the Messages protocol share: how the chunks of a chat are read.
+"""What the streams of both translations share: how the chunks of a chat are read, and the reply that they add up to."""
 
-The chat reply that a stream of chunks adds up to.
-"""
-
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_message, error_status
+from forebay.gateway.dialects.errors import chunk_status
+from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_message
 
 
 class ReplyDraft:
@@ -39,10 +38,11 @@ class ReplyDraft:
 
     def _add_call(self, call: Mapping[str, Any]) -> None:
         function = call.get("function") or {}
-        held = self._calls.setdefault(call.get("index") or 0, {"id": "", "function": {"name": "", "arguments": ""}})
-        held["id"] = call.get("id") or held["id"]
-        held["function"]["name"] = function.get("name") or held["function"]["name"]
-        held["function"]["arguments"] += function.get("arguments") or ""
+        draft = self._calls.setdefault(_index(call), {"id": "", "function": {"name": "", "arguments": ""}})
+        # Id and name come once, with the first part; some servers send them empty with the others.
+        draft["id"] = call.get("id") or draft["id"]
+        draft["function"]["name"] = function.get("name") or draft["function"]["name"]
+        draft["function"]["arguments"] += function.get("arguments") or ""
 
     @property
     def message(self) -> Fields:
@@ -63,38 +63,33 @@ class ProtocolStream(ABC):
         self._open_call: int | None = None
         """Which call was begun last."""
         self._blanks = ""
+        """Of the text after a call, as long as there is nothing else in it."""
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Fields]:
         """The events for one chunk of the chat."""
         if self.is_over:
             return []
         if chunk.get("error"):
-            return self.fail(error_status(chunk), chunk)
+            return self.fail(chunk_status(chunk), chunk)
         delta = self._draft.add(chunk)
         events = self._opening(delta)
         if thought := delta.get("reasoning_content"):
             events += self._thinking(thought)
-        if text := self._held_back(delta.get("content") or ""):
+        text, self._blanks = self._blanks + (delta.get("content") or ""), ""
+        if self._is_call_open and not text.strip():
+            # Engines send blanks between the calls of one answer: they wait, so that they do not become a text.
+            text, self._blanks = "", text
+        if text:
             events += self._text(text)
         for call in delta.get("tool_calls") or []:
             function = call.get("function") or {}
-            is_begun = not self._goes_on(call)
+            is_begun = not self._is_call_open or _index(call) != self._open_call
+            # Both protocols write one item after the other: a call that another one interrupted cannot go on.
             if is_begun and not function.get("name"):
                 return events + self.fail(502, "the engine sent arguments of a call that had ended")
             self._open_call = _index(call)
             events += self._call(call.get("id") or "", function, is_begun=is_begun)
         return events
-
-    def _goes_on(self, call: Mapping[str, Any]) -> bool:
-        """Whether a part of a call belongs to the one that is open; else it must begin another."""
-        return self._is_call_open and _index(call) == self._open_call
-
-    def _held_back(self, text: str) -> str:
-        """Blanks after a call wait for a text: engines send them between the calls of one answer."""
-        text, self._blanks = self._blanks + text, ""
-        if self._is_call_open and not text.strip():
-            text, self._blanks = "", text
-        return text
 
     @abstractmethod
     def end(self) -> list[Fields]:
@@ -128,3 +123,9 @@ class ProtocolStream(ABC):
 
 def _index(call: Mapping[str, Any]) -> int:
     return call.get("index") or 0
+
+
+def event_bytes(event: Mapping[str, Any]) -> bytes:
+    """One event of either protocol as it goes out: its name is its ``type``."""
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {event['type']}\ndata: {data}\n\n".encode()

@@ -1,20 +1,17 @@
-"""The protocols that agents speak, each translated to chat completions and back."""
+"""One class for each protocol that agents speak: a call as a chat, and the engine's answer in the protocol's words."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from forebay.gateway.dialects import anthropic, responses
-from forebay.gateway.dialects.chunks import ProtocolStream
-from forebay.gateway.dialects.history import ReplyMemo, event_bytes
+from forebay.gateway.dialects.chunks import ProtocolStream, event_bytes
+from forebay.gateway.dialects.history import ReplyMemo
 from forebay.gateway.dialects.responses import ResponseStore
 from forebay.gateway.engine_http import DONE, event
-from forebay.gateway.refusals import Refusal
+from forebay.gateway.refusals import GatewayRefusal
 
 Json = dict[str, Any]
-
-REFUSED = (anthropic.MessagesRefused, responses.ResponsesRefused)
-"""What a translation raises: ``status`` and ``body`` are the reply."""
 
 
 class Memory:
@@ -37,12 +34,12 @@ class Stream(ABC):
         """What comes after the last chunk."""
 
     @abstractmethod
-    def fail(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: GatewayRefusal) -> bytes:
         """In place of the rest."""
 
 
 class Dialect(ABC):
-    """One call in some protocol. What it raises, other than ``Refusal``, is one of ``REFUSED``."""
+    """One call in some protocol. Its methods raise ``ProtocolRefused``."""
 
     is_engines_own = False
     """Whether engines speak it: then their errors and headers are passed on as they are."""
@@ -78,7 +75,7 @@ class ChatStream(Stream):
     def end(self) -> bytes:
         return DONE
 
-    def fail(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: GatewayRefusal) -> bytes:
         return event(refusal.body()) + DONE
 
 
@@ -113,7 +110,7 @@ class TranslatedStream(Stream):
     def end(self) -> bytes:
         return b"".join(map(event_bytes, self._events.end()))
 
-    def fail(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: GatewayRefusal) -> bytes:
         return b"".join(map(event_bytes, self._events.fail(refusal.status, refusal.body())))
 
 
@@ -128,11 +125,11 @@ class MessagesDialect(Dialect):
         return anthropic.from_chat(chat, self.body, self.memory.memo)
 
     def stream(self) -> Stream:
-        return TranslatedStream(anthropic.EventStream(self.body, self.memory.memo))
+        return TranslatedStream(anthropic.MessagesStream(self.body, self.memory.memo))
 
     @classmethod
     def error(cls, status: int, body: object) -> tuple[int, Json]:
-        return anthropic.error(status, body)
+        return anthropic.messages_error(status, body)
 
 
 class ResponsesDialect(Dialect):
@@ -146,8 +143,8 @@ class ResponsesDialect(Dialect):
         return responses.from_chat(chat, self.body, self.memory.store, self.memory.memo)
 
     def stream(self) -> Stream:
-        return TranslatedStream(responses.EventStream(self.body, self.memory.store, self.memory.memo))
+        return TranslatedStream(responses.ResponsesStream(self.body, self.memory.store, self.memory.memo))
 
     @classmethod
     def error(cls, status: int, body: object) -> tuple[int, Json]:
-        return responses.error(status, body)
+        return responses.responses_error(status, body)

@@ -1,4 +1,4 @@
-"""What the Responses and the Messages protocol share: reading chat replies, and finding them again in a history."""
+"""What both translations need of requests: the engine's own fields, and chat replies that come back in a history."""
 
 import json
 from collections import defaultdict
@@ -19,6 +19,7 @@ ENGINE_FIELDS = frozenset(
 """SGLang's own fields of a chat, which neither protocol knows. They reach the chat as they came."""
 
 STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+"""Usage with every chunk: a Messages stream begins with the count of its prompt."""
 
 
 def split_engine_fields(body: Mapping[str, Any]) -> tuple[Fields, Fields]:
@@ -28,8 +29,9 @@ def split_engine_fields(body: Mapping[str, Any]) -> tuple[Fields, Fields]:
 
 
 def first_problem(error: ValidationError) -> tuple[list[str | int], str]:
-    """Where a body is wrong first, and what is wrong there. Tags of unions that begin with ``~`` are no place."""
+    """Where a body is wrong first, and what is wrong there."""
     problem = error.errors(include_url=False, include_input=False)[0]
+    # Pydantic names the member of a union that it tried as a part of the place; ours have names with a "~".
     place = [part for part in problem["loc"] if not str(part).startswith("~")]
     return place, problem["msg"]
 
@@ -48,8 +50,8 @@ def assistant_message(message: Mapping[str, Any]) -> Fields:
 
 def _call(call: Mapping[str, Any]) -> Fields:
     function = call["function"]
-    told = {"name": function.get("name") or "", "arguments": function.get("arguments") or ""}
-    return {"id": call.get("id") or "", "type": "function", "function": told}
+    plain = {"name": function.get("name") or "", "arguments": function.get("arguments") or ""}
+    return {"id": call.get("id") or "", "type": "function", "function": plain}
 
 
 def arguments_text(arguments: object) -> str:
@@ -89,6 +91,7 @@ class ReplyMemo:
         if not message.get("tool_calls"):
             return dict(message)
         calls = [self._restored_call(call) for call in message["tool_calls"]]
+        # Clients trim the text before a call: the blanks that the model sampled come back by the id of its first call.
         words = (message["content"] or "").split()
         said = (text for text in reversed(self._contents.get(calls[0]["id"], [])) if (text or "").split() == words)
         return {**message, "content": next(said, message["content"]), "tool_calls": calls}
@@ -115,22 +118,3 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and one == other
-
-
-def error_status(chunk: Mapping[str, Any]) -> int:
-    """The status of an error that came as a chunk of a stream."""
-    code = chunk["error"].get("code") if isinstance(chunk["error"], Mapping) else None
-    return code if isinstance(code, int) and code >= 400 else 500
-
-
-def told_error(body: object) -> str:
-    """The message of an engine's error, in any of the shapes that engines use."""
-    error = body.get("error", body) if isinstance(body, Mapping) else body
-    message = error.get("message") if isinstance(error, Mapping) else error
-    return str(message) if message else "the engine gave no reason"
-
-
-def event_bytes(event: Mapping[str, Any]) -> bytes:
-    """One event of either protocol as it goes out: its name is its ``type``."""
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()

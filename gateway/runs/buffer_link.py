@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 
 from forebay.core.backoff import Backoff
-from forebay.gateway.engine_http import Answer
+from forebay.gateway.engine_http import EngineReply
 from forebay.web.replies import encode
 
 logger = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ class BufferLink:
     ) -> None:
         await self._http.aclose()
 
-    async def write(self, content: bytes) -> Answer:
+    async def write(self, content: bytes) -> EngineReply:
         """Write a sample as slime's client does; the server's answer, or a 503 if there is none."""
         try:
             reply = await self._http.post(f"{self._url}/buffer/write", content=content, headers=JSON)
         except httpx.TransportError as error:
             told = {"success": False, "message": f"the buffer does not answer: {error!r}", "data": None}
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, [(b"content-type", b"application/json")], encode(told))
+            return EngineReply(HTTPStatus.SERVICE_UNAVAILABLE, [(b"content-type", b"application/json")], encode(told))
         headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() in PASSED_ON]
-        return Answer(reply.status_code, headers, reply.content)
+        return EngineReply(reply.status_code, headers, reply.content)
 
     async def report(self, *, counts: Mapping[str, int] | None = None, waiting_for_engine: bool | None = None) -> None:
         """Tell how far the run is, as well as it can be told."""

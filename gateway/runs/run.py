@@ -10,7 +10,7 @@ from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.ring import EngineRing
-from forebay.gateway.engine_http import Answer, Upstream
+from forebay.gateway.engine_http import EngineHttp, EngineReply
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.buffer_link import BufferLink
 from forebay.gateway.runs.closed_rollouts import ClosedRollouts
@@ -41,8 +41,8 @@ class GatewayRun:
             model=registration.model,
             on_waiting=self.report_waiting,
         )
-        self.upstream = Upstream(registration.api_key)
-        self.versions = WorkerVersions(partial(weight_version_of, self.upstream.http))
+        self.engine_http = EngineHttp(registration.api_key)
+        self.versions = WorkerVersions(partial(weight_version_of, self.engine_http.admin))
         self.clock = ActiveClock(SystemClock())
         """What deadlines count by: it stops while those of the run do."""
         self.clock.run(True)
@@ -56,7 +56,7 @@ class GatewayRun:
         self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        for part in (self.ring, self.upstream, self._buffer):
+        for part in (self.ring, self.engine_http, self._buffer):
             await self._stack.enter_async_context(part)
         if self.captured is not None:
             await self.captured.open()
@@ -93,7 +93,7 @@ class GatewayRun:
             self.tasks.start(self.ring.abort(session.rid_prefix))
         session.close(reason)
 
-    async def write(self, content: bytes) -> Answer:
+    async def write(self, content: bytes) -> EngineReply:
         """Pass a sample of a captured generator on, with its tokens if they were recorded."""
         assert self.captured is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.gateway import refusals
-from forebay.gateway.refusals import Refusal
+from forebay.gateway.refusals import GatewayRefusal
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import assert_whole
 from tests.gateway.test_gateway_keys import gateway_routes
@@ -23,8 +23,8 @@ def test_every_route_has_a_heading_and_no_other() -> None:
     assert told == routes | {"GET /gateway/healthz"}
 
 
-@pytest.mark.parametrize("kind", Refusal.__subclasses__())
-def test_every_error_of_the_gateway_is_told_with_its_status(kind: type[Refusal]) -> None:
+@pytest.mark.parametrize("kind", GatewayRefusal.__subclasses__())
+def test_every_error_of_the_gateway_is_told_with_its_status(kind: type[GatewayRefusal]) -> None:
     assert kind.__module__ == refusals.__name__
     assert re.search(rf"`{kind.code}`\s+\({int(kind.status)}", PAGE)
 

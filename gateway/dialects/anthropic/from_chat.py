@@ -1,11 +1,11 @@
-"""Chat replies as Anthropic messages."""
+"""Chat replies as Messages replies: the content blocks, why the answer ended, the counts."""
 
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.gateway.dialects.anthropic.errors import MessagesRefused
-from forebay.gateway.dialects.history import Fields, arguments_object
+from forebay.gateway.dialects.errors import MessagesRefused
+from forebay.gateway.dialects.history import Fields, ReplyMemo, arguments_object, assistant_message
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -14,6 +14,22 @@ STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
+
+
+def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
+    """The message for a chat reply to the request ``body``. Raises ``MessagesRefused`` for a broken off answer."""
+    choice = reply["choices"][0]
+    stop = stop_fields(choice["finish_reason"] or "", choice.get("matched_stop"), body.get("stop_sequences"))
+    answer = assistant_message(choice["message"])
+    if memo:
+        memo.remember(answer)
+    usage = usage_fields(reply.get("usage") or {})
+    return {**message(reply["model"], _blocks(answer), stop, usage), **edits_field(body)}
+
+
+def from_tokenize(reply: Mapping[str, Any]) -> Fields:
+    """The reply of ``/v1/messages/count_tokens``."""
+    return {"input_tokens": reply["count"]}
 
 
 def message(model: str, content: list[Fields], stop: Fields, usage: Fields) -> Fields:
@@ -29,13 +45,15 @@ def message(model: str, content: list[Fields], stop: Fields, usage: Fields) -> F
     }
 
 
-def blocks(reply: Mapping[str, Any]) -> list[Fields]:
-    """The content of an ``assistant_message``: never empty, for clients that count on a first block."""
+def _blocks(reply: Mapping[str, Any]) -> list[Fields]:
     content = [thinking_block(reply["reasoning_content"])] if "reasoning_content" in reply else []
     if reply["content"]:
         content.append(text_block(reply["content"]))
-    content += [_tool_use(call) for call in reply.get("tool_calls", [])]
-    return content or [text_block("")]
+    for call in reply.get("tool_calls", []):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        # Arguments that are no JSON object, cut short say, become an empty one: this protocol has no other way.
+        content.append(tool_use_block(call["id"], name, arguments_object(arguments) or {}))
+    return content or [text_block("")]  # clients count on a first block
 
 
 def text_block(text: str) -> Fields:
@@ -46,12 +64,6 @@ def text_block(text: str) -> Fields:
 def thinking_block(thinking: str) -> Fields:
     """A block of reasoning, unsigned."""
     return {"type": "thinking", "thinking": thinking, "signature": ""}
-
-
-def _tool_use(call: Mapping[str, Any]) -> Fields:
-    """Arguments that are no JSON object are told as an empty one, as there is no other way in this protocol."""
-    function = call["function"]
-    return tool_use_block(call["id"], function["name"], arguments_object(function["arguments"]) or {})
 
 
 def tool_use_block(call_id: str, name: str, given: Fields) -> Fields:
@@ -69,10 +81,11 @@ def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequen
 
 
 def usage_fields(usage: Mapping[str, Any]) -> Fields:
-    """Counts of tokens. ``input_tokens`` leaves out those that came from the cache, as Anthropic counts."""
+    """Counts of tokens."""
     prompt = usage.get("prompt_tokens") or 0
     cached = min((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, prompt)
     return {
+        # Anthropic counts without what came from the cache, OpenAI with it.
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,

@@ -1,42 +1,42 @@
-"""A Messages request, checked.
-
-The content blocks and tools of a Messages request. Fields that these models do not know are refused.
-"""
+"""A Messages request, checked: its content blocks and its tools. Fields that these models do not know are refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from forebay.gateway.dialects.anthropic.errors import MessagesRefused
+from forebay.gateway.dialects.errors import MessagesRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
 
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Tells the official client's tool runner to ask again with the whole conversation."""
 
-class Strict(BaseModel):
+
+class MessagesModel(BaseModel):
     """Refuses fields that it does not know, as Anthropic's API does. ``cache_control`` has no meaning here."""
 
     model_config = ConfigDict(extra="forbid")
     cache_control: object = None
 
 
-class TextBlock(Strict):
+class TextBlock(MessagesModel):
     """Text."""
 
     type: Literal["text"]
     text: str
     citations: object = None
+    # Anthropic's client adds this to a text that it has parsed, and sends it back in the next history.
     parsed_output: object = None
-    """What the official client adds to a text that it has parsed."""
 
 
-class ImageBlock(Strict):
+class ImageBlock(MessagesModel):
     """An image: base64 or the address of one."""
 
     type: Literal["image"]
     source: dict[str, Any]
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(MessagesModel):
     """A call by the model."""
 
     type: Literal["tool_use"]
@@ -47,7 +47,7 @@ class ToolUseBlock(Strict):
     toolset_name: None = None
 
 
-class SearchResultBlock(Strict):
+class SearchResultBlock(MessagesModel):
     """A passage that a search found."""
 
     type: Literal["search_result"]
@@ -57,7 +57,7 @@ class SearchResultBlock(Strict):
     citations: object = None
 
 
-class ToolReferenceBlock(Strict):
+class ToolReferenceBlock(MessagesModel):
     """SGLang's own: names a tool whose definition was held back."""
 
     type: Literal["tool_reference"]
@@ -72,7 +72,7 @@ def text_or_list(value: object) -> str:
     return "~text" if isinstance(value, str) else "~list"
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(MessagesModel):
     """What a call gave. ``is_error`` reaches no chat template."""
 
     type: Literal["tool_result"]
@@ -84,7 +84,7 @@ class ToolResultBlock(Strict):
     toolset_name: None = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(MessagesModel):
     """The model's reasoning. Nobody checks the signature."""
 
     type: Literal["thinking"]
@@ -102,7 +102,7 @@ SystemContent = Annotated[
 ]
 
 
-class CustomTool(Strict):
+class MessagesTool(MessagesModel):
     """A tool of the client. ``eager_input_streaming`` and ``input_examples`` reach no engine."""
 
     type: Literal["custom"] | None = None
@@ -115,18 +115,14 @@ class CustomTool(Strict):
     input_examples: list[dict[str, Any]] | None = None
 
 
-NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""Tells the official client's tool runner to ask again with the whole conversation."""
-
-
-class Message(Strict):
+class InputMessage(MessagesModel):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class ToolChoice(Strict):
+class ToolChoice(MessagesModel):
     """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -140,7 +136,7 @@ class ToolChoice(Strict):
         return self
 
 
-class Thinking(Strict):
+class Thinking(MessagesModel):
     """Whether the model is to reason first. The budget cannot be enforced and is not."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -156,14 +152,14 @@ class Thinking(Strict):
         return self
 
 
-class OutputFormat(Strict):
+class OutputFormat(MessagesModel):
     """The JSON schema that the answer follows."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(MessagesModel):
     """Effort and format of the answer. A task budget is a hint that reaches no engine."""
 
     effort: Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -171,21 +167,21 @@ class OutputConfig(Strict):
     task_budget: dict[str, Any] | None = None
 
 
-class Prompt(Strict):
+class MessagesPrompt(MessagesModel):
     """What a count of tokens and an answer have in common."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: list[Message]
+    messages: list[InputMessage]
     system: SystemContent | None = None
     thinking: Thinking | None = None
     tool_choice: ToolChoice | None = None
-    tools: list[CustomTool] = Field(default_factory=list)
+    tools: list[MessagesTool] = Field(default_factory=list)
     output_config: OutputConfig | None = None
     betas: list[str] | None = None
     context_management: dict[str, Any] | None = None
 
 
-class MessagesRequest(Prompt):
+class MessagesRequest(MessagesPrompt):
     """A request for an answer. ``metadata``, ``service_tier`` and ``betas`` have no effect."""
 
     max_tokens: Annotated[int, Field(gt=0)]
@@ -198,23 +194,15 @@ class MessagesRequest(Prompt):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-PromptT = TypeVar("PromptT", bound=Prompt)
+PromptT = TypeVar("PromptT", bound=MessagesPrompt)
 
 
-def parsed(body: object) -> tuple[MessagesRequest, Fields]:
-    """The request, and the fields that are for the engine. Raises ``MessagesRefused``."""
-    return _validated(MessagesRequest, body)
-
-
-def parsed_prompt(body: object) -> tuple[Prompt, Fields]:
-    """The same for a count of tokens."""
-    return _validated(Prompt, body)
-
-
-def _validated(kind: type[PromptT], body: object) -> tuple[PromptT, Fields]:
+def parsed(kind: type[PromptT], body: object) -> tuple[PromptT, Fields]:
+    """A request for an answer, or for a count, and the fields that are for the engine. Raises ``MessagesRefused``."""
     if not isinstance(body, Mapping):
         raise MessagesRefused("the body is no JSON object")
     own, engine_fields = split_engine_fields(body)
+    # Before the models: they would only say that a field of such a tool is missing.
     _refuse_server_tools(own.get("tools"))
     if own.pop("thread", None) is not None:
         raise MessagesRefused("thread: send the whole conversation, without this field", details=NO_THREADS)

@@ -1,9 +1,8 @@
-"""A streamed chat as the events of a streamed Anthropic message."""
+"""A streamed chat as the events of a streamed Messages reply."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.gateway.dialects.anthropic.errors import MessagesRefused, error
 from forebay.gateway.dialects.anthropic.from_chat import (
     edits_field,
     message,
@@ -14,13 +13,14 @@ from forebay.gateway.dialects.anthropic.from_chat import (
     usage_fields,
 )
 from forebay.gateway.dialects.chunks import ProtocolStream
+from forebay.gateway.dialects.errors import MessagesRefused, messages_error
 from forebay.gateway.dialects.history import Fields, ReplyMemo
 
 CONTENTS = ("reasoning_content", "content", "tool_calls")
 """Of a delta."""
 
 
-class EventStream(ProtocolStream):
+class MessagesStream(ProtocolStream):
     """``body`` is the Messages request."""
 
     def __init__(self, body: Mapping[str, Any], memo: ReplyMemo | None = None) -> None:
@@ -50,10 +50,10 @@ class EventStream(ProtocolStream):
 
     def fail(self, status: int, body: object) -> list[Fields]:
         self.is_over = True
-        return [*self._start(), *self._close(), error(status, body)[1]]
+        return [*self._start(), *self._close(), messages_error(status, body)[1]]
 
     def _opening(self, delta: Mapping[str, Any]) -> list[Fields]:
-        # The first chunk of an engine may have a role only, and no counts yet.
+        # The first chunk of an engine may have a role only, and no counts yet; the beginning has those of the prompt.
         is_begun = self._draft.finish_reason or any(delta.get(name) for name in CONTENTS)
         return self._start() if is_begun else []
 

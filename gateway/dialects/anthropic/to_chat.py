@@ -1,25 +1,87 @@
-"""Anthropic messages as chat messages. The same history always gives the same messages, however it grows."""
+"""Messages requests as chat requests: the history with its tool results, the tools, the sampling.
 
-from collections.abc import Iterable, Sequence
+The same history always gives the same chat messages, however it grows: the next prompt goes on from the last one's
+tokens.
+"""
 
-from forebay.gateway.dialects.anthropic.errors import MessagesRefused
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from forebay.gateway.dialects.anthropic.request import (
     ImageBlock,
-    Message,
-    Prompt,
+    InputMessage,
+    MessagesPrompt,
+    MessagesRequest,
+    MessagesTool,
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolChoice,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    parsed,
 )
-from forebay.gateway.dialects.history import Fields, ReplyMemo, arguments_text, assistant_message
+from forebay.gateway.dialects.errors import MessagesRefused
+from forebay.gateway.dialects.history import STREAM_OPTIONS, Fields, ReplyMemo, arguments_text, assistant_message
 
 Part = TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock
 
 
-def chat_messages(prompt: Prompt, memo: ReplyMemo | None) -> list[Fields]:
+def to_chat(body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
+    """The chat request for a Messages request. Raises ``MessagesRefused``, whose body is the reply."""
+    request, engine_fields = parsed(MessagesRequest, body)
+    chat = {**_prompt(request, memo), "max_tokens": request.max_tokens, **_sampling(request)}
+    if request.stream:
+        chat |= {"stream": True, "stream_options": STREAM_OPTIONS}
+    return _with_engine_fields(chat, engine_fields)
+
+
+def to_tokenize(body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
+    """The body for SGLang's ``/tokenize`` that counts the tokens of a Messages prompt. Raises ``MessagesRefused``."""
+    prompt, engine_fields = parsed(MessagesPrompt, body)
+    return _with_engine_fields(_prompt(prompt, memo), engine_fields)
+
+
+def _prompt(prompt: MessagesPrompt, memo: ReplyMemo | None) -> Fields:
+    messages = _chat_messages(prompt, memo)
+    chat = {"model": prompt.model, "messages": messages, **_tool_fields(prompt), **_reasoning(prompt)}
+    # Else SGLang would give the model its own words as the user's.
+    return {**chat, "continue_final_message": True} if messages and messages[-1]["role"] == "assistant" else chat
+
+
+def _reasoning(prompt: MessagesPrompt) -> Fields:
+    fields: Fields = {}
+    if prompt.thinking:
+        thinks = prompt.thinking.type != "disabled"
+        # Both words for the switch: templates know either the one (DeepSeek's) or the other (Qwen's).
+        fields["chat_template_kwargs"] = {"thinking": thinks, "enable_thinking": thinks}
+    effort = prompt.output_config.effort if prompt.output_config else None
+    return {**fields, "reasoning_effort": "max" if effort == "xhigh" else effort} if effort else fields
+
+
+def _sampling(request: MessagesRequest) -> Fields:
+    fields: Fields = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stop": request.stop_sequences,
+    }
+    if request.output_config and request.output_config.format:
+        schema = {"name": "response", "schema": request.output_config.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _with_engine_fields(chat: Fields, engine_fields: Fields) -> Fields:
+    template = {**chat.get("chat_template_kwargs", {}), **engine_fields.get("chat_template_kwargs", {})}
+    return {**chat, **engine_fields, **({"chat_template_kwargs": template} if template else {})}
+
+
+# --- messages
+
+
+def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo | None) -> list[Fields]:
     """The chat messages of a prompt, with the replies that ``memo`` knows as the engine wrote them."""
     messages = [*_system(prompt)]
     for message in prompt.messages:
@@ -31,8 +93,8 @@ def chat_messages(prompt: Prompt, memo: ReplyMemo | None) -> list[Fields]:
     return messages
 
 
-def _system(prompt: Prompt) -> list[Fields]:
-    """One message at the head: most chat templates refuse a second system message."""
+def _system(prompt: MessagesPrompt) -> list[Fields]:
+    # One message at the head: most chat templates refuse a second system message.
     inline = [message.content for message in prompt.messages if message.role == "system"]
     texts = [text for content in (prompt.system or "", *inline) for text in _texts(content)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
@@ -46,8 +108,7 @@ def _texts(content: str | Sequence[object]) -> list[str]:
     return [block.text for block in content if isinstance(block, TextBlock) and block.text]
 
 
-def _assistant(message: Message) -> Fields:
-    """Texts are joined without a separator: streamed in several blocks, they were one text of the model."""
+def _assistant(message: InputMessage) -> Fields:
     if isinstance(message.content, str):
         return assistant_message({"content": message.content})
     texts, thoughts, calls = [], [], []
@@ -60,12 +121,13 @@ def _assistant(message: Message) -> Fields:
             calls.append({"id": block.id, "function": {"name": block.name, "arguments": arguments_text(block.input)}})
         else:
             raise MessagesRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
+    # Without a separator: streamed in several blocks, the texts were one text of the model.
     return assistant_message(
         {"content": "".join(texts), "reasoning_content": "".join(thoughts), "tool_calls": calls},
     )
 
 
-def _user(message: Message) -> list[Fields]:
+def _user(message: InputMessage) -> list[Fields]:
     """The tool results as messages of their own, and what stands between them, in order."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
@@ -73,7 +135,7 @@ def _user(message: Message) -> list[Fields]:
     pending: list[Part] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            messages += [*_spoken(pending), *_tool(block)]
+            messages += [*_spoken(pending), *_tool_messages(block)]
             pending = []
         elif isinstance(block, TextBlock | ImageBlock | SearchResultBlock):
             pending.append(block)
@@ -86,7 +148,7 @@ def _spoken(blocks: Sequence[Part]) -> list[Fields]:
     return [{"role": "user", "content": _content(blocks)}] if blocks else []
 
 
-def _tool(block: ToolResultBlock) -> list[Fields]:
+def _tool_messages(block: ToolResultBlock) -> list[Fields]:
     if isinstance(block.content, str):
         return [{"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}]
     return [
@@ -96,7 +158,7 @@ def _tool(block: ToolResultBlock) -> list[Fields]:
 
 
 def _runs(blocks: Iterable[Part]) -> list[list[Part]]:
-    """Templates resolve references at the head of a tool message only, so that a run of them is a message."""
+    # Templates resolve references at the head of a tool message only, so that a run of them is a message.
     runs: list[list[Part]] = []
     for block in blocks:
         if not runs or isinstance(runs[-1][0], ToolReferenceBlock) != isinstance(block, ToolReferenceBlock):
@@ -129,3 +191,39 @@ def _image_url(source: Fields) -> str:
         case {"type": "url", "url": str(url)}:
             return url
     raise MessagesRefused("source: an image needs either type base64 with media_type and data, or type url with url")
+
+
+# --- tools
+
+
+def _tool_fields(prompt: MessagesPrompt) -> Fields:
+    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of the chat, as far as they are needed."""
+    choice = prompt.tool_choice
+    if not prompt.tools:
+        if choice is not None and choice.type in ("any", "tool"):
+            raise MessagesRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
+        return {}
+    fields: Fields = {"tools": [_tool_definition(tool) for tool in prompt.tools]}
+    if choice is None:
+        return {**fields, "tool_choice": "auto"}
+    return {**fields, **_tool_choice(choice, prompt), "parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _tool_definition(tool: MessagesTool) -> Fields:
+    # What SGLang's own Messages route makes of it, to the word: the definition stands in the prompt.
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"},
+        "strict": tool.strict,
+    }
+    deferred = {} if tool.defer_loading is None else {"defer_loading": tool.defer_loading}
+    return {"type": "function", "function": function, **deferred}
+
+
+def _tool_choice(choice: ToolChoice, prompt: MessagesPrompt) -> Fields:
+    if choice.type != "tool":
+        return {"tool_choice": {"auto": "auto", "any": "required", "none": "none"}[choice.type]}
+    if choice.name not in [tool.name for tool in prompt.tools]:
+        raise MessagesRefused(f"tool_choice.name: {choice.name!r} is not among the tools")
+    return {"tool_choice": {"type": "function", "function": {"name": choice.name}}}

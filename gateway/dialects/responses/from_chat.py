@@ -1,25 +1,64 @@
-"""The output items of an answer.
-
-The response object.
-"""
+"""Chat replies as responses: the output items, the response object, what its end decides."""
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.gateway.dialects.history import Fields
-from forebay.gateway.dialects.responses.request import ENCRYPTED_REASONING, FunctionTool, ResponsesRequest, TextConfig
+from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_message
+from forebay.gateway.dialects.responses.request import (
+    ENCRYPTED_REASONING,
+    LOGPROBS,
+    FunctionTool,
+    ResponsesRequest,
+    TextConfig,
+    parsed,
+)
+from forebay.gateway.dialects.responses.store import ResponseStore
 from forebay.gateway.dialects.responses.to_chat import custom_input, custom_names, packed
 
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "store", "temperature", "top_p", "truncation")
+ALSO_ECHOED = ("user", "max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "top_logprobs")
+STATUSES = {"stop": "completed", "tool_calls": "completed", "function_call": "completed"}
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
-def output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: str, logprobs: object) -> list[Fields]:
-    """The items of an ``assistant_message``, at least one; ``status`` is that of the last one.
 
-    An empty answer is an empty message: else it would be missing in the history of the next request.
-    """
+def from_chat(
+    reply: Mapping[str, Any],
+    body: Mapping[str, Any],
+    store: ResponseStore | None = None,
+    memo: ReplyMemo | None = None,
+) -> Fields:
+    """The response for a chat reply to the request ``body``, kept in ``store`` unless the request forbids that."""
+    request, _ = parsed(body)
+    choice = reply["choices"][0]
+    answer = assistant_message(choice["message"])
+    if memo:
+        memo.remember(answer)
+    status = status_of(choice["finish_reason"])
+    last = "completed" if status == "completed" else "incomplete"
+    begun = response_object(
+        request,
+        new_id("resp"),
+        model=reply["model"],
+        output=_output_items(answer, request, last, choice.get("logprobs") if request.includes(LOGPROBS) else None),
+        created_at=reply.get("created") or int(time.time()),
+        status=status,
+    )
+    whole = ended(begun, choice["finish_reason"], reply.get("usage") or {})
+    if store and request.store is not False:
+        store.add(whole, request.input_items)
+    return whole
+
+
+# --- output items
+
+
+def _output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: str, logprobs: object) -> list[Fields]:
+    """The items of an ``assistant_message``, at least one; ``status`` is that of the last one."""
     calls: Sequence[Mapping[str, Any]] = reply.get("tool_calls", [])
     items = [reasoning_item(new_id("rs"), reply["reasoning_content"], request)] if "reasoning_content" in reply else []
+    # An empty answer is an empty message: else it would be missing in the history of the next request.
     if reply["content"] or not (items or calls):
         part = {**text_part(reply["content"]), "logprobs": _logprobs(logprobs)}
         items.append(message_item(new_id("msg"), [part], "commentary" if calls else "final_answer"))
@@ -75,15 +114,12 @@ def _call_item(call: Mapping[str, Any], request: ResponsesRequest) -> Fields:
 
 
 def _logprobs(logprobs: object) -> list[Fields] | None:
-    """Those of the chat; they cover every token sampled, reasoning and calls included."""
+    # OpenAI's cover the message; those of an engine's chat cover every token, of reasoning and calls as well.
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     return [{**token, "top_logprobs": token.get("top_logprobs") or []} for token in content] if content else None
 
 
-ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "store", "temperature", "top_p", "truncation")
-ALSO_ECHOED = ("user", "max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "top_logprobs")
-STATUSES = {"stop": "completed", "tool_calls": "completed", "function_call": "completed"}
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# --- the response object
 
 
 def status_of(finish_reason: str | None) -> str:
@@ -91,7 +127,7 @@ def status_of(finish_reason: str | None) -> str:
     return "incomplete" if finish_reason in INCOMPLETE else STATUSES.get(finish_reason or "", "failed")
 
 
-def response(
+def response_object(
     request: ResponsesRequest, response_id: str, *, model: str, output: list[Fields], created_at: int, status: str
 ) -> Fields:
     """A response without an end: ``ended`` adds it."""
@@ -117,13 +153,13 @@ def response(
     }
 
 
-def ended(told: Fields, finish_reason: str | None, usage: Mapping[str, Any]) -> Fields:
+def ended(begun: Fields, finish_reason: str | None, usage: Mapping[str, Any]) -> Fields:
     """A response with what its end decides."""
     status = status_of(finish_reason)
     reason = INCOMPLETE.get(finish_reason or "")
     failure = f"the engine broke the answer off: {finish_reason or 'no finish reason'}"
     return {
-        **told,
+        **begun,
         "status": status,
         "completed_at": int(time.time()) if status == "completed" else None,
         "incomplete_details": {"reason": reason} if reason else None,
@@ -133,23 +169,24 @@ def ended(told: Fields, finish_reason: str | None, usage: Mapping[str, Any]) -> 
 
 
 def _tool(tool: Any) -> Fields:
-    told: Fields = tool.model_dump(exclude_none=True)
-    return {**told, "strict": bool(told.get("strict"))} if isinstance(tool, FunctionTool) else told
+    fields: Fields = tool.model_dump(exclude_none=True)
+    return {**fields, "strict": bool(fields.get("strict"))} if isinstance(tool, FunctionTool) else fields
 
 
 def _text(text: TextConfig | None) -> Fields:
-    told = text.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) if text else {}
-    return {"format": {"type": "text"}, **told}
+    fields = text.model_dump(by_alias=True, exclude_none=True, exclude_unset=True) if text else {}
+    return {"format": {"type": "text"}, **fields}
 
 
 def _usage(usage: Mapping[str, Any]) -> Fields:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    told = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    # OpenAI nests the count, SGLang has it at the top.
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     sampled, given = usage.get("completion_tokens") or 0, usage.get("prompt_tokens") or 0
     return {
         "input_tokens": given,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": told or usage.get("reasoning_tokens") or 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning or usage.get("reasoning_tokens") or 0},
         "total_tokens": given + sampled,
     }

@@ -1,41 +1,43 @@
-"""A Responses request, checked.
-
-The input items and tools of a Responses request. Fields that these models do not know are refused.
-"""
+"""A Responses request, checked: its input items and its tools. Fields that these models do not know are refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
+from forebay.gateway.dialects.errors import ResponsesRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
-from forebay.gateway.dialects.responses.errors import ResponsesRefused
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+"""What a client can ``include``."""
 
 
-class Strict(BaseModel):
+class ResponsesModel(BaseModel):
     """Refuses fields that it does not know, as OpenAI's API does."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Text(Strict):
-    """Text, whoever wrote it. What the client adds to a text that it has parsed is let pass."""
+class TextContent(ResponsesModel):
+    """Text, whoever wrote it."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: object = None
     logprobs: object = None
+    # OpenAI's client adds this to a text that it has parsed, and sends it back in the next history.
     parsed: object = None
 
 
-class Refusal(Strict):
+class RefusalContent(ResponsesModel):
     """What a model said in place of an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class Image(Strict):
+class ImageContent(ResponsesModel):
     """An image by its address, or in it."""
 
     type: Literal["input_image"]
@@ -49,24 +51,26 @@ def text_or_list(value: object) -> str:
     return "~text" if isinstance(value, str) else "~list"
 
 
+ListT = TypeVar("ListT")
+TextOr = Annotated[Annotated[str, Tag("~text")] | Annotated[ListT, Tag("~list")], Discriminator(text_or_list)]
 ContentPart = Annotated[
-    Annotated[Text, Tag("~text")] | Annotated[Refusal, Tag("~refusal")] | Annotated[Image, Tag("~image")],
+    Annotated[TextContent, Tag("~text")]
+    | Annotated[RefusalContent, Tag("~refusal")]
+    | Annotated[ImageContent, Tag("~image")],
     Discriminator(lambda value: _PART_TAGS.get(_kind(value), "~text")),
 ]
-Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[ContentPart], Tag("~list")], Discriminator(text_or_list)
-]
+Content = TextOr[list[ContentPart]]
 _PART_TAGS = {"refusal": "~refusal", "input_image": "~image"}
 
 
-class Item(Strict):
+class Item(ResponsesModel):
     """What items have in common. ``id`` and ``status`` say nothing to a model."""
 
     id: str | None = None
     status: str | None = None
 
 
-class Message(Item):
+class MessageItem(Item):
     """A message of anyone."""
 
     type: Literal["message"] = "message"
@@ -107,7 +111,7 @@ class CallOutput(Item):
     caller: object = None
 
 
-class ReasoningText(Strict):
+class ReasoningText(ResponsesModel):
     """A piece of reasoning."""
 
     type: Literal["summary_text", "reasoning_text"]
@@ -123,9 +127,9 @@ class Reasoning(Item):
     encrypted_content: str | None = None
 
 
-AnyItem = Message | FunctionCall | CustomCall | CallOutput | Reasoning
+AnyItem = MessageItem | FunctionCall | CustomCall | CallOutput | Reasoning
 ITEMS: dict[str, type[AnyItem]] = {
-    "message": Message,
+    "message": MessageItem,
     "function_call": FunctionCall,
     "custom_tool_call": CustomCall,
     "function_call_output": CallOutput,
@@ -138,7 +142,7 @@ def _kind(value: object) -> str:
     return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
 
 
-class FunctionTool(Strict):
+class FunctionTool(ResponsesModel):
     """A function of the client."""
 
     type: Literal["function"]
@@ -149,7 +153,7 @@ class FunctionTool(Strict):
     output_schema: dict[str, Any] | None = None
 
 
-class CustomTool(Strict):
+class CustomTool(ResponsesModel):
     """A tool of the client that takes a text."""
 
     type: Literal["custom"]
@@ -162,19 +166,13 @@ Tool = Annotated[
     Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
     Discriminator(lambda value: "~custom" if _kind(value) == "custom" else "~function"),
 ]
-
-
-ListT = TypeVar("ListT")
-TextOr = Annotated[Annotated[str, Tag("~text")] | Annotated[ListT, Tag("~list")], Discriminator(text_or_list)]
-Choice = Annotated[
+ToolChoice = Annotated[
     Annotated[Literal["auto", "required", "none"], Tag("~text")] | Annotated[dict[str, Any], Tag("~list")],
     Discriminator(text_or_list),
 ]
-LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
-class ReasoningConfig(Strict):
+class ReasoningConfig(ResponsesModel):
     """How the model is to reason, and whether the client wants a summary: the reasoning itself."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"] | None = "medium"
@@ -182,7 +180,7 @@ class ReasoningConfig(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class TextFormat(Strict):
+class TextFormat(ResponsesModel):
     """Plain text, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -192,15 +190,15 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class TextConfig(Strict):
+class TextConfig(ResponsesModel):
     """The format of the answer. The verbosity reaches no engine."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(Strict):
-    """A request for an answer. The fields of the last paragraph have no effect."""
+class ResponsesRequest(ResponsesModel):
+    """A request for an answer."""
 
     model: str = "default"
     input: TextOr[list[dict[str, Any]]]
@@ -218,10 +216,11 @@ class ResponsesRequest(Strict):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: list[Tool] = Field(default_factory=list)
-    tool_choice: Choice | None = "auto"
+    tool_choice: ToolChoice | None = "auto"
     parallel_tool_calls: bool | None = True
     user: str | None = None
 
+    # Without effect: what a server of OpenAI's would do with them reaches no engine.
     background: Literal[False] | None = False
     conversation: None = None
     prompt: None = None
@@ -240,7 +239,7 @@ class ResponsesRequest(Strict):
 
     @property
     def wants_summary(self) -> bool:
-        """Whether reasoning is told as a summary too."""
+        """Whether the client gets the reasoning as a summary too."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property
@@ -254,6 +253,7 @@ def parsed(body: object) -> tuple[ResponsesRequest, Fields]:
     if not isinstance(body, Mapping):
         raise ResponsesRefused("the body is no JSON object")
     own, engine_fields = split_engine_fields(body)
+    # Before the models: they would only say that a field of such a tool is missing.
     _refuse_hosted_tools(own.get("tools"))
     try:
         request = ResponsesRequest.model_validate(own)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forebay.gateway.dialects.errors import ResponsesRefused
 from forebay.gateway.dialects.history import Fields
-from forebay.gateway.dialects.responses.errors import ResponsesRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class _Stored:
 
 
 def _is_reference(item: Fields) -> bool:
+    # OpenAI's client leaves the type of a reference out.
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 

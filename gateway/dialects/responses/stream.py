@@ -1,8 +1,7 @@
 """A streamed chat as the events of a streamed response.
 
-The output items of a streamed answer while they are open: each knows its events, in the protocol's order.
-
-An event is given without ``sequence_number``, ``output_index`` and ``item_id``, which the stream adds.
+An output item knows its own events, in the protocol's order, while it is being written: ``OpenItem`` and its kinds. The
+stream opens and closes them, and adds ``sequence_number``, ``output_index`` and ``item_id`` to each event.
 """
 
 import time
@@ -11,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.gateway.dialects.chunks import ProtocolStream
-from forebay.gateway.dialects.history import Fields, ReplyMemo, told_error
+from forebay.gateway.dialects.errors import engine_message
+from forebay.gateway.dialects.history import Fields, ReplyMemo
 from forebay.gateway.dialects.responses.from_chat import (
     call_item,
     custom_call_item,
@@ -19,7 +19,7 @@ from forebay.gateway.dialects.responses.from_chat import (
     message_item,
     new_id,
     reasoning_item,
-    response,
+    response_object,
     status_of,
     text_part,
 )
@@ -89,7 +89,7 @@ class OpenMessage(OpenItem):
 
 
 class OpenReasoning(OpenItem):
-    """Reasoning: told as a summary where the client wants one, else as it is."""
+    """Reasoning: as a summary where the client wants one, else as it is."""
 
     prefix = "rs"
 
@@ -139,7 +139,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCustomCall(OpenCall):
-    """A call of a custom tool. Its input stands in the arguments as JSON, so that it is known at the end only."""
+    """A call of a custom tool, whose input stands in the arguments as JSON."""
 
     prefix = "ctc"
 
@@ -150,6 +150,7 @@ class OpenCustomCall(OpenCall):
     def item(self, status: str) -> Fields:
         return custom_call_item(self.id, self._call_id, self._name, self._input, status)
 
+    # Part of an escaped JSON text is no text yet: the input goes out at once, when all of it is there.
     @property
     def _input(self) -> str:
         return custom_input(self.text) if self.text else ""
@@ -159,7 +160,7 @@ class OpenCustomCall(OpenCall):
         return [delta, {"type": "response.custom_tool_call_input.done", "input": self._input}]
 
 
-class EventStream(ProtocolStream):
+class ResponsesStream(ProtocolStream):
     """``body`` is the Responses request."""
 
     def __init__(
@@ -184,30 +185,30 @@ class EventStream(ProtocolStream):
         self.is_over = True
         status = status_of(self._draft.finish_reason)
         events = self._start()
+        # An empty answer is an empty message, as in a whole reply.
         if self._open is None and not self._output:
             events += self._begin(OpenMessage("final_answer"))
         events += self._close("completed" if status == "completed" else "incomplete")
-        told = ended(self._response(status), self._draft.finish_reason, self._draft.usage)
+        response = ended(self._response(status), self._draft.finish_reason, self._draft.usage)
         if self._memo and status != "failed":
             self._memo.remember(self._draft.message)
-        self._keep(told)
-        return [*events, self._event({"type": f"response.{status}", "response": told})]
+        return [*events, self._last_event(f"response.{status}", response)]
 
     def fail(self, status: int, body: object) -> list[Fields]:
-        """``status`` has no place in the events."""
         self.is_over = True
         events = self._start() + self._close("incomplete")
+        # The status has no place in the events, but for the code that clients wait and repeat at.
         code = "rate_limit_exceeded" if status == 429 else "server_error"
-        told = {**self._response("failed"), "error": {"code": code, "message": told_error(body)}}
-        self._keep(told)
-        return [*events, self._event({"type": "response.failed", "response": told})]
+        response = {**self._response("failed"), "error": {"code": code, "message": engine_message(body)}}
+        return [*events, self._last_event("response.failed", response)]
 
-    def _keep(self, told: Fields) -> None:
+    def _last_event(self, kind: str, response: Fields) -> Fields:
         if self._store and self._request.store is not False:
-            self._store.add(told, self._request.input_items)
+            self._store.add(response, self._request.input_items)
+        return self._event({"type": kind, "response": response})
 
     def _response(self, status: str) -> Fields:
-        return response(
+        return response_object(
             self._request,
             self._id,
             model=self._draft.model or self._request.model,
@@ -238,6 +239,7 @@ class EventStream(ProtocolStream):
         opening: list[Fields] = []
         if is_begun:
             kind = OpenCustomCall if function["name"] in custom_names(self._request) else OpenCall
+            # Text before a call is no final answer: what an agent's user interface shows differs.
             if isinstance(self._open, OpenMessage):
                 self._open.phase = "commentary"
             opening = self._begin(kind(call_id or new_id("call"), function["name"]))

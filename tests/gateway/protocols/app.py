@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from forebay.gateway.dialects import anthropic, responses
-from forebay.gateway.dialects.history import event_bytes
+from forebay.gateway.dialects.chunks import event_bytes
 
 Json = dict[str, Any]
-Stream = anthropic.EventStream | responses.EventStream
+Stream = anthropic.MessagesStream | responses.ResponsesStream
 Errors = Callable[[int, object], tuple[int, Json]]
 
 
@@ -47,24 +47,30 @@ class ProtocolApp:
         body = await request.json()
         chat = anthropic.to_chat(body, self.memo)
         if body.get("stream"):
-            return await self._streamed(chat, anthropic.EventStream(body, self.memo), anthropic.error)
+            return await self._streamed(chat, anthropic.MessagesStream(body, self.memo), anthropic.messages_error)
         reply = await self._asked("/v1/chat/completions", chat)
         if reply.is_error:
-            return _error(reply, anthropic.error)
+            return _error(reply, anthropic.messages_error)
         return JSONResponse(anthropic.from_chat(reply.json(), body, self.memo))
 
     async def _count_tokens(self, request: Request) -> Response:
         reply = await self._asked("/tokenize", anthropic.to_tokenize(await request.json(), self.memo))
-        return _error(reply, anthropic.error) if reply.is_error else JSONResponse(anthropic.from_tokenize(reply.json()))
+        return (
+            _error(reply, anthropic.messages_error)
+            if reply.is_error
+            else JSONResponse(anthropic.from_tokenize(reply.json()))
+        )
 
     async def _responses(self, request: Request) -> Response:
         body = await request.json()
         chat = responses.to_chat(body, self.store, self.memo)
         if body.get("stream"):
-            return await self._streamed(chat, responses.EventStream(body, self.store, self.memo), responses.error)
+            return await self._streamed(
+                chat, responses.ResponsesStream(body, self.store, self.memo), responses.responses_error
+            )
         reply = await self._asked("/v1/chat/completions", chat)
         if reply.is_error:
-            return _error(reply, responses.error)
+            return _error(reply, responses.responses_error)
         return JSONResponse(responses.from_chat(reply.json(), body, self.store, self.memo))
 
     async def _stored(self, request: Request) -> Response:

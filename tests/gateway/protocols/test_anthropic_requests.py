@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects.anthropic import MessagesRefused, ReplyMemo, error, from_chat, to_chat, to_tokenize
+from forebay.gateway.dialects.anthropic import (
+    MessagesRefused,
+    ReplyMemo,
+    from_chat,
+    messages_error,
+    to_chat,
+    to_tokenize,
+)
 
 Json = dict[str, Any]
 HELLO = {"role": "user", "content": "hello"}
@@ -163,7 +170,10 @@ def test_a_body_that_is_no_object(body: Any) -> None:
 
 @pytest.mark.parametrize("body", [{"object": "error", "message": "why"}, {"error": {"message": "why"}}, "why"])
 def test_an_error_in_any_shape(body: Any) -> None:
-    assert error(529, body) == (529, {"type": "error", "error": {"type": "overloaded_error", "message": "why"}})
+    assert messages_error(529, body) == (
+        529,
+        {"type": "error", "error": {"type": "overloaded_error", "message": "why"}},
+    )
 
 
 def test_a_cleared_context_is_answered_with_no_edits() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects.responses import ResponsesRefused, ResponseStore, error, to_chat
+from forebay.gateway.dialects.responses import ResponsesRefused, ResponseStore, responses_error, to_chat
 from forebay.gateway.dialects.responses.to_chat import PREFIX, opened, packed
 
 Json = dict[str, Any]
@@ -121,7 +121,7 @@ def test_a_body_that_is_no_object() -> None:
 @pytest.mark.parametrize("body", [{"object": "error", "message": "why"}, {"error": {"message": "why"}}, "why"])
 def test_an_error_in_any_shape(body: Any) -> None:
     told = {"message": "why", "type": "rate_limit_error", "param": None, "code": 429}
-    assert error(429, body) == (429, {"error": told})
+    assert responses_error(429, body) == (429, {"error": told})
 
 
 def test_a_conversation_forgets_nothing_but_what_is_deleted() -> None:

@@ -107,7 +107,7 @@ def test_messages_whole(message: Json) -> None:
 def test_messages_streamed(stream: tuple[Json, list[Json]]) -> None:
     message, chunks = stream
     memo = ReplyMemo()
-    events = anthropic.EventStream({"model": "m"}, memo)
+    events = anthropic.MessagesStream({"model": "m"}, memo)
     told = [event for chunk in chunks for event in events.feed(chunk)] + events.end()
     chat = anthropic.to_chat(anthropic_turn(blocks(told)), memo)
     assert chat["messages"] == [USER, assistant_message(message), USER]
@@ -146,7 +146,7 @@ def test_responses_whole(message: Json) -> None:
 def test_responses_streamed(stream: tuple[Json, list[Json]]) -> None:
     message, chunks = stream
     store, memo = responses.ResponseStore(), ReplyMemo()
-    events = responses.EventStream({"model": "m", "input": "more", "tools": TOOLS}, store, memo)
+    events = responses.ResponsesStream({"model": "m", "input": "more", "tools": TOOLS}, store, memo)
     told = [event for chunk in chunks for event in events.feed(chunk)] + events.end()
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     done = [event["item"] for event in told if event["type"] == "response.output_item.done"]

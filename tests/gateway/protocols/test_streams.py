@@ -8,10 +8,10 @@ import pytest
 from forebay.gateway.dialects import anthropic, responses
 
 Json = dict[str, Any]
-Stream = anthropic.EventStream | responses.EventStream
+Stream = anthropic.MessagesStream | responses.ResponsesStream
 PROTOCOLS: dict[str, Callable[[], Stream]] = {
-    "messages": lambda: anthropic.EventStream({"model": "m", "stop_sequences": ["END"]}),
-    "responses": lambda: responses.EventStream({"model": "m", "input": "hi", "tools": [TOOL]}),
+    "messages": lambda: anthropic.MessagesStream({"model": "m", "stop_sequences": ["END"]}),
+    "responses": lambda: responses.ResponsesStream({"model": "m", "input": "hi", "tools": [TOOL]}),
 }
 TOOL = {"type": "function", "name": "tool", "parameters": {}}
 
