@@ -9,10 +9,10 @@ The way of a chat:
 1. ``agent_routes.py`` finds run and rollout by the key, reads the body as an engine would (``lenient_json.py``), and
    has ``dialects/`` make a chat completion of it, if the agent speaks another protocol.
 2. ``asgi_calls.py`` makes the call while the agent is connected, and ends it when the agent goes away.
-3. ``calls.py`` asks the engine that the rollout stays with (``engine_http.py``), once more if the connection breaks, and
-   goes on with what an engine aborts; ``streaming.py`` does so for streams, in a task of their own.
-4. ``recording.py`` adds to the request what makes SGLang tell its tokens, makes turns of the answer, and takes out of it
-   what the agent did not ask for.
+3. ``calls.py`` asks the engine that the rollout stays with (``engine_http.py``), another time if the connection breaks,
+   and goes on with what an engine aborts; ``streaming.py`` does so for streams, in a task of their own.
+4. ``recording.py`` adds to the request what makes SGLang tell its tokens, makes turns of the answer, and takes out of
+   the answer what the agent did not ask for.
 5. The turns go to the rollout's session (``runs/sessions.py``), the answer goes back through the dialect.
 
 Out come the records: with the answer to a rollout's ``close``, or, for generators that know nothing of the gateway, in
