@@ -1,7 +1,4 @@
-"""What a trainer gets: batches, groups, and what the server tells about runs and checkpoints.
-
-What a trainer says and hears when the weights of a run's engines change.
-"""
+"""What a trainer gets: batches and groups, and the server's answers about runs, checkpoints and weights."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -136,11 +133,6 @@ class RewindResult(msgspec.Struct, frozen=True, kw_only=True):
     num_batches: int
     num_groups: int
     checkpoints: list[int]
-
-
-UPDATE_TIMEOUT_S = 900.0
-PAUSE_TIMEOUT_S = 120.0
-PAUSE_LIMIT_S = 600.0
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):

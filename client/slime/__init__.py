@@ -5,11 +5,14 @@ nothing else: ``rollout_id`` is the step. A mark without a model is harmless; an
 starts again, ``start_rollout_id`` says which marks that model has seen. The first call of a process rewinds the run to
 them. So nothing hangs on the moment at which slime saves (its ``data_source.save`` comes after the model is there), or
 on what it had fetched early by then.
+
+``args.py`` says what slime's arguments mean to Forebay, ``samples.py`` and ``tokens.py`` make slime's samples of rows,
+and ``evaluation.py`` is the other half of slime's contract: a run for each data set, whose every sample counts.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -68,6 +71,7 @@ class Training:
         """slime's samples for one rollout, by group, and numbers for its log."""
         begun_s = time.monotonic()
         if self._client.run_id or self._find(args):
+            # A new process looks where slime begins; so does a call that goes no step forward.
             if self._last is None or rollout_id <= self._last:
                 self._go_back(args, rollout_id)
         else:
@@ -78,6 +82,7 @@ class Training:
             groups, unusable = self._collect(args, rollout_id, batches)
             first_group = rollout_id * args.rollout_batch_size
             samples = to_slime(groups, args, first_group * args.n_samples_per_prompt, first_group)
+            # Unusable groups are in it too: a rewind brings them again, as what they are.
             self._client.checkpoint(rollout_id, batches)
         except Exception as error:  # whatever it is: what was leased on the way must not stay so
             if not isinstance(error, ServerUnreachable):
@@ -95,6 +100,7 @@ class Training:
 
     def _find(self, args: SlimeArgs) -> bool:
         """Attach to the newest run of the name, if it is of the same kind."""
+        # Runs come oldest first; an older one of the name was given up for the newer, whatever there is in it.
         named = [run for run in self._client.runs() if run.name == self._name]
         if not named or not _is_alike(named[-1], args):
             return False
@@ -148,7 +154,7 @@ class Training:
     def _next_batch(self, num_groups: int, rollout_id: int) -> Batch:
         wait_s = 0.0
         while True:
-            with suppress(RunEnded):  # told below, with what there is to say
+            with suppress(RunEnded):  # raised below, with what there is to say
                 batch = self._client.read(num_groups, wait_s=wait_s, step=rollout_id)
                 if batch is not None:
                     return batch
@@ -187,14 +193,13 @@ def _check_progress(args: SlimeArgs, unusable: Sequence[Unusable]) -> None:
 
 def _metrics(batches: Sequence[Batch], unusable: Sequence[Unusable], wait_s: float) -> dict[str, Any]:
     """Numbers for slime's log. The reward is that of all samples, before any filter."""
-    told = [batch.meta_info for batch in batches]
-    total = _sum(told, lambda meta: meta.get("total_samples"))
-    reward = _sum(told, lambda meta: (meta.get("avg_reward") or 0.0) * (meta.get("total_samples") or 0))
+    counts = [batch.meta_info.get("total_samples") or 0 for batch in batches]
+    total = sum(counts)
+    # Each batch says the mean of what arrived since the one before it.
+    reward = sum(
+        (batch.meta_info.get("avg_reward") or 0.0) * count for batch, count in zip(batches, counts, strict=True)
+    )
     metrics = {"total_samples": total, "unusable_groups": len(unusable), "wait_s": wait_s}
     if total:
         metrics["avg_reward_unfiltered"] = reward / total
     return {f"rollout/forebay/{name}": value for name, value in metrics.items()}
-
-
-def _sum(told: Sequence[dict[str, Any]], number: Callable[[dict[str, Any]], float | None]) -> float:
-    return sum(number(meta) or 0 for meta in told)

@@ -27,6 +27,7 @@ def run_name(args: SlimeArgs) -> str:
     """The name under which a training finds its run again: ``rollout_buffer_name``, else made of ``--save``."""
     if name := _first(args, "rollout_buffer_name"):
         return str(name)
+    # Where models are saved is what stays the same when a training is started again.
     folder = _first(args, "save")
     return f"slime-{hashlib.sha256(str(Path(folder).absolute()).encode()).hexdigest()[:12]}" if folder else "slime"
 
@@ -46,7 +47,7 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
         "tokenizer_path": args.hf_checkpoint,
         "keep_checkpoints": _checkpoints_to_keep(args),
         "input_file": args.prompt_data,
-        **_settings(args),
+        **_settings(args),  # in the middle: what follows must agree with slime's own idea of the run
         "task_type": args.rollout_task_type,
         "group_size": args.n_samples_per_prompt,
         "name": run_name(args),
@@ -54,10 +55,8 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
 
 
 def _checkpoints_to_keep(args: SlimeArgs) -> int | None:
-    """Every rollout is a checkpoint: so many are handed out at most since the last model that is whole.
-
-    That is the model before the one that is being saved, and the rollout that was fetched early.
-    """
+    # Every rollout is a checkpoint. slime may go back to the model before the one that it is just saving, and has
+    # fetched one rollout early: none older is ever asked for.
     interval = _first(args, "save_interval")
     return 2 * int(interval) + 2 if interval else None
 
@@ -74,7 +73,7 @@ def _settings(args: SlimeArgs) -> dict[str, Any]:
 
 
 def does_slime_normalise(args: SlimeArgs) -> bool:
-    """Whether rewards are to go to slime as they are: it makes advantages of them unless told otherwise."""
+    """Whether rewards are to go to slime as they are: it makes advantages of them unless its arguments say no."""
     return bool(getattr(args, "rewards_normalization", True))
 
 

@@ -136,7 +136,8 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
 
 
 def _finished(client: BufferClient) -> RunStats:
-    """The run once its generator has returned; nobody reads its groups, so that they may stay open."""
+    """The run once its generator has returned."""
+    # Its state, not its end: nobody reads the groups of an evaluation, and a run with groups never ends.
     while (stats := client.stats()).state in WORKING:
         time.sleep(POLL_S)
     if stats.state != "finished":
@@ -161,7 +162,8 @@ def _usable(args: SlimeArgs, eval_set: EvalSet, source: "WrittenGroups") -> tupl
 
 
 def _let_go(args: SlimeArgs, run_ids: Sequence[str]) -> None:
-    """End the groups of runs that were read: nobody else does, and ready ones are kept for ever."""
+    """End the groups of runs that were read."""
+    # Nobody else reads them, and what is ready is kept for as long as the run is.
     try:
         for run_id in run_ids:
             with BufferClient(buffer_url(args)) as client:
@@ -179,6 +181,7 @@ def _end_groups(client: BufferClient) -> None:
             if batch is not None:
                 client.ack(batch)
                 continue
+            # There are fewer than were asked for: ask for as many as there are.
             num_ready = client.stats().groups.get("ready", 0)
             num_groups = min(num_ready, num_groups - 1)  # the read may have discarded some of those that were there
 
@@ -198,8 +201,8 @@ class WrittenGroups:
             after = page[-1]["group_id"]
 
     def _rows(self, group_id: str) -> list[Row]:
-        told = self._ask(f"{self._path}/{group_id}?bodies=true")["samples"]
-        members = [sample for sample in told if sample["outcome"] == "member" and not sample["fork"]]
+        samples = self._ask(f"{self._path}/{group_id}?bodies=true")["samples"]
+        members = [sample for sample in samples if sample["outcome"] == "member" and not sample["fork"]]
         if not all(sample["has_body"] for sample in members):
             raise BodiesGone([group_id], hint="a larger max_journal_bytes of the server leaves time to read them")
         return [sample["body"] for sample in members]

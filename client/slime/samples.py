@@ -15,7 +15,7 @@ from forebay.client.tensors.tokenize import Tokenizer
 from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.sample import fork_number
-from forebay.core.sample import rollout_id as told_rollout_id
+from forebay.core.sample import rollout_id as id_of_rollout
 
 STATUSES = {"length": "TRUNCATED", "abort": "ABORTED", "error": "FAILED", "failed": "FAILED"}
 """By the reason for which a rollout ended; all others are ``COMPLETED``."""
@@ -86,7 +86,7 @@ def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
     reward, raw_reward = (_number(row.get(name)) for name in ("reward", "raw_reward"))
     if math.isnan(reward):
         raise InvalidInput(f"sample {row.get('uid')!r} has no reward", field="reward")
-    raw_reward = reward if math.isnan(raw_reward) else raw_reward
+    raw_reward = reward if math.isnan(raw_reward) else raw_reward  # an evaluation has what was written
     try:
         tokens = tokens_of(row, arrays, lambda: _tokenizer(args.hf_checkpoint))
     except InvalidInput as error:
@@ -119,10 +119,8 @@ def slime_module(name: str) -> Any:
 def to_slime(
     groups: Sequence[Sequence[Usable]], args: SlimeArgs, first_index: int, first_group: int
 ) -> list[list[Any]]:
-    """Groups of slime's ``Sample``, with indices that count from ``first_index`` and ``first_group``.
-
-    Logprobs are all there or all left out, since slime takes those of every sample if the first one has them.
-    """
+    """Groups of slime's ``Sample``, with indices that count from ``first_index`` and ``first_group``."""
+    # slime looks at the first sample, and takes of all what that one has: these are all there, or all left out.
     has_logprobs = all(item.tokens.logprobs is not None for group in groups for item in group)
     uniform = {name for name in UNIFORM if all(name in _extra_info(item.row) for group in groups for item in group)}
     numbers = count(first_index)
@@ -139,7 +137,7 @@ def to_slime(
 def _sample(item: Usable, args: SlimeArgs, index: int, uniform: Iterable[str]) -> Any:
     sample_class, row, tokens = slime_module("utils.types").Sample, item.row, item.tokens
     extra = {name: value for name, value in _extra_info(row).items() if name not in UNIFORM or name in uniform}
-    told = {"uid": row["uid"], "instance_id": row["instance_id"], "raw_reward": item.raw_reward}
+    origin = {"uid": row["uid"], "instance_id": row["instance_id"], "raw_reward": item.raw_reward}
     key = getattr(args, "reward_key", None)
     prompt, response = _texts(row["messages"])
     return sample_class(
@@ -154,27 +152,28 @@ def _sample(item: Usable, args: SlimeArgs, index: int, uniform: Iterable[str]) -
         reward={key: item.reward} if key else item.reward,
         weight_versions=_weight_versions(row),
         status=sample_class.Status[status_of(row)],
-        metadata={**extra, **told, "retokenized": tokens.is_retokenized},
+        metadata={**extra, **origin, "retokenized": tokens.is_retokenized},
     )
 
 
 def _rollout_ids(group: Sequence[Usable], indices: Sequence[int]) -> list[int]:
-    """For each sample the index of the first one of its rollout. A copy that fills up a group stands for itself."""
+    """For each sample the index of the first one of its rollout."""
     firsts: dict[str, int] = {}
     seen: set[str] = set()
     ids = []
     for item, index in zip(group, indices, strict=True):
-        told, uid = told_rollout_id(item.row.get("rollout_id")), item.row["uid"]
-        ids.append(index if not told or uid in seen else firsts.setdefault(told, index))
+        rollout_id, uid = id_of_rollout(item.row.get("rollout_id")), item.row["uid"]
+        # A uid that was there is a copy, with which a hook filled up the group: it counts as a rollout of its own.
+        ids.append(index if not rollout_id or uid in seen else firsts.setdefault(rollout_id, index))
         seen.add(uid)
     return ids
 
 
 def status_of(row: Row) -> str:
     """The name of slime's status for a sample."""
-    told = OUTCOME_STATUSES.get(str(row.get("outcome")))
-    if told or row.get("status") == "failed":
-        return told or "FAILED"
+    status = OUTCOME_STATUSES.get(str(row.get("outcome")))
+    if status or row.get("status") == "failed":
+        return status or "FAILED"
     reason = _extra_info(row).get("finish_reason", row.get("finish_reason"))
     if isinstance(reason, dict):  # as SGLang's own API has it
         reason = reason.get("type")

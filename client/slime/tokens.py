@@ -42,7 +42,7 @@ class Arrays:
     loss_mask: "numpy.ndarray[Any, Any]"
     logprobs: "numpy.ndarray[Any, Any]"
     response_length: int
-    """-1 where it is not told."""
+    """-1 where it does not."""
 
 
 def arrays_of_batch(batch: Batch) -> tuple[list[Arrays], list[int]]:
@@ -60,9 +60,10 @@ def arrays_of_row(row: Row) -> Arrays:
     if not row.get("tokens"):
         nothing = _numpy().empty(0)
         return Arrays(nothing, nothing, nothing, -1)
+    # ``collate`` judges plain lists as it does a whole batch; of its answer these are the arrays by token.
     made = {name: tensor[0].numpy() for name, tensor in collate([row], 0).items() if tensor.dim() == 2}
-    told = row.get("response_length")
-    length = told if type(told) is int and 0 <= told <= len(row["tokens"]) else -1
+    claimed = row.get("response_length")
+    length = claimed if type(claimed) is int and 0 <= claimed <= len(row["tokens"]) else -1  # no bool, which is an int
     return Arrays(made["tokens"], made["loss_mask"], made["logprobs"], length)
 
 
@@ -70,7 +71,7 @@ def tokens_of(row: Row, arrays: Arrays, tokenizer: TokenizerSource) -> Tokens:
     """A sample's tokens; made of its messages where it has none. Raises ``InvalidInput`` if slime cannot use them."""
     if len(arrays.ids):
         return _split(arrays)
-    if row.get("tokens"):
+    if row.get("tokens"):  # there are some, of a kind that is no array: others in their place would train on untruths
         raise InvalidInput("its token arrays cannot be used", field="tokens")
     return _retokenized(row["messages"], tokenizer())
 
@@ -79,7 +80,7 @@ def _split(arrays: Arrays) -> Tokens:
     start = _response_start(arrays.loss_mask, arrays.response_length)
     mask = arrays.loss_mask[start:].astype(bool)
     logprobs = arrays.logprobs[start:].copy()
-    logprobs[~mask] = 0.0
+    logprobs[~mask] = 0.0  # what was not sampled has NaN, which is no sign that something is missing
     has_all = not _numpy().isnan(logprobs).any()
     return Tokens(arrays.ids.tolist(), mask.astype(int).tolist(), logprobs.tolist() if has_all else None, False)
 
@@ -96,15 +97,12 @@ def _retokenized(messages: Sequence[Any], tokenizer: Tokenizer) -> Tokens:
 
 
 def _response_start(mask: "numpy.ndarray[Any, Any]", response_length: int) -> int:
-    """Where the response begins: as told, else at the first token that is trained on.
-
-    Nothing predicts the first token, and slime divides by the number of the others: one is the prompt at least, and one
-    the response.
-    """
+    """Where the response begins: as the sample says, else at the first token that is trained on."""
     if len(mask) < 2:
         raise InvalidInput("it has less than two tokens", field="tokens")
     first_trained = int(mask.argmax()) if mask.any() else len(mask)
     start = len(mask) - response_length if response_length >= 0 else first_trained
+    # Nothing predicts the first token, so that it is of the prompt; and slime divides by the length of the response.
     return min(max(start, 1), len(mask) - 1)
 
 

@@ -1,4 +1,11 @@
-"""Batches as padded torch tensors."""
+"""Batches as padded torch tensors.
+
+A batch that was read with ``as_tensors`` comes as one blob with the arrays of all rows, one row after the other; any
+other samples are encoded the same way first (``_Ragged``). ``collate`` splits the arrays by row, makes tokens for rows
+without (``tokenize.py``), masks those of older weights (``older_tokens.py``), and pads all to one length (``_Padder``).
+``numpy_arrays`` gives the arrays as they came. torch and NumPy are imported where they are used: a trainer that wants
+neither needs neither.
+"""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -52,7 +59,7 @@ def collate(
     tokenised with ``tokenizer``, one of the transformers package, and its chat template, or ``chat_template``; its loss
     mask is 1 for what the assistant said. Tokens that are there are never made anew. Without a loss mask, the last
     ``response_length`` tokens are trained on, or all where the sample does not tell that number. The groups of samples
-    that are no ``Batch`` are told by their ``instance_id`` and ``epoch``, as long as these stay the same.
+    that are no ``Batch`` are told apart by their ``instance_id`` and ``epoch``, as long as these stay the same.
 
     With ``min_weight_version`` no token is trained on that older weights sampled, as the sample's ``token_spans`` tell,
     or where it has none its ``weight_version``: a sample that names an older one among several is then not trained on
@@ -119,8 +126,8 @@ class _Ragged:
     def _of_rows(cls, rows: Sequence[Row], group_sizes: Sequence[int]) -> "_Ragged":
         made = [_token_row(row) for row in rows]
         rest = b'{"data":[' + b",".join(row.rest for row in made) + b"]}"
-        told = columns(made, group_sizes, [rest])
-        return cls({column.name: View(column.dtype, memoryview(b"".join(column.pieces))) for column in told})
+        made_columns = columns(made, group_sizes, [rest])
+        return cls({column.name: View(column.dtype, memoryview(b"".join(column.pieces))) for column in made_columns})
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -133,9 +140,10 @@ class _Ragged:
         torch = _torch()
         view = self._views[name]
         dtype = _torch_type(view.dtype)
-        if not view.data:
+        if not view.data:  # torch refuses a buffer of no bytes
             return torch.empty(0, dtype=dtype)
-        with warnings.catch_warnings():  # that it is read-only memory: it is copied, never written to
+        # torch warns of read-only memory, which a reply is: it is copied before anything is written.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(view.data, dtype=dtype)
 
@@ -166,7 +174,7 @@ class _Padder:
         padded = _torch().empty((len(rows), width), dtype=dtype)
         for target, row, length in zip(padded.unbind(), rows, self._lengths, strict=True):
             kept = self._cut(row, length)
-            if length == width:
+            if length == width:  # nothing to fill: each page of a large batch is written once
                 target.copy_(kept)
             else:
                 start = width - length if self._is_left else 0
@@ -195,13 +203,14 @@ def _token_row(row: Row) -> TokenRow[Piece]:
 
 
 def _group_key(row: Row) -> tuple[str, object, object]:
+    # With the type, since 1 equals True and 1.0, which are ids of other instances.
     return type(row.get("instance_id")).__name__, row.get("instance_id"), row.get("epoch")
 
 
 def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "list[torch.Tensor]":
     """Tokens, loss mask and logprobs of a sample that came without."""
     torch, uid = _torch(), row.get("uid")
-    if row.get("tokens"):
+    if row.get("tokens"):  # it was encoded as JSON, arrays and all, as they do not fit: never replace them by others
         hint = "tokens are integers, logprobs numbers, loss_mask 0 or 1; see docs/tensors.md for their lengths"
         raise InvalidInput(f"the arrays of sample {uid!r} cannot be used", hint=hint, field="tokens")
     if tokenizer is None and row.get("messages"):
@@ -213,7 +222,8 @@ def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "
 
 
 def _without_idle_nan(logprobs: "torch.Tensor", loss_mask: "torch.Tensor") -> "torch.Tensor":
-    """``logprobs`` with 0 for NaN where nothing is trained: NaN times 0 would be NaN in a masked sum."""
+    """``logprobs`` with 0 for NaN where nothing is trained."""
+    # A masked sum multiplies by the mask, and NaN times 0 is NaN. The sum finds any without a mask of all items.
     if logprobs.sum().isnan():
         logprobs.masked_fill_(logprobs.isnan() & ~loss_mask, 0.0)
     return logprobs

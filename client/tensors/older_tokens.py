@@ -26,6 +26,7 @@ def without_older(
     ``has_spans`` is False for tokens that were made anew: the sample's ``token_spans`` are not of them. Raises
     ``InvalidInput`` for spans that do not lie within the tokens.
     """
+    # Spans count positions in the tokens of the engine; those that were made of the messages have others.
     spans = row.get("token_spans") if has_spans and not row.get("retokenized") else None
     older = list(_older(row, spans, len(loss_mask), min_version))
     if not older:
@@ -38,6 +39,7 @@ def without_older(
 
 def _older(row: Mapping[str, Any], spans: object, num_tokens: int, min_version: int) -> Iterator[tuple[int, int]]:
     if not spans:
+        # Without spans nobody knows which tokens are of the older ones: all are left out.
         oldest = oldest_version(row.get("weight_version"), row.get("weight_versions"))
         if oldest is not None and oldest < min_version:
             yield 0, num_tokens

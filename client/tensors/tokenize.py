@@ -48,6 +48,8 @@ def _stretches(
     for number, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
+        # Many templates put the thoughts or tools of a turn elsewhere once it is not the last one: then the text of the
+        # whole conversation is not what the model saw when it wrote this turn.
         before = text_of(number, is_prompt=True) if number else ""
         after = text_of(number + 1)
         if not (whole.startswith(after) and after.startswith(before)):

@@ -10,9 +10,6 @@ from typing import Any, Self
 
 from forebay.client.calls.transport import AsyncBackground, AsyncTransport
 from forebay.client.model import (
-    PAUSE_LIMIT_S,
-    PAUSE_TIMEOUT_S,
-    UPDATE_TIMEOUT_S,
     Batch,
     BatchLike,
     CheckpointInfo,
@@ -23,7 +20,7 @@ from forebay.client.model import (
     WeightUpdate,
 )
 from forebay.client.trainer.buffer_client import DEFAULT_URL, LEASE_S, RETRY_FOR_S
-from forebay.client.trainer.protocol import Reading, Wanted, start_payload
+from forebay.client.trainer.requests import PAUSE_LIMIT_S, UPDATE_TIMEOUT_S, Reading, Wanted, start_payload
 from forebay.core.weight_versions import PauseMode
 
 
@@ -58,7 +55,7 @@ class AsyncBufferClient:
 
     async def close(self) -> None:
         """As ``BufferClient.close``."""
-        if not self._reading.reads.end():  # from here on no keeper is started either
+        if not self._reading.reads.end():
             return
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -126,10 +123,11 @@ class AsyncBufferClient:
         self, mode: PauseMode = "abort", *, weight_version: int | None = None, limit_s: float = PAUSE_LIMIT_S
     ) -> AsyncIterator[EnginePause]:
         """As ``BufferClient.paused_engines``."""
-        pause = await self._run(self._reading.pause_engines(mode, limit_s, PAUSE_TIMEOUT_S))
+        pause = await self._run(self._reading.pause_engines(mode, limit_s))
         try:
             yield pause
         except BaseException:  # however the block ends, engines must not stand still
+            # Shielded: a task that was cancelled inside the block is perhaps cancelled once more.
             await asyncio.shield(self._run(self._reading.continue_engines(None)))
             raise
         await self._run(self._reading.continue_engines(weight_version))

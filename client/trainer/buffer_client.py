@@ -1,4 +1,4 @@
-"""The client of a trainer that blocks; its asynchronous twin says the same (``reading.py``)."""
+"""The client of a trainer that blocks; its awaited twin says the same (``requests.py``)."""
 
 import os
 import threading
@@ -10,9 +10,6 @@ from typing import Any, Self
 
 from forebay.client.calls.transport import Background, Transport
 from forebay.client.model import (
-    PAUSE_LIMIT_S,
-    PAUSE_TIMEOUT_S,
-    UPDATE_TIMEOUT_S,
     Batch,
     BatchLike,
     CheckpointInfo,
@@ -22,7 +19,7 @@ from forebay.client.model import (
     RunStats,
     WeightUpdate,
 )
-from forebay.client.trainer.protocol import Reading, Wanted, start_payload
+from forebay.client.trainer.requests import PAUSE_LIMIT_S, UPDATE_TIMEOUT_S, Reading, Wanted, start_payload
 from forebay.core.weight_versions import PauseMode
 
 DEFAULT_URL = "http://127.0.0.1:8889"
@@ -84,12 +81,14 @@ class BufferClient:
     def close(self) -> None:
         """Break off what other threads are doing with this client, give back what is still leased, and let go of the
         connections. What leaving the ``with`` block does."""
-        if not self._reading.reads.end():  # from here on no keeper is started either
+        if not self._reading.reads.end():
             return
+        # No batch is taken any more, so nothing wakes a keeper that would outlive the client.
         with self._keeper_lock:
             keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.stop()
+        # Cut first: what a read of another thread leases after the giving back, nobody would find.
         self._transport.cut()
         try:
             self._transport.run_last(self._reading.leave())
@@ -176,7 +175,7 @@ class BufferClient:
         it. A block that takes longer than ``limit_s`` seconds raises ``PauseExpired`` at its end. ``mode`` is that of
         ``update_weights``.
         """
-        pause = self._run(self._reading.pause_engines(mode, limit_s, PAUSE_TIMEOUT_S))
+        pause = self._run(self._reading.pause_engines(mode, limit_s))
         try:
             yield pause
         except BaseException:  # however the block ends, engines must not stand still

@@ -1,4 +1,4 @@
-"""Which batches a client holds, and until when."""
+"""Which batches are leased to a client, and until when."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ class _Held:
     """Needs no extension; belongs to the next checkpoint all the same."""
 
 
-class Leases:
+class HeldLeases:
     """The batches that were handed out and that no checkpoint holds. Several threads may use it.
 
     ``wake`` is called when something is due earlier than was said before.
@@ -34,7 +34,7 @@ class Leases:
         self._held: dict[str, _Held] = {}
         self._lost: dict[str, ForebayError] = {}
         self._busy: set[str] = set()
-        """Batches that a call is about to end: an extension that fails meanwhile says nothing."""
+        """Batches that a call is about to end."""
         self.wake: Callable[[], None] = lambda: None
 
     def add(self, batch_id: str, lease_s: float) -> None:
@@ -93,7 +93,7 @@ class Leases:
         with self._lock:
             return [batch_id for batch_id, held in self._held.items() if not held.is_acked]
 
-    # --- keeping them
+    # --- extending them
 
     @property
     def pause_s(self) -> float:
@@ -125,11 +125,11 @@ class Leases:
             if batch_id in self._held and batch_id not in self._busy:
                 del self._held[batch_id]
                 self._lost[batch_id] = error
-            elif batch_id in self._held:
+            elif batch_id in self._held:  # its end was perhaps faster than its extension: that is no loss
                 self._held[batch_id].due_s = self._clock() + self._held[batch_id].lease_s / EXTENSIONS_PER_LEASE
 
     def check(self) -> None:
         """Raise the error of a lost lease, once for each."""
         with self._lock:
-            if self._lost:
+            if self._lost:  # one for each call: whoever gets it may call again to hear of the next
                 raise self._lost.pop(next(iter(self._lost)))

@@ -22,6 +22,7 @@ class Reads:
         """The id of a request that is about to be made. Raises ``ClientClosed``."""
         with self._lock:
             self._check()
+            # Two reads of the same want that were both broken off are asked again one by one, the older first.
             waiting = self._broken_off.get(wanted)
             request_id = waiting.pop(0) if waiting else f"read-{token_hex(12)}"
             self._under_way.add(request_id)
@@ -39,6 +40,7 @@ class Reads:
 
         The request stays among the ``open_ids`` then, and also if the answer cannot be read.
         """
+        # Under the lock to its end: between a check and the note of the lease, another thread could end the client.
         with self._lock:
             self._check()
             yield

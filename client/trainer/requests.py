@@ -1,4 +1,4 @@
-"""What a trainer says to the server, as flows."""
+"""What a trainer asks of the server, as flows."""
 
 import logging
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from forebay.client.calls.flow import (
+    CALL_TIMEOUT_S,
     Call,
     Flow,
     Json,
@@ -34,7 +35,7 @@ from forebay.client.model import (
     WeightUpdate,
     batch_ids,
 )
-from forebay.client.trainer.held_leases import Leases
+from forebay.client.trainer.held_leases import HeldLeases
 from forebay.client.trainer.open_reads import Reads
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.safetensors_format import TENSORS_TYPE, blob_json, is_blob
@@ -47,7 +48,9 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 POLL_S = 5.0
 """Seconds of the longest poll: short enough to notice the end of a run that this client itself keeps from ending."""
 REPLY_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 30.0
+UPDATE_TIMEOUT_S = 900.0
+PAUSE_TIMEOUT_S = 120.0
+PAUSE_LIMIT_S = 600.0
 LEAVING_RETRY_S = 5.0
 
 
@@ -84,7 +87,7 @@ class Reading:
     def __init__(self, retry_for_s: float, *, as_tensors: bool = False) -> None:
         self._retry_for_s = retry_for_s
         self._as_tensors = as_tensors
-        self.leases = Leases()
+        self.leases = HeldLeases()
         self.run_id = ""
         self.reads = Reads()
         self._acked_of: dict[str, list[str]] = {}
@@ -105,10 +108,10 @@ class Reading:
         return self._attached((yield from self._ask("GET", f"v1/runs/{run_id}")))
 
     def _leave_run_for(self, run_id: object) -> Flow[None]:
-        """What this client holds of its run would run out unseen, go to another reader, and be trained on twice."""
         if run_id == self.run_id or not self.run_id:
             return
         self.leases.check()
+        # Nobody would extend them any more: they would go to another reader, and be trained on twice.
         if leased := self.leases.leased_ids:
             what = f"{leased[0]} is leased" if len(leased) == 1 else f"{len(leased)} batches are leased"
             hint = "checkpoint, ack or release them first, or take a client for each run"
@@ -120,7 +123,7 @@ class Reading:
         if stats.run_id != self.run_id:
             acked = self._acked_of.pop(stats.run_id, ())
             self._acked_of[self.run_id] = self.leases.exchange_acked(acked)
-            self.reads.forget()
+            self.reads.forget()  # what they had leased was given back when the run was left
         self.run_id = stats.run_id
         return stats
 
@@ -148,10 +151,10 @@ class Reading:
         reply = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
         return msgspec.convert(reply, WeightUpdate)
 
-    def pause_engines(self, mode: PauseMode, limit_s: float, timeout_s: float) -> Flow[EnginePause]:
+    def pause_engines(self, mode: PauseMode, limit_s: float) -> Flow[EnginePause]:
         """Let the engines stand still."""
         body = {"mode": mode, "limit_s": limit_s}
-        reply = yield from self._ask("POST", self._path("engines/pause"), body, timeout_s)
+        reply = yield from self._ask("POST", self._path("engines/pause"), body, PAUSE_TIMEOUT_S)
         return msgspec.convert(reply, EnginePause)
 
     def continue_engines(self, version: int | None) -> Flow[None]:
@@ -163,7 +166,7 @@ class Reading:
 
     def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
         """A batch, or None once ``wait_s`` is over."""
-        limit, poll_s = Patience(wait_s), 0.0
+        limit, poll_s = Patience(wait_s), 0.0  # the first look does not wait: what is there is had even without time
         while True:
             batch = yield from self._lease(wanted, min(poll_s, limit.left_s))
             if batch is not None or limit.left_s <= 0:
@@ -171,11 +174,7 @@ class Reading:
             poll_s = POLL_S
 
     def next_batch(self, wanted: Wanted, *, drop_last: bool) -> Flow[Batch | None]:
-        """A batch, however long it takes; None when there will be none.
-
-        A run has not ended for the server while this client itself holds leases: then having nothing else ends it here.
-        Raises ``RunEnded`` for a run that failed.
-        """
+        """A batch, however long it takes; None when there will be none. Raises ``RunEnded`` for a run that failed."""
         poll_s, num_seen = 0.0, 0
         while True:
             try:
@@ -193,6 +192,8 @@ class Reading:
                 stats = yield from self.stats()
                 _check_not_failed(stats)
                 return None
+            # While leases last, what they hold may come back, and the server says nothing of an end. If they are this
+            # client's own, then having nothing else is the end for it.
             if self.leases.leased_ids if not num_left else drop_last:
                 _check_not_failed(stats)
                 return None
@@ -200,17 +201,18 @@ class Reading:
             poll_s, num_seen = 0.0 if num_left != num_seen else POLL_S, num_left
 
     def _lease(self, wanted: Wanted, wait_s: float) -> Flow[Batch | None]:
-        """One request, repeated under its id until it is answered, also by the next call if this one is broken off."""
+        """One request for a batch."""
         self.leases.check()
         path = self._path("batches")
         request_id = self.reads.begin(wanted)
         call = self._read_call(path, {**wanted.body(), "wait_s": round(wait_s, 3), "request_id": request_id})
         try:
             reply = yield from answered(call, self._retry_for_s)
-        except BaseException:  # also a call that was cancelled: its batch may be leased
+        except BaseException:  # also a call that was cancelled
+            # Its batch may be leased: the next read that wants the same asks under the same id, and gets the same.
             self.reads.break_off(wanted, request_id)
             raise
-        with self.reads.taking(request_id):
+        with self.reads.taking(request_id):  # the client may have been closed while the answer was under way
             return self._taken(reply, call, wanted)
 
     def _read_call(self, path: str, body: Json) -> Call:
@@ -275,6 +277,7 @@ class Reading:
                 yield from self._extend(batch_id, lease_s)
 
     def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
+        # Asked once, and not for long: other leases wait for their turn meanwhile.
         call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
         reply: Reply | Lost = yield call
         if isinstance(reply, Reply) and reply.is_success:
@@ -288,7 +291,7 @@ class Reading:
         self.leases.extended(batch_id, is_done=False)
 
     def leave(self) -> Flow[None]:
-        """Give back what is still leased, known or not. What cannot be told is left to the leases' end.
+        """Give back what is leased, known or not. What cannot be given back is left to the leases' end.
 
         To be run when reads have ended and those under way were broken off.
         """
@@ -299,7 +302,7 @@ class Reading:
         """Give these back, and those of reads that were broken off."""
         given_back: set[str] = set()
         try:
-            while True:
+            while True:  # until none is found: a read that was broken off may be answered at the server only now
                 for batch_id in batch_ids:
                     yield from self._give_back(batch_id)
                 given_back.update(batch_ids)
@@ -312,7 +315,7 @@ class Reading:
     def _give_back(self, batch_id: str) -> Flow[None]:
         try:
             yield from self.release(batch_id)
-        except (ServerUnreachable, NotFound):  # so it would be with the others
+        except (ServerUnreachable, NotFound):  # and so with all others: leaving must not take a minute for each
             raise
         except ForebayError as error:
             logger.warning("%s was not released: %s", batch_id, error)
@@ -335,17 +338,18 @@ class Reading:
     def _ask(
         self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> Flow[dict[str, Any]]:
-        call: Call = json_call(method, path, body, timeout_s)
+        call = json_call(method, path, body, timeout_s)
         return decoded((yield from answered(call, self._retry_for_s)), call)
 
 
 def _check_not_failed(stats: RunStats) -> None:
     if stats.state == "failed":
-        raise RunEnded(stats.run_id, f"failed: {stats.reason.strip().rpartition(chr(10))[2]}")
+        last_line = stats.reason.strip().rpartition("\n")[2]  # before it stands a traceback
+        raise RunEnded(stats.run_id, f"failed: {last_line}")
 
 
 def _as_lost(batch_id: str, error: Exception) -> ForebayError:
-    """What the trainer is told at its next call."""
+    """What the trainer's next call raises."""
     hint = getattr(error, "hint", "") or "rewind to the last checkpoint"
     return make_error("lease_lost", f"the lease of {batch_id} is lost: {error}", hint=hint)
 
