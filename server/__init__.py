@@ -1,1 +1,15 @@
-"""The server process: HTTP routes, run supervision, and the command line."""
+"""The server process: HTTP routes, runs from start to end, and the command line.
+
+``forebay serve`` (``cli/serve``) binds a port and hands it to ``server_process``, which opens the parts in order
+(``app.open_services``), serves them, and closes them in the opposite order: run processes first, the store last.
+
+A request comes in through ``app.create_app``: ``auth`` asks for the token, ``routes/sample_routes`` takes what carries
+samples as plain ASGI, and FastAPI takes the rest, one file of ``routes/`` for each resource. Routes reach everything
+by ``services``: the buffer for runs, groups and batches; ``runs/`` for what starts and stops; ``engine_pauses`` (and
+its records on the disk) for engines whose weights change; ``gateway_runs`` for the gateway's address and keys, of
+which ``gateway_process`` keeps the process alive.
+
+What goes out is JSON made by ``views`` and ``errors``, or a batch. A large batch goes from the store straight to the
+socket: ``direct_send``, the one module that knows uvicorn's inside. ``stalled_clients`` ends replies that nobody takes
+any more, so that their leases end too, and requests that stand still when the server is about to end.
+"""

@@ -23,8 +23,6 @@ from forebay.server.gateway_process import GatewayProcess
 from forebay.server.gateway_runs import RunGateway
 from forebay.server.routes import (
     batches,
-    gateway,
-    generators,
     groups,
     operations,
     read_batches,
@@ -59,7 +57,7 @@ def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
     api = FastAPI(title="Forebay", version=version("forebay"))
     api.state.refusals = slime.Refusals()
-    for module in (slime, runs, groups, batches, generators, run_process, gateway, weights, operations):
+    for module in (slime, runs, groups, batches, run_process, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
     add_sample_routes(api)

@@ -22,8 +22,8 @@ class Guard:
             error = Unauthorized(
                 "the bearer token is missing or wrong", hint="send the header Authorization: Bearer <FOREBAY_TOKEN>"
             )
-            told = {"success": False, "message": error.message, **error_body(error)}
-            await send_json(send, error.status, encode(told), [(b"www-authenticate", b"Bearer")])
+            body = {"success": False, "message": error.message, **error_body(error)}
+            await send_json(send, error.status, encode(body), [(b"www-authenticate", b"Bearer")])
             return
         await self._app(scope, receive, send)
 

@@ -1,6 +1,6 @@
-"""Which engines stand still on this server's word, written down so that its next life lets them go on.
+"""Which engines this server has paused: on the disk, so that its next life lets them go on, and in the buffer.
 
-Runs whose engines stand still on this server's word: told to the buffer, where their deadlines stand still too.
+A paused run's deadlines do not count there.
 """
 
 import logging
@@ -30,7 +30,7 @@ class PauseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Paused by an update of the server's own; held for a trainer that will say when to go on; or gone on too early."""
     mode: PauseMode
     urls: list[str]
-    """The workers that were told."""
+    """The workers that were asked to pause."""
     api_key: str | None = None
     limit_s: float = 0.0
     until_s: float = 0.0
@@ -44,7 +44,7 @@ class PauseRecords:
         self._folder = folder
 
     def all(self) -> list[PauseRecord]:
-        """What was written and not removed; a file that cannot be read is told and left alone."""
+        """What was written and not removed; a file that cannot be read is logged and left alone."""
         found = sorted(self._folder.glob("*.json")) if self._folder.is_dir() else []
         return [record for path in found if (record := _read(path)) is not None]
 

@@ -1,9 +1,9 @@
-"""Engines that stand still while their weights change, and the certainty that they go on again."""
+"""Pauses of a run's engines while their weights change, and the certainty that they go on again."""
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, StorageFailed
 from forebay.core.run import Run
+from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.admin import WorkerAdmin, admin_client, root_url
@@ -29,7 +30,7 @@ RESUME_NOW_S = 5.0
 RESUME_LATER_S = 900.0
 
 Announce = Callable[[], Awaitable[None]]
-"""Tells the buffer which weights the engines have now."""
+"""Notes in the buffer which weights the engines have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,18 @@ class EnginePauses:
     def __init__(self, folder: Path, marks: PauseMarks, clock: Clock | None = None) -> None:
         self._records = PauseRecords(folder)
         self._marks = marks
-        self._still: set[str] = set()
-        """The runs whose engines stand still."""
+        self._paused_runs: set[str] = set()
+        """Those whose engines stand still."""
         self._clock = clock or SystemClock()
-        self._held: dict[str, PauseRecord] = {}
+        self._for_trainers: dict[str, PauseRecord] = {}
+        """By run: the pauses that last until a trainer ends them, or their time is up."""
         self._expired: dict[str, PauseRecord] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
         self._later: dict[str, tuple[PauseRecord, asyncio.Task[None]]] = {}
         """Workers that did not answer are asked again to go on, until somebody pauses them anew."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By run and by worker: each is told one thing at a time."""
+        """By run and by worker: each is asked for one thing at a time."""
 
     async def __aenter__(self) -> Self:
         for record in await asyncio.to_thread(self._records.all):
@@ -84,24 +86,21 @@ class EnginePauses:
                 logger.warning("run %s: an update of its weights was cut off; its engines go on", record.run_id)
                 self._resume_later(record)
             elif record.kind == "held":
-                self._hold(record)
+                self._begin_pause(record)
             else:
                 self._expired[record.run_id] = record
         for run_id in self._marks.marked():
-            self._mark(run_id, is_still=run_id in self._held)
+            self._mark(run_id, is_paused=run_id in self._for_trainers)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
-    def held(self, run_id: str) -> PauseRecord | None:
-        """The pause that the run's trainer holds, if any."""
-        return self._held.get(run_id)
+    def of(self, run_id: str) -> PauseRecord | None:
+        """The pause that the run's trainer has asked for, if it lasts."""
+        return self._for_trainers.get(run_id)
 
     async def update(
         self, engines: RunEngines, version: int, model_path: str, mode: PauseMode, announce: Announce
@@ -109,17 +108,17 @@ class EnginePauses:
         """Give every worker of the run other weights, and announce them before a token is sampled from them.
 
         Goes on to its end if the caller leaves. Raises ``EngineUnavailable`` if nothing was done, ``EnginesPaused``,
-        and ``WeightUpdateFailed`` after the engines were told to go on.
+        and ``WeightUpdateFailed`` after the engines were asked to go on.
         """
         work = self._update(engines, version, model_path, mode, announce)
-        return await asyncio.shield(self._in_background(work))
+        return await asyncio.shield(self._tasks.start(work))
 
     async def pause(self, engines: RunEngines, mode: PauseMode, limit_s: float) -> PauseRecord:
         """Let the engines stand still, idle, until ``resume`` or for ``limit_s`` seconds.
 
         The same again begins the time anew. Raises as ``update`` does.
         """
-        return await asyncio.shield(self._in_background(self._pause(engines, mode, limit_s)))
+        return await asyncio.shield(self._tasks.start(self._pause(engines, mode, limit_s)))
 
     async def resume(self, run_id: str, version: int | None, announce: Announce) -> bool:
         """Let the engines go on, with weights called ``version``; whether they were paused.
@@ -127,7 +126,7 @@ class EnginePauses:
         Raises ``PauseExpired`` if they went on before, by themselves; ``WeightUpdateFailed`` if they did not take the
         name: they go on all the same.
         """
-        return await asyncio.shield(self._in_background(self._resume(run_id, version, announce)))
+        return await asyncio.shield(self._tasks.start(self._resume(run_id, version, announce)))
 
     # --- what goes on to its end
 
@@ -135,65 +134,62 @@ class EnginePauses:
         self, engines: RunEngines, version: int, model_path: str, mode: PauseMode, announce: Announce
     ) -> dict[str, Any]:
         async with self._reserved(engines) as workers:
-            if engines.run_id in self._held:
-                raise EnginesPaused(engines.run_id, self._held[engines.run_id].mode)
+            if pause := self._for_trainers.get(engines.run_id):
+                raise EnginesPaused(engines.run_id, pause.mode)
             record = self._record(engines, workers, "update", mode)
-            await self._write(record)
-            self._mark(engines.run_id, is_still=True)
+            await self._write(record)  # first: a server that dies now finds it, and lets the engines go on
+            self._mark(engines.run_id, is_paused=True)
             began_s = self._clock.monotonic()
             try:
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
                 await weight_updates.update(workers, model_path, version, mode)
-                await announce()
+                await announce()  # before a token of theirs is sampled, whose sample would seem newer than the step
             finally:
                 await self._let_go(record)
             return {"workers": record.urls, "paused_s": round(self._clock.monotonic() - began_s, 3)}
 
     async def _pause(self, engines: RunEngines, mode: PauseMode, limit_s: float) -> PauseRecord:
         async with self._reserved(engines) as workers:
-            held = self._held.get(engines.run_id)
-            if held is not None and held.mode != mode:
-                raise EnginesPaused(engines.run_id, held.mode)
-            self._drop(engines.run_id)  # its time must not run out meanwhile
+            earlier = self._for_trainers.get(engines.run_id)
+            if earlier is not None and earlier.mode != mode:
+                raise EnginesPaused(engines.run_id, earlier.mode)
+            self._end_pause(engines.run_id)  # its time must not run out meanwhile
             record = self._record(engines, workers, "held", mode, limit_s)
             try:
                 await self._write(record)
-                self._mark(engines.run_id, is_still=True)
+                self._mark(engines.run_id, is_paused=True)
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
                 await weight_updates.flush(workers, mode)
-                record = self._record(engines, workers, "held", mode, limit_s)
+                record = self._record(engines, workers, "held", mode, limit_s)  # its time counts from now on
                 await self._write(record)
             except BaseException:  # also a caller that goes away: engines must not stand still
                 await self._let_go(record)
                 raise
-            self._hold(record)
+            self._begin_pause(record)
             return record
 
     async def _resume(self, run_id: str, version: int | None, announce: Announce) -> bool:
-        held = self._held.get(run_id)
-        async with self._locked(run_id, held.urls if held else ()):
-            return await self._resume_held(run_id, version, announce)
+        pause = self._for_trainers.get(run_id)
+        async with self._locked(run_id, pause.urls if pause else ()):
+            record = self._end_pause(run_id)  # asked again: it may have expired while the locks were waited for
+            if record is None:
+                await self._check_expiry(run_id)
+                if version is not None:
+                    await announce()
+                return False
+            try:
+                if version is not None:
+                    async with admin_client(record.api_key) as http:
+                        await weight_updates.name_weights([WorkerAdmin(http, url) for url in record.urls], version)
+                    await announce()
+            finally:
+                await self._let_go(record)
+            return True
 
-    async def _resume_held(self, run_id: str, version: int | None, announce: Announce) -> bool:
-        record = self._drop(run_id)
-        if record is None:
-            await self._tell_expiry(run_id)
-            if version is not None:
-                await announce()
-            return False
-        try:
-            if version is not None:
-                async with admin_client(record.api_key) as http:
-                    await weight_updates.name_weights([WorkerAdmin(http, url) for url in record.urls], version)
-                await announce()
-        finally:
-            await self._let_go(record)
-        return True
-
-    async def _tell_expiry(self, run_id: str) -> None:
-        """Once: the trainer that is told pauses again."""
+    async def _check_expiry(self, run_id: str) -> None:
+        # Raised once only: the trainer that gets it pauses again, and its next resume is an ordinary one.
         expired = self._expired.pop(run_id, None)
         if expired is not None:
             await asyncio.to_thread(self._records.remove, run_id)
@@ -208,7 +204,7 @@ class EnginePauses:
             workers = await weight_updates.workers_of(http, engines.urls)
             urls = {worker.url for worker in workers}
             async with self._locked(engines.run_id, urls):
-                for other in self._held.values():
+                for other in self._for_trainers.values():
                     if other.run_id != engines.run_id and urls & set(other.urls):
                         raise EnginesPaused(other.run_id, other.mode)
                 await self._take_over(urls)
@@ -223,7 +219,7 @@ class EnginePauses:
             yield
 
     async def _take_over(self, urls: set[str]) -> None:
-        """Workers that are about to be paused: nobody may tell them any more to go on after an earlier pause."""
+        """Workers that are about to be paused: nobody may ask them any more to go on after an earlier pause."""
         for run_id, (record, task) in list(self._later.items()):
             if not urls & set(record.urls):
                 continue
@@ -253,30 +249,30 @@ class EnginePauses:
         except OSError as error:
             raise StorageFailed(str(error), what="the pause of the engines cannot be written down") from error
 
-    def _hold(self, record: PauseRecord) -> None:
-        self._drop(record.run_id)
-        self._held[record.run_id] = record
-        self._mark(record.run_id, is_still=True)
-        self._timers[record.run_id] = self._in_background(self._expire(record))
+    def _begin_pause(self, record: PauseRecord) -> None:
+        self._end_pause(record.run_id)
+        self._for_trainers[record.run_id] = record
+        self._mark(record.run_id, is_paused=True)
+        self._timers[record.run_id] = self._tasks.start(self._expire(record))
 
-    def _drop(self, run_id: str) -> PauseRecord | None:
+    def _end_pause(self, run_id: str) -> PauseRecord | None:
         timer = self._timers.pop(run_id, None)
-        if timer is not None and timer is not asyncio.current_task():
+        if timer is not None and timer is not asyncio.current_task():  # a timer that has run out ends its own pause
             timer.cancel()
-        return self._held.pop(run_id, None)
+        return self._for_trainers.pop(run_id, None)
 
     async def _expire(self, record: PauseRecord) -> None:
         await asyncio.sleep(max(0.0, record.until_s - self._clock.wall()))
         async with self._locked(record.run_id, record.urls):
             logger.warning("run %s: its engines go on, nobody told them to in %g s", record.run_id, record.limit_s)
-            self._drop(record.run_id)
+            self._end_pause(record.run_id)
             self._expired[record.run_id] = expired = msgspec.structs.replace(record, kind="expired")
             await self._let_go(expired)
 
     async def _let_go(self, record: PauseRecord) -> None:
-        """Let the engines go on; those that do not answer at once are told later, in the background."""
+        """Let the engines go on; those that do not answer at once are asked later, in the background."""
         left = await self._resumed(record, RESUME_NOW_S)
-        self._mark(record.run_id, is_still=False)
+        self._mark(record.run_id, is_paused=False)
         if left:
             logger.warning("run %s: told to go on, no answer from %s; asking again", record.run_id, ", ".join(left))
             self._resume_later(msgspec.structs.replace(record, urls=left))
@@ -284,7 +280,7 @@ class EnginePauses:
             await self._forget(record)
 
     def _resume_later(self, record: PauseRecord) -> None:
-        self._later[record.run_id] = record, self._in_background(self._keep_resuming(record))
+        self._later[record.run_id] = record, self._tasks.start(self._keep_resuming(record))
 
     async def _keep_resuming(self, record: PauseRecord) -> None:
         left = await self._resumed(record, RESUME_LATER_S)
@@ -300,19 +296,13 @@ class EnginePauses:
     async def _forget(self, record: PauseRecord) -> None:
         if record.run_id in self._expired:
             await self._write(self._expired[record.run_id])
-        elif record.run_id not in self._held:
+        elif record.run_id not in self._for_trainers:
             await asyncio.to_thread(self._records.remove, record.run_id)
 
-    def _mark(self, run_id: str, *, is_still: bool) -> None:
-        if is_still:
-            self._still.add(run_id)
+    def _mark(self, run_id: str, *, is_paused: bool) -> None:
+        if is_paused:
+            self._paused_runs.add(run_id)
         else:
-            self._still.discard(run_id)
+            self._paused_runs.discard(run_id)
         # Not waited for: engines that are to go on must not wait for a disk.
-        self._in_background(self._marks.mark(run_id, lambda: run_id in self._still))
-
-    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        self._tasks.start(self._marks.mark(run_id, lambda: run_id in self._paused_runs))

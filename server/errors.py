@@ -34,8 +34,8 @@ def reply(request: Request, error: ForebayError) -> JSONResponse:
     """The reply to ``error``."""
     body = error_body(error)
     if is_slime(request.url.path):
-        told = f"{error.message} ({error.hint})" if error.hint else error.message
-        body = {"success": False, "message": told, "data": None, **body}
+        message = f"{error.message} ({error.hint})" if error.hint else error.message
+        body = {"success": False, "message": message, "data": None, **body}
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return JSONResponse(body, status_code=error.status, headers=headers)
 
@@ -49,15 +49,15 @@ async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    told = {"code": "invalid_input", "message": f"{name}: {first['msg']}", "hint": "", "field": name}
-    return JSONResponse({"error": told}, status_code=422)
+    body = {"code": "invalid_input", "message": f"{name}: {first['msg']}", "hint": "", "field": name}
+    return JSONResponse({"error": body}, status_code=422)
 
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = {404: "no_such_route", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    told = {"code": code, "message": str(error.detail), "hint": "GET /docs lists the routes"}
-    return JSONResponse({"error": told}, status_code=error.status_code, headers=error.headers)
+    body = {"code": code, "message": str(error.detail), "hint": "GET /docs lists the routes"}
+    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
@@ -67,5 +67,5 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> JSONResponse:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    told = {"code": "internal_error", "message": f"{type(error).__name__}: {error}", "hint": "see the server's log"}
-    return JSONResponse({"error": told}, status_code=500)
+    body = {"code": "internal_error", "message": f"{type(error).__name__}: {error}", "hint": "see the server's log"}
+    return JSONResponse({"error": body}, status_code=500)

@@ -1,4 +1,4 @@
-"""The gateway process as the server holds it: started when first needed, kept running, told of the runs."""
+"""The gateway process, as the server runs it: started when first needed, kept running, given the runs to serve."""
 
 import asyncio
 import logging
@@ -10,11 +10,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from forebay.core.backoff import Backoff
 from forebay.core.child_process import child_environment, memory_file, python_argv
 from forebay.core.errors import ForebayError
 from forebay.core.settings import Settings
 from forebay.gateway.spec import GatewaySpec
-from forebay.server.sockets import bind, url_of
+from forebay.web.serving import bind, url_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,10 @@ class GatewayProcess:
         self._settings = settings
         self._control_key = secrets.token_urlsafe(24)
         self._registered: dict[str, Registration] = {}
-        self._telling = asyncio.Lock()
+        self._calling = asyncio.Lock()
+        """The gateway is given one change at a time: what it has is then what is registered here."""
         self._bound: socket.socket | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -58,9 +60,9 @@ class GatewayProcess:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
         if self._bound is not None:
             self._bound.close()
 
@@ -75,34 +77,34 @@ class GatewayProcess:
             host = self._settings.gateway_host or self._settings.host
             self._bound = bind(host, self._settings.gateway_port, setting="gateway_port")
             self._bound.listen(BACKLOG)
-            self._keeping = asyncio.create_task(self._keep_running(self._bound), name="gateway")
+            self._keeper = asyncio.create_task(self._keep_running(self._bound), name="gateway")
             logger.info("the gateway listens on %s", self._url(self._bound))
         return self._url(self._bound)
 
-    async def register(self, run_id: str, told: Registration) -> None:
+    async def register(self, run_id: str, registration: Registration) -> None:
         """Make a run known to the gateway. Raises ``GatewayUnavailable``, ``InvalidInput``."""
         self.start()
-        async with self._telling:
-            if self._registered.get(run_id) == told:
+        async with self._calling:
+            if self._registered.get(run_id) == registration:
                 return
-            self._registered[run_id] = told  # first: a gateway that starts meanwhile is given it
+            self._registered[run_id] = registration  # first: a gateway that starts meanwhile is given it
             try:
-                await self._tell("PUT", run_id, told)
-            except BaseException:  # also a caller that gave up: the next one is to tell it again
+                await self._call("PUT", run_id, registration)
+            except BaseException:  # also a caller that gave up: the next one is to try again
                 del self._registered[run_id]
                 raise
 
     async def forget(self, run_id: str) -> None:
         """Have the gateway end a run; one that was not registered is no error."""
-        async with self._telling:
+        async with self._calling:
             if self._registered.pop(run_id, None) is not None:
                 with suppress(GatewayUnavailable):  # the next one will not know the run
-                    await self._tell("DELETE", run_id)
+                    await self._call("DELETE", run_id)
 
     def _url(self, bound: socket.socket) -> str:
         return self._settings.gateway_url.rstrip("/") or url_of(bound)
 
-    async def _tell(self, method: str, run_id: str, body: Registration | None = None) -> None:
+    async def _call(self, method: str, run_id: str, body: Registration | None = None) -> None:
         import httpx  # no server without a gateway needs it
 
         assert self._bound is not None
@@ -119,7 +121,7 @@ class GatewayProcess:
     # --- the process
 
     async def _keep_running(self, bound: socket.socket) -> None:
-        pause_s = RESTART_FIRST_S
+        pauses = Backoff(RESTART_FIRST_S, RESTART_MAX_S, is_exact=True)
         while True:
             began_s = time.monotonic()
             try:
@@ -127,10 +129,10 @@ class GatewayProcess:
             except OSError as error:  # no process can be started just now
                 code = error
             if time.monotonic() - began_s > CALM_S:
-                pause_s = RESTART_FIRST_S
+                pauses.reset()
+            pause_s = pauses.next_s()
             logger.error("the gateway ended (exit code or error: %s); another one starts in %.1f s", code, pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def _run_once(self, bound: socket.socket) -> int:
         process = self._process = await self._start_process(bound)

@@ -15,7 +15,7 @@ from forebay.server.runs.start_checks import engine_urls
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often runs are looked at whose end nobody tells."""
+"""How often runs are looked at: not every end is reported to ``look``."""
 
 
 class RunGateway:
@@ -79,7 +79,7 @@ class RunGateway:
 
     def _registration(self, run: Run) -> dict[str, Any]:
         payload = run.payload
-        told: dict[str, Any] = {
+        registration: dict[str, Any] = {
             "key": _key(run, "gateway"),
             "engine_urls": engine_urls(payload),
             "buffer_url": f"{self._own_url}/w/{run.run_key}",
@@ -87,12 +87,12 @@ class RunGateway:
             "model": _text(payload, "model"),
         }
         if is_captured(run):
-            told["capturing"] = {
+            registration["capturing"] = {
                 "secret": _key(run, "capture"),
                 "group_deadline_s": run.settings.group_deadline_seconds,
                 "input_file": _text(payload, "input_file"),
             }
-        return told
+        return registration
 
 
 def is_captured(run: Run) -> bool:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection, Request
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer
 from forebay.buffer.retention import Retention
-from forebay.core.errors import NoRun, RunNotFound
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
@@ -29,21 +28,6 @@ class Services:
     retention: Retention
     metrics: Metrics
     bodies: BodyBudget
-
-    def named(self, name: str) -> Entry:
-        """The run last started through a slime route under ``name``. Raises ``NoRun``."""
-        entry = self.buffer.newest(name)
-        if entry is None:
-            raise NoRun(name)
-        return entry
-
-    def writable(self, name: str) -> Entry:
-        """The same for a writer, who is told 404. Raises ``RunNotFound``."""
-        entry = self.buffer.newest(name)
-        if entry is None:
-            told = NoRun(name)
-            raise RunNotFound(name, message=told.message, hint=told.hint)
-        return entry
 
 
 def services_of(connection: HTTPConnection) -> Services:

@@ -88,14 +88,14 @@ def batch_view(row: BatchRow) -> dict[str, Any]:
 
 def checkpoint_views(batches: Batches) -> list[dict[str, Any]]:
     """Every checkpoint with what it holds."""
-    held: dict[int | None, list[BatchRow]] = defaultdict(list)
+    fixed: dict[int | None, list[BatchRow]] = defaultdict(list)
     for row in batches.in_state(BatchState.ACKED):
-        held[row.checkpoint_step].append(row)
+        fixed[row.checkpoint_step].append(row)
     return [
         {
             "step": checkpoint.step,
-            "batch_ids": [row.batch_id for row in held[checkpoint.step]],
-            "num_groups": sum(len(row.group_ids) for row in held[checkpoint.step]),
+            "batch_ids": [row.batch_id for row in fixed[checkpoint.step]],
+            "num_groups": sum(len(row.group_ids) for row in fixed[checkpoint.step]),
             "at_s": checkpoint.at_s,
         }
         for checkpoint in batches.checkpoints
@@ -133,8 +133,14 @@ def group_view(row: GroupRow) -> dict[str, Any]:
     }
 
 
-def closed_view(row: GroupRow) -> dict[str, Any]:
-    """A line of the feed of closed groups."""
+def closed_since(entry: Entry, after: int) -> dict[str, Any]:
+    """The feed of closed groups, from number ``after`` on."""
+    closed = entry.buffer.groups.closed
+    groups = [_closed_view(group.row) for group in closed[after:]]
+    return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}
+
+
+def _closed_view(row: GroupRow) -> dict[str, Any]:
     return {
         "seq": row.closed_seq,
         "group_id": row.group_id,

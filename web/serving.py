@@ -1,4 +1,4 @@
-"""Serve an ASGI application on a loopback port from the running event loop."""
+"""Sockets that are bound before anything is served on them, and ASGI applications served from the running loop."""
 
 import asyncio
 import socket
@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from forebay.core.errors import InvalidInput
+
 SHUTDOWN_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that tells when it is up, and leaves the signals to whoever runs the loop."""
+    """uvicorn that says when it is up, and leaves the signals to whoever runs the loop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -30,7 +32,7 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
     """Serve ``app`` on ``127.0.0.1``; yields the port (0: a free one). At the end running calls have 2 s left."""
-    listener = _listen(port)
+    listener = _bound("127.0.0.1", port)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -50,14 +52,35 @@ async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
         await task
 
 
-def _listen(port: int) -> socket.socket:
-    # With the protocol told, asyncio switches Nagle's algorithm off, which would hold back the second part of a reply.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    # A port that is used again has connections of its earlier life in TIME_WAIT.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def bind(host: str, port: int, *, setting: str = "port") -> socket.socket:
+    """A socket bound to ``host`` and ``port``. Raises ``InvalidInput`` that names ``setting`` if that cannot be."""
     try:
-        listener.bind(("127.0.0.1", port))
+        return _bound(host, port)
+    except OSError as error:
+        raise InvalidInput(
+            f"port {port} of {host} cannot be used: {error.strerror}",
+            hint=f"another server may be running; choose another {setting}, or 0 for a free one",
+            field=setting,
+        ) from None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which would hold back the second part
+    # of a reply.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # A port that is used again has connections of its earlier life in TIME_WAIT.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
     except OSError:
-        listener.close()
+        bound.close()
         raise
-    return listener
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """The URL of a bound socket, as processes of this machine reach it."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised here, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -29,7 +29,7 @@ def serve(
     Every setting can also come from --config or from a FOREBAY_* environment variable; docs/settings.md lists them.
     """
     with loading():
-        from forebay.server import serve as server
+        from forebay.server import server_process
 
     settings = read_settings(
         config,
@@ -41,8 +41,8 @@ def serve(
     )
     make_writable(settings.data_dir)
     set_up_logging(settings.log_level)
-    bound = server.listen(settings)
-    server.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
+    bound = server_process.listen(settings)
+    server_process.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:

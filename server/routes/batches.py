@@ -89,9 +89,9 @@ async def list_checkpoints(leases: RunLeases) -> dict[str, Any]:
 async def set_checkpoint(request: Request, leases: RunLeases, services: Server) -> dict[str, Any]:
     """Fix batches to the trainer's checkpoint of a step, and acknowledge them, all or none."""
     asked = parse(CheckpointRequest, await body_of(request))
-    held = await checkpoint(leases, asked.step, asked.batch_ids)
-    services.retention.ask()
-    ids = [row.batch_id for row in held]
+    fixed = await checkpoint(leases, asked.step, asked.batch_ids)
+    services.retention.ask()  # what no checkpoint needs any more may go now
+    ids = [row.batch_id for row in fixed]
     return {"step": asked.step, "batch_ids": ids, "checkpoints": leases.buffer.batches.steps}
 
 

@@ -11,7 +11,7 @@ from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
 from forebay.core.waiting import Patience
 from forebay.server.services import Services, services_of
-from forebay.server.views import closed_view, group_view, sample_view
+from forebay.server.views import closed_since, group_view, sample_view
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -43,10 +43,11 @@ async def show_group(run_id: str, group_id: str, services: Server, bodies: bool 
         raise GroupNotFound(run_id, group_id)
     stored = await services.buffer.store.samples(run_id, group_id)
     store = services.buffer.store
-    held = [store.holds(sample.location) for sample in stored]
-    samples = [sample_view(sample, has_body=has_body) for sample, has_body in zip(stored, held, strict=True)]
+    # Retention may remove a segment at any time: what is there is asked once, for both.
+    readable = [store.holds(sample.location) for sample in stored]
+    samples = [sample_view(sample, has_body=has_body) for sample, has_body in zip(stored, readable, strict=True)]
     if bodies:
-        raw = iter(await store.read([s.location for s, has_body in zip(stored, held, strict=True) if has_body]))
+        raw = iter(await store.read([s.location for s, has_body in zip(stored, readable, strict=True) if has_body]))
         for sample in samples:
             sample["body"] = json.loads(as_json(next(raw))) if sample["has_body"] else None
     return {**group_view(group.row), "samples": samples}
@@ -68,13 +69,6 @@ async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, An
     while len(closed) <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
         pass
     return closed_since(entry, after)
-
-
-def closed_since(entry: Entry, after: int) -> dict[str, Any]:
-    """What the feed of closed groups tells now."""
-    closed = entry.buffer.groups.closed
-    groups = [closed_view(group.row) for group in closed[after:]]
-    return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}
 
 
 @router.get("/skip_instance_ids")

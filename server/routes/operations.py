@@ -55,8 +55,8 @@ async def collect(services: Server) -> dict[str, Any]:
 
 def _alarms(buffer: Buffer) -> dict[str, dict[str, Any]]:
     """Of the runs that have not ended, those whose groups come to nothing, one after the other."""
-    told = {entry.run.run_id: alarm_view(entry) for entry in buffer.entries if not entry.run.has_ended}
-    return {run_id: alarm for run_id, alarm in told.items() if alarm is not None}
+    found = {entry.run.run_id: alarm_view(entry) for entry in buffer.entries if not entry.run.has_ended}
+    return {run_id: alarm for run_id, alarm in found.items() if alarm is not None}
 
 
 @router.get("/metrics")

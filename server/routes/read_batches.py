@@ -17,9 +17,8 @@ from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
 from forebay.server.direct_send import direct_body, direct_reply
-from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id
+from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
-from forebay.server.services import Services
 from forebay.server.stalled_clients import watched
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply
 from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
@@ -226,9 +225,9 @@ async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[LeasedBatch
 
 _SLIME_READ = SlimeRead()
 PATHS: SamplePaths = {
-    ("", "get_rollout_data"): (_SLIME_READ, Services.named),
-    ("", "buffer/read"): (_SLIME_READ, Services.named),
-    ("s", "get_rollout_data"): (_SLIME_READ, Services.named),
-    ("s", "buffer/read"): (_SLIME_READ, Services.named),
+    ("", "get_rollout_data"): (_SLIME_READ, by_name),
+    ("", "buffer/read"): (_SLIME_READ, by_name),
+    ("s", "get_rollout_data"): (_SLIME_READ, by_name),
+    ("s", "buffer/read"): (_SLIME_READ, by_name),
     ("v1/runs", "batches"): (NativeRead(), by_id),
 }

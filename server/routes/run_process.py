@@ -1,4 +1,4 @@
-"""What the base generator in a run process asks and tells. The key in the path opens this one run."""
+"""What a run process asks of the server, and reports to it. The key in the path opens this one run."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.core.run import Run
 from forebay.server.routes.groups import follow_closed
-from forebay.server.routes.steps import follow_steps, step_view
+from forebay.server.runs.steps import follow_steps, step_view
 from forebay.server.services import Services, body_of, services_of
 from forebay.web.request_models import parse
 
@@ -22,7 +22,7 @@ Server = Annotated[Services, Depends(services_of)]
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
 
 
-class Progress(BaseModel):
+class ProgressBody(BaseModel):
     """What a base generator reports. What is left out stays as it was."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -39,13 +39,13 @@ class Progress(BaseModel):
 
     def apply(self, run: Run) -> bool:
         """Change ``run`` accordingly; whether anything is different now."""
-        told = {
+        reported = {
             "is_waiting_for_engine": self.waiting_for_engine,
             "is_held": self.held,
             "num_groups_total": self.num_groups_total,
             "is_last_slot_reported": self.is_last_slot_reported,
         }
-        changed = {name: value for name, value in told.items() if value is not None and value != getattr(run, name)}
+        changed = {name: value for name, value in reported.items() if value is not None and value != getattr(run, name)}
         for name, value in changed.items():
             setattr(run, name, value)
         has_counted = self.counts is not None and run.tally.report(self.process_id, self.counts)
@@ -79,17 +79,23 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
 
 
 def _other_uids(run_id: str, group: SampleGroup) -> list[str]:
-    """The uids that a group's samples have, but for those that tell their slot: no other rollout may take them."""
+    """The uids that a group's samples have, but for those made of their slot: no other rollout may take them."""
     return [s.uid for s in group.samples if s.uid != rollout_uid(run_id, group.group_id, s.slot)]
+
+
+@router.post("/gateway")
+async def gateway(run_key: str, services: Server) -> dict[str, str]:
+    """Have the gateway running and this run known to it: its address, and the key that opens rollouts of this run."""
+    return await services.gateway.admit(services.buffer.by_key(run_key).run)
 
 
 @router.post("/progress")
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
-    told = parse(Progress, await body_of(request))
+    report = parse(ProgressBody, await body_of(request))
     entry = services.buffer.by_key(run_key)
-    await announce(entry.buffer, told.opened)
-    if told.apply(entry.run):
+    await announce(entry.buffer, report.opened)
+    if report.apply(entry.run):
         await entry.buffer.save_run()
     return {"state": entry.run.state.value}
 

@@ -1,5 +1,6 @@
-"""Runs: start, list, inspect, stop, read the log."""
+"""Runs: start, list, inspect, stop, read the log; and the generators that they can be started with."""
 
+from enum import Enum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -11,10 +12,11 @@ from forebay.web.request_models import parse_object
 
 Server = Annotated[Services, Depends(services_of)]
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1")
+RUNS: list[str | Enum] = ["runs"]
 
 
-@router.post("", status_code=201)
+@router.post("/runs", status_code=201, tags=RUNS)
 async def start(request: Request, services: Server) -> dict[str, Any]:
     """Start a run. The whole object is handed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
     payload = parse_object(await body_of(request))
@@ -22,7 +24,7 @@ async def start(request: Request, services: Server) -> dict[str, Any]:
     return run_view(services.buffer.get(run.run_id))
 
 
-@router.get("")
+@router.get("/runs", tags=RUNS)
 async def list_runs(services: Server) -> dict[str, Any]:
     """Every run, oldest first, and what is stored of all of them."""
     return {
@@ -31,20 +33,26 @@ async def list_runs(services: Server) -> dict[str, Any]:
     }
 
 
-@router.get("/{run_id}")
+@router.get("/runs/{run_id}", tags=RUNS)
 async def show(run_id: str, services: Server) -> dict[str, Any]:
     """One run: its state, and its groups and samples in numbers."""
     return run_view(services.buffer.get(run_id))
 
 
-@router.post("/{run_id}/stop")
+@router.post("/runs/{run_id}/stop", tags=RUNS)
 async def stop(run_id: str, services: Server) -> dict[str, Any]:
     """End the run's process. Its data stays, and what is complete can still be read."""
     await services.runs.stop(run_id)
     return run_view(services.buffer.get(run_id))
 
 
-@router.get("/{run_id}/log")
+@router.get("/runs/{run_id}/log", tags=RUNS)
 async def log(run_id: str, services: Server, lines: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
     """The last lines that the run's processes printed."""
     return {"lines": services.runs.log_tail(run_id, lines)}
+
+
+@router.get("/generators", tags=["generators"])
+async def list_generators(services: Server) -> dict[str, Any]:
+    """Look again, and list every file with its task type, hooks and status; failed ones with their traceback."""
+    return {"generators": [info.as_json() for info in await services.catalog.scan()]}

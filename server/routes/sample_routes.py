@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.buffer.buffer import Entry
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, NoRun, RunNotFound
 from forebay.server.services import Services
 from forebay.web.bodies import RequestBody
 from forebay.web.replies import ClientGone, encode, error_body, error_headers, send_json
@@ -55,6 +55,22 @@ SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]
 
 ``openapi.SAMPLE_PATHS`` lists them in full.
 """
+
+
+def by_name(services: Services, name: str) -> Entry:
+    """The run last started through a slime route under ``name``. Raises ``NoRun``."""
+    entry = services.buffer.newest(name)
+    if entry is None:
+        raise NoRun(name)
+    return entry
+
+
+def by_name_to_write(services: Services, name: str) -> Entry:
+    """The same for a writer, whose error is a 404. Raises ``RunNotFound``."""
+    try:
+        return by_name(services, name)
+    except NoRun as error:
+        raise RunNotFound(name, message=error.message, hint=error.hint) from None
 
 
 def by_key(services: Services, run_key: str) -> Entry:

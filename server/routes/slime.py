@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from forebay.core.errors import ForebayError
 from forebay.core.group import GroupState
 from forebay.core.run import check_name
+from forebay.server.routes.sample_routes import by_name
 from forebay.server.services import Services, body_of, services_of
 from forebay.web.request_models import parse_object
 
@@ -22,7 +23,7 @@ MAX_REFUSALS = 256
 
 
 class Refusals:
-    """Remembers refused starts, so that a client which repeats one without pause is held."""
+    """Remembers refused starts, so that a client which repeats one without pause waits for its answer."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, float] = {}
@@ -64,7 +65,7 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
 @router.get("/s/{name}/buffer/peek")
 async def peek(services: Server, name: str = "") -> dict[str, Any]:
     """Preview the oldest groups that could be read, without taking them."""
-    entry = services.named(name)
+    entry = by_name(services, name)
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
     for group in groups:
@@ -77,7 +78,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
 @router.get("/s/{name}/buffer/stats")
 async def stats(services: Server, name: str = "") -> dict[str, Any]:
     """Count what is buffered, and what came and went since the server started."""
-    entry = services.named(name)
+    entry = by_name(services, name)
     buffer = entry.buffer
     data = {
         "current_size": buffer.groups.num_live_samples,

@@ -11,7 +11,7 @@ from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.server.engine_pauses import RunEngines
-from forebay.server.routes.steps import announce
+from forebay.server.runs.steps import announce
 from forebay.server.services import Services, body_of, services_of
 from forebay.web.request_models import Step, parse
 
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["weights"])
 PAUSE_LIMIT_S = 600.0
 
 
-class WeightUpdate(BaseModel):
+class WeightVersionRequest(BaseModel):
     """``…/weight_version``."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -32,7 +32,7 @@ class WeightUpdate(BaseModel):
     model_path: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _has_weights(self) -> "WeightUpdate":
+    def _has_weights(self) -> "WeightVersionRequest":
         if self.mode and not self.model_path:
             raise ValueError("mode needs model_path; weights that come another way need …/engines/pause and continue")
         return self
@@ -58,24 +58,23 @@ class ContinueRequest(BaseModel):
 @router.put("/weight_version")
 async def set_weight_version(run_id: str, request: Request, services: Server) -> dict[str, Any]:
     """Announce the weights that the trainer has now, any version; with ``model_path`` the engines load them first."""
-    asked = parse(WeightUpdate, await body_of(request))
-    tell = _announcing(run_id, asked.weight_version, services)
-    told: dict[str, Any] = {"weight_version": asked.weight_version}
+    asked = parse(WeightVersionRequest, await body_of(request))
+    announcement = _announcement(run_id, asked.weight_version, services)
     if asked.model_path is None:
-        await tell()
-        return told
+        await announcement()
+        return {"weight_version": asked.weight_version}
     engines, mode = RunEngines.of(services.buffer.get(run_id).run), asked.mode or "abort"
-    done = await services.pauses.update(engines, asked.weight_version, asked.model_path, mode, tell)
-    return {**told, "mode": mode, **done}
+    done = await services.pauses.update(engines, asked.weight_version, asked.model_path, mode, announcement)
+    return {"weight_version": asked.weight_version, "mode": mode, **done}
 
 
 @router.post("/engines/pause")
 async def pause_engines(run_id: str, request: Request, services: Server) -> dict[str, Any]:
-    """Pause the run's engines; answered when they are idle. They go on when told to, or after ``limit_s`` seconds."""
+    """Pause the run's engines; answered when they are idle. They go on when asked to, or after ``limit_s`` seconds."""
     asked = parse(PauseRequest, await body_of(request) or b"{}")
     engines = RunEngines.of(services.buffer.get(run_id).run)
-    held = await services.pauses.pause(engines, asked.mode, asked.limit_s)
-    return {"mode": held.mode, "limit_s": held.limit_s, "workers": held.urls}
+    pause = await services.pauses.pause(engines, asked.mode, asked.limit_s)
+    return {"mode": pause.mode, "limit_s": pause.limit_s, "workers": pause.urls}
 
 
 @router.post("/engines/continue")
@@ -83,16 +82,15 @@ async def continue_engines(run_id: str, request: Request, services: Server) -> d
     """Let paused engines go on, with the weights that the trainer gave them, if it names some."""
     asked = parse(ContinueRequest, await body_of(request) or b"{}")
     version = asked.weight_version
-    tell = _announcing(run_id, version, services)
-    was_paused = await services.pauses.resume(run_id, version, tell)
+    was_paused = await services.pauses.resume(run_id, version, _announcement(run_id, version, services))
     return {"weight_version": version, "was_paused": was_paused}
 
 
 @router.get("/engines")
 async def list_engines(run_id: str, services: Server) -> dict[str, Any]:
-    """The workers that the run's engines have now, and the pause that its trainer holds."""
-    engines, held = RunEngines.of(services.buffer.get(run_id).run), services.pauses.held(run_id)
-    pause = None if held is None else {"mode": held.mode, "limit_s": held.limit_s, "until_s": held.until_s}
+    """The workers that the run's engines have now, and the pause that its trainer asked for, if it lasts."""
+    engines, record = RunEngines.of(services.buffer.get(run_id).run), services.pauses.of(run_id)
+    pause = record and {"mode": record.mode, "limit_s": record.limit_s, "until_s": record.until_s}
     async with admin_client(engines.api_key) as http:
         workers = await asyncio.gather(*map(_worker_view, await weight_updates.workers_of(http, engines.urls)))
     return {"workers": workers, "pause": pause}
@@ -109,14 +107,14 @@ async def _worker_view(worker: WorkerAdmin) -> dict[str, Any]:
     }
 
 
-def _announcing(run_id: str, version: int | None, services: Services) -> Callable[[], Awaitable[None]]:
-    """What tells the buffer of the version, once it is time. Raises ``RunNotFound`` at once, ``StorageFailed`` then."""
+def _announcement(run_id: str, version: int | None, services: Services) -> Callable[[], Awaitable[None]]:
+    """Gives the buffer the version, once it is called. Raises ``RunNotFound`` at once, ``StorageFailed`` then."""
     buffer = services.buffer.get(run_id).buffer
 
-    async def tell() -> None:
+    async def announcement() -> None:
         if version is not None:
             buffer.check_storage()
             announce(buffer, version)
             await buffer.save_run()
 
-    return tell
+    return announcement

@@ -11,8 +11,15 @@ from forebay.buffer.write import Receipt, write, write_when_room
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import read_any_sample, read_sample
-from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_key
-from forebay.server.services import Services
+from forebay.server.routes.sample_routes import (
+    SampleCall,
+    SamplePaths,
+    SampleRoute,
+    SlimeRoute,
+    by_id,
+    by_key,
+    by_name_to_write,
+)
 from forebay.web.bodies import plain_body
 from forebay.web.replies import encode, error_body, error_headers, send_json
 
@@ -105,8 +112,8 @@ async def _result(answer: _Answer) -> dict[str, object]:
 
 _SLIME_WRITE, _NATIVE_WRITE = SlimeWrite(), NativeWrite()
 PATHS: SamplePaths = {
-    ("", "buffer/write"): (_SLIME_WRITE, Services.writable),
-    ("s", "buffer/write"): (_SLIME_WRITE, Services.writable),
+    ("", "buffer/write"): (_SLIME_WRITE, by_name_to_write),
+    ("s", "buffer/write"): (_SLIME_WRITE, by_name_to_write),
     ("w", "buffer/write"): (_SLIME_WRITE, by_key),
     ("w", "samples"): (_NATIVE_WRITE, by_key),
     ("v1/runs", "samples"): (_NATIVE_WRITE, by_id),

@@ -1,1 +1,15 @@
-"""A run from its start to its end."""
+"""A run from its start to its end.
+
+A start comes in as a payload. ``start_checks`` reads it and looks at generator, input file and engines; ``resume``
+says whether it goes on with a run that is there, or makes a new one; ``service`` does so, with ``folders`` making the
+start's own copy of the generator's code and the hooks out of that copy. Then the reply goes out, and ``launches``
+does the rest in the background: a slow generator's verdict, the process, the rest of the input.
+
+``supervisor`` keeps one ``process`` for each run: it restarts one that crashed, after a pause that doubles, and has
+the engines drop the calls of one that is gone. ``records`` gives it what each process is started with, and writes down
+what becomes of processes and runs; from there the buffer, the gateway and the readers know that a run has ended.
+``steps`` is what a run's process follows while it works: the trainer's step, closed groups, standstills.
+
+Two orders matter everywhere: the code before the hooks before the process, so that an edited file changes no run
+half-way; and aborts before a new process, whose request ids begin like those of the old one.
+"""

@@ -81,7 +81,7 @@ def _copy_afresh(module_path: Path, run_dir: Path) -> None:
 
 
 def _refusal(module_path: Path, run_dir: Path, error: OSError) -> ForebayError:
-    told = f"the generator {module_path} cannot be copied to {run_dir}"
+    what = f"the generator {module_path} cannot be copied to {run_dir}"
     if error.errno in _NO_ROOM:
-        return StorageFailed(error.strerror or str(error), what=told, hint="make room in the data directory")
-    return StartRefused(f"{told}: {error}", hint="make room, or the file readable, and start again")
+        return StorageFailed(error.strerror or str(error), what=what, hint="make room in the data directory")
+    return StartRefused(f"{what}: {error}", hint="make room, or the file readable, and start again")

@@ -57,7 +57,7 @@ class Launches:
     ) -> None:
         """Go on with a start in the background. Without a generator, its verdict is waited for.
 
-        An earlier start of the run must have been ended. ``may_have_calls`` is told to the supervisor.
+        An earlier start of the run must have been ended. ``may_have_calls`` goes to the supervisor.
         """
         work = self._start(run_id, request, generator, may_have_calls=may_have_calls)
         self._tasks[run_id] = task = asyncio.create_task(work, name=f"start {run_id}")

@@ -4,15 +4,30 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Literal, Self
 
 from forebay.core.child_process import child_environment, memory_file, python_argv, read_back
 from forebay.generators.process.run_log import LOG_LIMIT_BYTES, log_path
 from forebay.generators.process.spec import Report, RunSpec, read_report
 
 _KILLED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutcome:
+    """How a run's process ended, after its restarts were used up.
+
+    ``error`` is one line, ``traceback`` what Python printed for it (empty for a signal or an exit code), ``log_tail``
+    the last lines of the run's log. All three are empty unless ``kind`` is ``failed``.
+    """
+
+    kind: Literal["returned", "failed", "stopped"]
+    num_attempts: int
+    error: str = ""
+    traceback: str = ""
+    log_tail: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What becomes of runs and their processes, written down in the buffer."""
+"""What run processes are given, and what becomes of them and their runs, written down in the buffer."""
 
 import logging
 from typing import Any
@@ -8,7 +8,7 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
 from forebay.server.gateway_runs import RunGateway, is_captured
-from forebay.server.runs.host import ProcessOutcome
+from forebay.server.runs.process import ProcessOutcome
 from forebay.server.runs.start_checks import engine_urls
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ _STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed":
 
 
 class RunRecords:
-    """The ``RunHost`` that the supervisor of run processes asks and tells."""
+    """What the supervisor of run processes asks, and where it notes what they do."""
 
     def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str) -> None:
         """``own_url`` is where run processes reach this server."""
@@ -26,7 +26,10 @@ class RunRecords:
         self._own_url = own_url
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
-        """The caller's payload with the run's private buffer address, and with every id that it need not generate."""
+        """The caller's payload with the run's private buffer address, and with every id that it need not generate.
+
+        Asked before each restart: there are more ids to skip by then.
+        """
         run = self._buffer.get(run_id).run
         # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
         skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
@@ -69,9 +72,10 @@ class RunRecords:
     async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
         """The run has no process any more."""
         log = "\n".join(outcome.log_tail)
-        told = "\n".join(part for part in (outcome.error, outcome.traceback, log and f"last log lines:\n{log}") if part)
+        parts = (outcome.error, outcome.traceback, log and f"last log lines:\n{log}")
+        reason = "\n".join(part for part in parts if part) or outcome.kind
         try:
-            await self.end(run_id, _STATES[outcome.kind], told or outcome.kind)
+            await self.end(run_id, _STATES[outcome.kind], reason)
         except RunNotFound:
             logger.warning("a process of run %s ended, which the buffer does not know", run_id)
 

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Coroutine
 from typing import Any
 
 from forebay.buffer import write
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.run import WORKING, Origin, Run, RunState
+from forebay.core.tasks import TaskSet
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.resume import find_run, keeps_deliveries
@@ -39,7 +39,7 @@ class RunService:
         self._clock = clock or SystemClock()
         self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Held by a start under a name: its client repeats it without pause."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def look_for_generators(self) -> None:
         """Begin inspecting the generators there are, so that the first start finds the verdicts."""
@@ -47,16 +47,15 @@ class RunService:
         async def scan() -> None:
             for info in await self._parts.catalog.scan():
                 if info.status == "failed":
-                    told = "generator %s cannot be used: %s (`forebay generators check` tells more)"
-                    logger.warning(told, info.path, info.error)
+                    logger.warning(
+                        "generator %s cannot be used: %s (`forebay generators check` tells more)", info.path, info.error
+                    )
 
-        self._in_background(scan())
+        self._tasks.start(scan())
 
     async def aclose(self) -> None:
         """Stop what goes on in the background. Run processes are the supervisor's."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._launches.aclose()
 
     # --- starting
@@ -161,7 +160,7 @@ class RunService:
         """Stop what runs under the name, but for the run that is about to be resumed; a reply waits only so long."""
         runs = [entry.run for entry in self._buffer.entries if entry.run.run_id != resumed]
         stops = [
-            self._in_background(self.stop(run.run_id))
+            self._tasks.start(self.stop(run.run_id))
             for run in runs
             if run.name == name and run.origin == "slime" and run.state in WORKING
         ]
@@ -222,9 +221,3 @@ class RunService:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""
         run = self._buffer.get(run_id).run
         return self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from forebay.core.addresses import is_http_url
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
@@ -83,20 +83,12 @@ def engine_urls(payload: dict[str, Any]) -> list[str]:
 
 def _check_engines(payload: dict[str, Any]) -> None:
     for url in engine_urls(payload):
-        if not _is_http(url):
+        if not is_http_url(url):
             raise InvalidInput(
                 f"remote_engine_url names {url!r}, which is no HTTP address",
                 hint="it should be like http://127.0.0.1:30000",
                 field="remote_engine_url",
             )
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
-        return False
 
 
 class InputCheck:
@@ -127,12 +119,12 @@ class InputCheck:
         if request.input_file is not None and generator.imports_base:
             await asyncio.to_thread(_check_rows, self._allowed(request.input_file, "input_file"), None)
 
-    async def _check_template(self, told: object) -> None:
-        if told is None:
+    async def _check_template(self, path: object) -> None:
+        if path is None:
             return
-        if not isinstance(told, str) or not told or "\0" in told:
-            raise InvalidInput(f"template_path must be the path of a folder, got {told!r}", field="template_path")
-        await asyncio.to_thread(check_template, self._allowed(told, "template_path"))
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise InvalidInput(f"template_path must be the path of a folder, got {path!r}", field="template_path")
+        await asyncio.to_thread(check_template, self._allowed(path, "template_path"))
 
     def fingerprint(self, request: StartRequest) -> str:
         """What changes when the input file does."""
@@ -144,14 +136,14 @@ class InputCheck:
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
-    def _resolved(self, told: str) -> Path:
-        return (self._working_dir / told).resolve()
+    def _resolved(self, given: str) -> Path:
+        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
 
-    def _allowed(self, told: str, field: str) -> Path:
-        path = self._resolved(told)
+    def _allowed(self, given: str, field: str) -> Path:
+        path = self._resolved(given)
         if self._roots and not any(path.is_relative_to(root) for root in self._roots):
             raise InputRefused(
-                f"{field} {told!r} is outside the allowed folders",
+                f"{field} {given!r} is outside the allowed folders",
                 hint="the server's setting input_roots lists the folders to read from",
                 field=field,
             )
@@ -167,13 +159,13 @@ def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None
         )
 
 
-def _check_readable(path: Path, told: str) -> None:
+def _check_readable(path: Path, given: str) -> None:
     try:
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
         raise InputRefused(
-            f"input_file {told!r} cannot be read: {error.strerror}",
+            f"input_file {given!r} cannot be read: {error.strerror}",
             hint="relative paths start at the server's working directory",
             field="input_file",
         ) from None

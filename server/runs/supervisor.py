@@ -1,7 +1,4 @@
-"""Keeps run processes running: starts them, restarts them after a crash, stops them, clears up after them.
-
-Ending the engine calls of a run process that is gone: nobody reads their answers any more.
-"""
+"""Keeps run processes running: starts them, restarts them after a crash, stops them, and ends their engine calls."""
 
 import asyncio
 import logging
@@ -9,19 +6,24 @@ import signal
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
 from forebay.generators.process.code_copy import copied_module
 from forebay.generators.process.run_log import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec
-from forebay.server.runs.host import ProcessOutcome, RunHost
-from forebay.server.runs.process import RunProcess
+from forebay.server.runs.process import ProcessOutcome, RunProcess
+from forebay.server.runs.records import RunRecords
 
 logger = logging.getLogger(__name__)
 
+OUTCOME_LOG_LINES = 50
+restart_pauses = partial(Backoff, 1.0, 30.0, is_exact=True)
+"""Before a run's first restart, its second, and so on."""
 AbortCalls = Callable[[str, str, float], Awaitable[object]]
 """Ends the calls of an engine (base URL) whose request ids have a prefix, within a time limit in seconds."""
 
@@ -71,14 +73,11 @@ async def _abort_prefix(base_url: str, rid_prefix: str, timeout_s: float) -> obj
     return await abort_prefix(base_url, rid_prefix, timeout_s=timeout_s)
 
 
-OUTCOME_LOG_LINES = 50
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """A run to start a process for. ``module_path`` is the user's file; the process uses its copy in ``run_dir``.
 
-    The copy must be there (``generators.run_code.copy_code``).
+    The copy must be there (``RunFolders.copy_code``).
     """
 
     run_id: str
@@ -89,23 +88,11 @@ class LaunchSpec:
     """Whether a process of another server's life may have left calls at the engines; they are aborted first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to wait before restart n (from 1): ``first_s * factor ** (n - 1)``, at most ``max_s``."""
-
-    first_s: float = 1.0
-    factor: float = 2.0
-    max_s: float = 30.0
-
-    def delay_s(self, restart: int) -> float:
-        """Seconds before restart number ``restart`` (1 is the first)."""
-        return min(self.max_s, self.first_s * self.factor ** (restart - 1))
-
-
 @dataclass(slots=True)
 class _Supervised:
     spec: LaunchSpec
     grace_s: float
+    pauses: Backoff
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     is_shutdown: bool = False
     num_attempts: int = 0
@@ -113,26 +100,26 @@ class _Supervised:
 
 
 class Supervisor:
-    """Runs one process per launched run. Leaving the context stops them all and tells ``host`` nothing of it.
+    """Runs one process per launched run. Leaving the context stops them all, of which ``records`` notes nothing.
 
     ``stop_grace_s`` lies between SIGTERM and SIGKILL. ``working_dir`` (default: this process's) is that of the runs.
     """
 
     def __init__(
         self,
-        host: RunHost,
+        records: RunRecords,
         *,
         max_restarts: int = 3,
         stop_grace_s: float = 10.0,
-        backoff: Backoff | None = None,
+        restart_pauses: Callable[[], Backoff] = restart_pauses,
         abort_timeout_s: float = 5.0,
         working_dir: Path | None = None,
         abort_calls: AbortCalls | None = None,
     ) -> None:
-        self._host = host
+        self._records = records
         self._max_restarts = max_restarts
         self._stop_grace_s = stop_grace_s
-        self._backoff = backoff or Backoff()
+        self._restart_pauses = restart_pauses
         self._working_dir = working_dir or Path.cwd()
         self._aborts = EngineAborts(abort_timeout_s, abort_calls)
         self._runs: dict[str, _Supervised] = {}
@@ -154,7 +141,7 @@ class Supervisor:
         """Start a process of the run, and watch over it. Raises RuntimeError if the run has one already."""
         if spec.run_id in self._runs:
             raise RuntimeError(f"run {spec.run_id} has a process already: stop it first")
-        run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s)
+        run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s, self._restart_pauses())
         try:
             await self._aborts.wait_for(spec.run_id)
         except BaseException:  # cancelled: a run that never started is not held
@@ -165,8 +152,8 @@ class Supervisor:
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End the run's process and everything it forked, without a restart; a run without a process is no error.
 
-        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and the host
-        was told; the engines are told to drop its calls afterwards.
+        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and that
+        is written down; the engines are asked to drop its calls afterwards.
         """
         run = self._runs.get(run_id)
         if run is not None:
@@ -186,18 +173,16 @@ class Supervisor:
     async def _supervise(self, run: _Supervised) -> None:
         try:
             outcome = await self._run_to_the_end(run)
-        except Exception as error:  # the disk, the host or the machine failed: told as the run's failure, not lost
+        except Exception as error:  # the disk or the machine failed: the run's failure, which must not be lost
             logger.exception("run %s could not be kept running", run.spec.run_id)
             outcome = self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
         self._aborts.start(run.spec.run_id, run.spec.engine_urls)
         del self._runs[run.spec.run_id]
-        if not run.is_shutdown:
-            await self._tell_end(run, outcome)
-
-    async def _tell_end(self, run: _Supervised, outcome: ProcessOutcome) -> None:
+        if run.is_shutdown:  # the run goes on in the server's next life
+            return
         try:
-            await self._host.process_ended(run.spec.run_id, outcome)
-        except Exception:  # nobody awaits this task: what the host raises must not vanish
+            await self._records.process_ended(run.spec.run_id, outcome)
+        except Exception:  # nobody awaits this task: what is raised here would vanish
             logger.exception("the end of run %s could not be recorded", run.spec.run_id)
 
     async def _run_to_the_end(self, run: _Supervised) -> ProcessOutcome:
@@ -211,14 +196,14 @@ class Supervisor:
             if report.is_returned:
                 return ProcessOutcome("returned", run.num_attempts)
             if run.num_attempts > self._max_restarts:
-                return self._failed(run, _told(report), report.traceback)
+                return self._failed(run, _ending(report), report.traceback)
             await self._prepare_restart(run, report)
         return ProcessOutcome("stopped", run.num_attempts)
 
     async def _run_once(self, run: _Supervised) -> Report | None:
         """One process from start to end; None if the run was stopped before it started."""
         spec = run.spec
-        payload = await self._host.launch_payload(spec.run_id)
+        payload = await self._records.launch_payload(spec.run_id)
         if run.stopping.is_set():
             return None
         module_path = copied_module(spec.module_path, spec.run_dir)
@@ -229,7 +214,7 @@ class Supervisor:
         )
         ended = asyncio.create_task(process.wait())
         try:
-            await self._host.process_started(spec.run_id, run.num_attempts)
+            await self._records.process_started(spec.run_id, run.num_attempts)
             await _first_of(ended, run.stopping)
         finally:
             if not ended.done():
@@ -238,12 +223,12 @@ class Supervisor:
         return report
 
     async def _prepare_restart(self, run: _Supervised, report: Report) -> None:
-        delay_s = self._backoff.delay_s(run.num_attempts)
-        logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, _told(report), delay_s)
+        pause_s = run.pauses.next_s()
+        logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, _ending(report), pause_s)
         await self._abort_calls(run.spec)
         try:
-            async with asyncio.timeout(delay_s):
-                await run.stopping.wait()
+            async with asyncio.timeout(pause_s):
+                await run.stopping.wait()  # a stop must not sit out the pause
         except TimeoutError:
             return
 
@@ -265,7 +250,7 @@ async def _first_of(ended: "asyncio.Task[Report]", stopping: asyncio.Event) -> N
         stop.cancel()
 
 
-def _told(report: Report) -> str:
+def _ending(report: Report) -> str:
     """One line on how a process that did not return ended."""
     if report.error:
         return report.error

@@ -5,6 +5,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import psutil
 import pytest
 import uvloop
 
+from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.routes import Reply
 from forebay.generators.process.code_copy import copy_code
-from forebay.server.runs.host import ProcessOutcome
-from forebay.server.runs.supervisor import Backoff, LaunchSpec, Supervisor
+from forebay.server.runs.process import ProcessOutcome
+from forebay.server.runs.supervisor import LaunchSpec, Supervisor, restart_pauses
 
 HEADER = """
 import json, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -32,7 +34,7 @@ def children():
     draft.rename(RUN / "pids")
 """
 FOR_EVER = "def run_rollout(data):\n    children()\n    threading.Event().wait(600)\n"
-AT_ONCE = Backoff(first_s=0.0)
+AT_ONCE = partial(Backoff, 0.0)
 
 
 class Host:
@@ -118,7 +120,7 @@ async def test_a_run_that_returns_ends_as_returned(host: Host, tmp_path: Path) -
 
 async def test_a_crash_is_restarted_with_a_fresh_payload(host: Host, tmp_path: Path) -> None:
     body = "def run_rollout(data):\n    if data['asked'] < 3: os._exit(9)\n"
-    async with Supervisor(host, backoff=AT_ONCE) as supervisor:
+    async with Supervisor(host, restart_pauses=AT_ONCE) as supervisor:
         await supervisor.launch(make_spec(tmp_path, body))
         assert await host.outcome() == ProcessOutcome("returned", 3)
     assert [attempt for _, attempt in host.started] == [1, 2, 3]
@@ -131,7 +133,7 @@ async def test_a_run_that_keeps_crashing_fails_with_traceback_and_last_lines(hos
         {}["missing"]
     """
     spec = make_spec(tmp_path, body)
-    async with Supervisor(host, backoff=AT_ONCE) as supervisor:
+    async with Supervisor(host, restart_pauses=AT_ONCE) as supervisor:
         await supervisor.launch(spec)
         outcome = await host.outcome()
         tail = supervisor.log_tail(spec.run_dir, 3)
@@ -158,7 +160,7 @@ async def test_every_kind_of_crash_is_told(host: Host, tmp_path: Path, body: str
 
 async def test_stop_ends_everything_that_the_run_forked_and_nothing_is_restarted(host: Host, tmp_path: Path) -> None:
     spec = make_spec(tmp_path, FOR_EVER)
-    async with Supervisor(host, backoff=AT_ONCE) as supervisor:
+    async with Supervisor(host, restart_pauses=AT_ONCE) as supervisor:
         await supervisor.launch(spec)
         pids = await pids_of(spec)
         await supervisor.stop(spec.run_id)
@@ -192,7 +194,7 @@ async def test_a_stop_ends_the_wait_before_a_restart(host: Host, tmp_path: Path)
         aborted.set()
 
     spec = make_spec(tmp_path, "def run_rollout(data): os._exit(1)\n", engine_urls=["http://engine"])
-    async with Supervisor(host, backoff=Backoff(first_s=3_600.0, max_s=3_600.0), abort_calls=abort) as supervisor:
+    async with Supervisor(host, restart_pauses=partial(Backoff, 3_600.0, 3_600.0), abort_calls=abort) as supervisor:
         await supervisor.launch(spec)
         async with asyncio.timeout(60):
             await aborted.wait()
@@ -219,7 +221,7 @@ async def test_calls_of_a_dead_process_are_aborted_before_the_next_one_starts(ho
         raise ConnectionError("the engine is gone as well")
 
     spec = make_spec(tmp_path, "def run_rollout(data): os._exit(1)\n", engine_urls=["http://a", "http://b"])
-    async with Supervisor(host, max_restarts=1, backoff=AT_ONCE, abort_calls=abort) as supervisor:
+    async with Supervisor(host, max_restarts=1, restart_pauses=AT_ONCE, abort_calls=abort) as supervisor:
         await supervisor.launch(spec)
         await host.outcome()
     prefix = run_rid_prefix(spec.run_id)
@@ -250,7 +252,7 @@ async def test_an_engine_that_never_answers_an_abort_does_not_hold_up_the_run(ho
         await asyncio.Event().wait()
 
     spec = make_spec(tmp_path, "def run_rollout(data): os._exit(1)\n", engine_urls=["http://a"])
-    options = {"max_restarts": 1, "backoff": AT_ONCE, "abort_timeout_s": 0.05}
+    options = {"max_restarts": 1, "restart_pauses": AT_ONCE, "abort_timeout_s": 0.05}
     async with Supervisor(host, abort_calls=abort, **options) as supervisor:
         await supervisor.launch(spec)
         assert (await host.outcome()).num_attempts == 2
@@ -288,13 +290,14 @@ async def test_a_host_that_cannot_give_a_payload_fails_the_run(host: Host, tmp_p
 
 
 def test_restarts_are_spaced_further_and_further_apart() -> None:
-    assert [Backoff().delay_s(restart) for restart in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+    pauses = restart_pauses()
+    assert [pauses.next_s() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_it_works_on_the_servers_event_loop(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         host = Host()
-        async with Supervisor(host, backoff=AT_ONCE, max_restarts=1) as supervisor:
+        async with Supervisor(host, restart_pauses=AT_ONCE, max_restarts=1) as supervisor:
             await supervisor.launch(make_spec(tmp_path, "def run_rollout(data): os._exit(1)\n", "run-1"))
             await host.until(lambda: len(host.ended) == 1)
             last = make_spec(tmp_path, FOR_EVER, "run-2")

@@ -1,4 +1,4 @@
-"""Steps of a run: where one begins, and which groups its trainer has for it. Told to its process."""
+"""Steps of a run: where one begins, which groups its trainer has for it, and how its process follows them."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
 from forebay.core.run import Run, StepStart
 from forebay.core.waiting import Patience
-from forebay.server.routes.groups import closed_since
+from forebay.server.views import closed_since
 
 
 def announce(buffer: RunBuffer, weight_version: int) -> None:
     """The trainer has other weights: a step begins. Saving is the caller's.
 
-    The same version told again begins none, also after a rewind: what the step made for it is still there.
+    The same version announced again begins none, also after a rewind: what the step made for it is still there.
     """
     run, groups = buffer.run, buffer.groups
     if weight_version != run.step.weight_version:
@@ -37,15 +37,14 @@ def _full(groups: Groups) -> list[str]:
 def step_view(buffer: RunBuffer) -> dict[str, Any]:
     """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
     run, groups = buffer.run, buffer.groups
-    told: dict[str, Any] = {"number": run.step.number, "weight_version": run.step.weight_version}
-    told |= {"counted": [], "discarded": []}
+    step = {"number": run.step.number, "weight_version": run.step.weight_version}
     if not counts_groups(run):
-        return told
+        return {**step, "counted": [], "discarded": []}
     closed = groups.closed[run.step.num_closed :]
     discarded = [group.group_id for group in closed if group.state is GroupState.DISCARDED]
     usable = [group.group_id for group in closed if group.state is not GroupState.DISCARDED]
     counted = set(usable + _full(groups)) - set(run.step.full)
-    return {**told, "counted": sorted(counted), "discarded": discarded}
+    return {**step, "counted": sorted(counted), "discarded": discarded}
 
 
 def news_number(buffer: RunBuffer) -> int:
@@ -71,6 +70,10 @@ async def follow_steps(
 
     while not is_news() and await patience.wait(buffer.news):
         pass
-    told = {"step": step_view(buffer), "seen": news_number(buffer)}
-    told |= {"paused": entry.run.is_paused, "still": not buffer.active.is_running}
-    return {**closed_since(entry, after), **told}
+    return {
+        **closed_since(entry, after),
+        "step": step_view(buffer),
+        "seen": news_number(buffer),
+        "paused": entry.run.is_paused,
+        "still": not buffer.active.is_running,
+    }

@@ -1,11 +1,14 @@
-"""Running the server: a socket first, so that its address is known before anything starts."""
+"""The server's process: its socket, its limits on memory and files, its life from the first request to the last."""
 
 import asyncio
+import ctypes
 import gc
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import cast
 
@@ -16,12 +19,19 @@ from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
 from forebay.server.direct_send import http_protocol
-from forebay.server.process_limits import allow_many_files, keep_freed_memory
 from forebay.server.services import Services
-from forebay.server.sockets import bind, url_of
 from forebay.server.stalled_clients import Connection, end_calls
+from forebay.web.serving import bind, url_of
 
 logger = logging.getLogger(__name__)
+
+KEPT_BYTES = 256 << 20
+LARGEST_POOLED_BYTES = 4 << 20
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+MAX_OPEN_FILES = 65_536
+"""Enough for every engine call and every reader; no more, since some programs walk through all that they may have."""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -66,6 +76,31 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
     logger.info("run processes have ended, and everything is written down")
 
 
+def keep_freed_memory() -> None:
+    """Keep up to ``KEPT_BYTES`` of what a reply needed for the next one, in one pool for all threads.
+
+    glibc would give it back to the kernel, which clears each page of it anew: that takes longer than reading the
+    bodies from the page cache. Does nothing with another C library. To be called before threads start.
+    """
+    with suppress(OSError, AttributeError):  # no C library to ask, or one without this call
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_POOLED_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def allow_many_files() -> None:
+    """Raise the limit on open files towards ``MAX_OPEN_FILES``; processes that are started later inherit it.
+
+    Many systems begin with 1 024, for programs that use ``select``. A run with a thousand engine calls in flight needs
+    more, and the system lets each process raise it up to a limit of its own.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def calm_collector() -> None:
     """Let the cyclic collector run seldom: at its defaults it walks the whole backlog again and again.
 
@@ -85,11 +120,13 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # Only now: run processes write to the server as soon as they are up.
         await self._services.runs.resume_all()
         calm_collector()
         self._when_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before uvicorn waits for requests to end: a long poll would use up all its patience.
         self._services.buffer.end_waits()
         ending = asyncio.create_task(end_calls(cast("set[Connection]", self.server_state.connections)))
         await super().shutdown(sockets)
