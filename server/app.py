@@ -55,6 +55,7 @@ def create_app(services: Services) -> ASGIApp:
 
 def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
+    # Without services: documents and tests ask which routes there are, and open nothing.
     api = FastAPI(title="Forebay", version=version("forebay"))
     api.state.refusals = slime.Refusals()
     for module in (slime, runs, groups, batches, run_process, weights, operations):
@@ -70,7 +71,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
 
     Run processes reach the server under ``own_url``, unless ``public_url`` is set. Raises ``StorageFailed``.
     """
-    working_dir = Path.cwd()
+    working_dir = Path.cwd()  # once: what is relative must not move if something changes it later
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(
             Catalog(settings.generators, working_dir=working_dir, inspect_timeout_s=settings.inspect_timeout_s)
@@ -95,7 +96,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             RunParts(buffer, catalog, folders, records, supervisor, check), start_wait_s=settings.start_wait_s
         )
         stack.push_async_callback(run_service.aclose)
-        run_service.look_for_generators()
+        run_service.look_for_generators()  # in the background: a slow import must not hold up the start
         retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
         pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", PauseMarks(buffer)))
         yield Services(

@@ -32,4 +32,5 @@ class Guard:
         if path in OPEN_PATHS or path.startswith("/w/"):
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        # In the same time whatever was given: how long a comparison takes would tell how much of it is right.
         return secrets.compare_digest(given, self._expected)

@@ -60,6 +60,7 @@ def _missing(part: type[Any], used: frozenset[str]) -> set[str]:
 
 def awaits_body(connection: object) -> bool:
     """Whether a request has begun on one of uvicorn's connections whose body has not come whole."""
+    # By name, with defaults: it is asked of uvicorn's own protocol as well, whose inside may have changed.
     cycle = getattr(connection, "cycle", None)
     return bool(getattr(cycle, "more_body", False)) and not getattr(cycle, "response_complete", True)
 
@@ -84,7 +85,7 @@ class DirectBody:
 
         Raises ``StorageFailed`` and ``ClientGone``; the reply cannot be finished then.
         """
-        if not await self._is_flushed():
+        if not await self._is_flushed():  # what follows would overtake what the transport has not sent
             return False
         with duplicate(self.transport) as connection:
             try:
@@ -122,7 +123,7 @@ class DirectBody:
                 return False
             if not self.transport.get_write_buffer_size():
                 return True
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # uvloop writes at the end of a turn
         return False
 
 

@@ -82,6 +82,7 @@ class EnginePauses:
 
     async def __aenter__(self) -> Self:
         for record in await asyncio.to_thread(self._records.all):
+            # Before the server listens: a trainer that comes back finds its pause, and no engine is left standing.
             if record.kind == "update":
                 logger.warning("run %s: an update of its weights was cut off; its engines go on", record.run_id)
                 self._resume_later(record)
@@ -161,6 +162,7 @@ class EnginePauses:
                 self._mark(engines.run_id, is_paused=True)
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
+                # What is cached was computed with weights that are about to go.
                 await weight_updates.flush(workers, mode)
                 record = self._record(engines, workers, "held", mode, limit_s)  # its time counts from now on
                 await self._write(record)
@@ -287,13 +289,14 @@ class EnginePauses:
         for url in left:
             logger.error("%s may stand still: POST %s/continue_generation lets it go on", url, url)
         self._later.pop(record.run_id, None)
-        await self._forget(record)
+        await self._forget(record)  # also with workers left: another life of the server would do no more
 
     async def _resumed(self, record: PauseRecord, timeout_s: float) -> list[str]:
         async with admin_client(record.api_key) as http:
             return await weight_updates.resume([WorkerAdmin(http, url) for url in record.urls], timeout_s)
 
     async def _forget(self, record: PauseRecord) -> None:
+        # One file for each run: what is left to remember of the run takes the place of the record.
         if record.run_id in self._expired:
             await self._write(self._expired[record.run_id])
         elif record.run_id not in self._for_trainers:

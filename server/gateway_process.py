@@ -60,7 +60,7 @@ class GatewayProcess:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeper is not None:
+        if self._keeper is not None:  # the process ends with it
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
         if self._bound is not None:
@@ -76,6 +76,7 @@ class GatewayProcess:
         if self._bound is None:
             host = self._settings.gateway_host or self._settings.host
             self._bound = bind(host, self._settings.gateway_port, setting="gateway_port")
+            # Here and not in the gateway: while none runs, connections wait in the kernel instead of being refused.
             self._bound.listen(BACKLOG)
             self._keeper = asyncio.create_task(self._keep_running(self._bound), name="gateway")
             logger.info("the gateway listens on %s", self._url(self._bound))
@@ -110,6 +111,7 @@ class GatewayProcess:
         assert self._bound is not None
         headers = {"Authorization": f"Bearer {self._control_key}"}
         try:
+            # A client for each call: they are few, and the next one may go to another process.
             async with httpx.AsyncClient(timeout=START_S, headers=headers, trust_env=False) as http:
                 url = f"{url_of(self._bound)}/gateway/runs/{run_id}"
                 reply = await http.request(method, url, json=body)
@@ -153,14 +155,14 @@ class GatewayProcess:
         )
         with memory_file("forebay-gateway") as file:
             spec.write(file)
-            fds = (file.fileno(), bound.fileno())
+            fds = (file.fileno(), bound.fileno())  # keys go by a file in memory: command lines are seen by everybody
             return await asyncio.create_subprocess_exec(
                 *python_argv("forebay.gateway", *map(str, fds), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=fds,
                 env=child_environment(os.environ),
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in a terminal is the server's, which ends the gateway in its turn
             )
 
 

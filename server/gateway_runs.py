@@ -74,7 +74,7 @@ class RunGateway:
                 if self._is_over(run_id):
                     await self._process.forget(run_id)
                     return
-        finally:
+        finally:  # whatever ended it: a run that goes on later is watched anew
             del self._watching[run_id]
 
     def _registration(self, run: Run) -> dict[str, Any]:

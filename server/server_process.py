@@ -64,11 +64,11 @@ async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[
             log_config=None,
             access_log=False,
             http=http_protocol(),
-            ws="none",
+            ws="none",  # no route needs it, and uvicorn would look for a library at its start
             lifespan="off",
-            server_header=False,
+            server_header=False,  # these two would be made for each reply, and nobody reads them
             date_header=False,
-            proxy_headers=False,
+            proxy_headers=False,  # no route asks where a client is
             timeout_keep_alive=75,
             timeout_graceful_shutdown=10,
         )
@@ -129,7 +129,7 @@ class _Server(uvicorn.Server):
         # Before uvicorn waits for requests to end: a long poll would use up all its patience.
         self._services.buffer.end_waits()
         ending = asyncio.create_task(end_calls(cast("set[Connection]", self.server_state.connections)))
-        await super().shutdown(sockets)
+        await super().shutdown(sockets)  # waits for requests, and would wait as long for a client that is stuck
         ending.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -104,7 +104,7 @@ class Watch:
         self._client.remove_done_callback(self._break_off)
         if self._timer is not None:
             self._timer.cancel()
-        if not self._body.is_complete:
+        if not self._body.is_complete:  # the client would take the next reply on the connection for the rest of this
             self._break_off()
         self._progress.close()
 
@@ -143,6 +143,7 @@ async def end_calls(connections: Collection[Connection]) -> None:
         with _unfinished(connections) as calls:
             await asyncio.sleep(STANDSTILL_S)
             for each, progress in calls:
+                # A client that is sending is asked for what it sends; a slow one that moves is given all the looks.
                 if not (progress.has_sent() if awaits_body(each) else progress.has_moved()):
                     progress.break_off()
     with _unfinished(connections) as calls:

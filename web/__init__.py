@@ -1,7 +1,7 @@
 """What every HTTP face shares: the server, the gateway, and the engines that answer HTTP.
 
-A request comes in as ASGI. ``bodies`` reads its body: it waits for room among all bodies that are in memory, refuses one
-that is too long (413), and decompresses it. ``request_models`` makes a checked object of its JSON, or an error that
+A request comes in as ASGI. ``bodies`` reads its body: it waits for room among all bodies that are in memory, refuses
+one that is too long (413), and decompresses it. ``request_models`` makes a checked object of its JSON, or an error that
 names the first wrong field. What goes out is made in ``replies``: JSON at once, a large body in chunks while it is
 made, and the one form of every error. ``serving`` binds ports and serves an application on one from a running loop.
 

@@ -34,7 +34,7 @@ class BodyBudget:
         """Read a body, waiting for room first. Raises ``BodyTooLarge`` without reading the rest, ``ClientGone``."""
         limit = min(self.max_body_bytes, self.max_bodies_bytes)
         announced = _content_length(scope)
-        if announced > limit:
+        if announced > limit:  # before a byte is read: the client may not have begun to send
             raise BodyTooLarge(limit)
         body = RequestBody(self)
         try:
@@ -82,6 +82,7 @@ class RequestBody:
                 if not await patience.wait(budget.freed):
                     taken = budget.max_bodies_bytes - budget.free_bytes
                     raise BufferFull(f"request bodies already hold {taken} bytes")
+        # No await between the look at the room and this line: two bodies would both take the last of it.
         budget.free_bytes -= more
         self._num_bytes = num_bytes
 
@@ -112,6 +113,7 @@ async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
     if decode is None:
         problem = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
         raise InvalidInput(problem, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
+    # In threads, a step at a time: what a few bytes stand for is not known before, and other requests go on meanwhile.
     steps = _steps(decode(body.data))
     size, parts = 0, list[bytes]()
     while part := await asyncio.to_thread(next, steps, b""):
@@ -204,7 +206,7 @@ def _inflated(
         for piece in _slices(body, slice_bytes):
             left = piece
             while left:
-                if decoder.eof:
+                if decoder.eof:  # gzip members and zstd frames may follow one another, as `cat a.gz b.gz` makes them
                     decoder = new_decoder()
                 yield decoder.decompress(left)
                 left = decoder.rest

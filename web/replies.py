@@ -53,6 +53,7 @@ async def send_reply(
     """
     length = (b"content-length", b"%d" % reply.num_bytes)
     await send({"type": "http.response.start", "status": 200, "headers": [reply.kind, length]})
+    # One chunk is always held back: the reply must not be whole before it may be.
     last: bytes | memoryview | None = None if reply.send_most is None else await reply.send_most()
     if last is not None:
         return await _finish(send, last, is_gone, before_last)
@@ -84,7 +85,7 @@ async def _chunks(pieces: AsyncIterator[Iterable[bytes | memoryview]]) -> AsyncI
     size = 0
     async for some in pieces:
         for piece in some:
-            if len(piece) >= CHUNK_BYTES:
+            if len(piece) >= CHUNK_BYTES:  # joining would copy it
                 yield b"".join(gathered)
                 yield piece
                 gathered, size = [], 0

@@ -20,6 +20,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.up = asyncio.Event()
 
+    # uvicorn would take SIGINT for itself, and raise it once more at its end.
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -37,7 +38,7 @@ async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
         app,
         http="httptools",
         ws="none",
-        lifespan="off",
+        lifespan="off",  # whoever calls this opens and closes the parts
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_S,

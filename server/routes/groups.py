@@ -31,6 +31,7 @@ async def list_groups(
     if after and after not in entry.buffer.groups.by_id:
         raise GroupNotFound(run_id, after)
     rows = await services.buffer.store.groups(run_id, state=state.value if state else None, after=after, limit=limit)
+    # The store gives the order; memory is ahead of it, and knows the groups that may change.
     known = entry.buffer.groups.by_id
     return {"groups": [group_view(known[row.group_id].row if row.group_id in known else row) for row in rows]}
 

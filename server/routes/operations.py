@@ -29,6 +29,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(services: Server, response: Response) -> dict[str, Any]:
     """Whether writes are taken; 503 while the journal cannot be written. Runs of which nothing comes are only named."""
+    # A run of which nothing comes is its trainer's matter: a 503 would take the server from all the others.
     is_ready = services.buffer.is_healthy
     response.status_code = 200 if is_ready else 503
     stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]

@@ -68,6 +68,7 @@ class BatchRoute(SampleRoute):
     async def deliver(self, call: SampleCall, request: ReadRequest, wait_s: float) -> bool:
         """Whether the request could be satisfied."""
         wait_s = min(wait_s, call.services.settings.max_wait_s)
+        # The body has come: what is received from now on can only be the client's end.
         client = asyncio.create_task(_disconnected(call.receive))
         try:
             batch = await _unless_gone(client, self.lease(call.entry.delivery, request, wait_s))
@@ -89,17 +90,20 @@ class BatchRoute(SampleRoute):
                 has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
         except StorageFailed as error:
             await delivery.broken(batch, error)
-            if has_begun:  # nothing can be told any more: the connection is closed
+            if has_begun:  # there is no way to say so any more: the connection is closed
                 raise ClientGone from error
             raise
-        finally:  # not arrived: the client went away, so its groups are for the next one
-            ends = delivery.leases.arrived if has_arrived else delivery.leases.abandoned
-            ends(batch.batch_id)
+        finally:
+            if has_arrived:
+                delivery.leases.arrived(batch.batch_id)
+            else:  # the client went away: its groups are for the next one
+                delivery.leases.abandoned(batch.batch_id)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
     async def reply(self, call: SampleCall, batch: LeasedBatch) -> HttpReply:
         """The reply with the batch in it."""
         rows, frame = batch.rows, self.frame(batch)
+        # Rows that a hook has finished, or whose arrays must become lists, do not lie in the store as they go out.
         may_be_direct = direct_body(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
@@ -112,6 +116,7 @@ class BatchRoute(SampleRoute):
         await rows.measure()
         if rows.is_whole and rows.may_be_binary:
             return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
+        # Each row is measured with a comma behind it; the last one is cut off where it is sent.
         num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
         return HttpReply(JSON_HEADER, num_bytes, _framed(frame, rows))
 
@@ -139,7 +144,8 @@ class SlimeRead(SlimeRoute, BatchRoute):
             await send_json(call.send, 200, encode({"success": False, "message": message, "data": data}))
 
     async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
-        return await delivery.read(request, wait_s)  # a failing disk is told: the client knows no other way to retry
+        # Waits for the disk before the first byte: slime's client can be told of a failure, but not of half a reply.
+        return await delivery.read(request, wait_s)
 
     def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
         head = f'{{"success":true,"message":"{len(batch.rows)} rows of {len(batch.groups)} groups","data":{{"data":['
@@ -172,6 +178,7 @@ class NativeRead(BatchRoute):
         row = batch.row
         sizes = _group_sizes(batch)
         head = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
+        # The rows are bytes from the store: the object around them is encoded without them, and cut open.
         return encode(head)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 
 
@@ -216,7 +223,7 @@ async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[LeasedBatch
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, client}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        if task.done():  # also if the client left at the same moment: a lease that was taken must be given back
             return task.result()
         raise ClientGone
     finally:

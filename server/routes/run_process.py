@@ -93,7 +93,7 @@ async def gateway(run_key: str, services: Server) -> dict[str, str]:
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
     report = parse(ProgressBody, await body_of(request))
-    entry = services.buffer.by_key(run_key)
+    entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
     await announce(entry.buffer, report.opened)
     if report.apply(entry.run):
         await entry.buffer.save_run()

@@ -98,14 +98,14 @@ class SampleRouter:
             return
         (route, find), name = found
         services, body = self._services, None
-        # Each layer between here and the answer costs a write one of its few dozen microseconds.
+        # No layer more than these: a write has a few dozen microseconds in all.
         try:
-            entry = find(services, name)
+            entry = find(services, name)  # before the body: an unknown run costs no room for it
             body = await services.bodies.read(scope, receive)
             await route.answer(SampleCall(services, entry, body, scope, receive, send))
         except ForebayError as error:
             await send_json(send, error.status, encode(route.error_reply(error)), error_headers(error))
-        except ClientGone:
+        except ClientGone:  # nobody is there to be answered
             pass
         finally:
             if body is not None:

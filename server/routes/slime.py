@@ -32,7 +32,7 @@ class Refusals:
         """Whether the same body was refused lately; notes this refusal."""
         key, now_s = blake2b(body, digest_size=16).digest(), time.monotonic()
         is_repeated = now_s - self._seen.get(key, -REMEMBER_REFUSALS_S) < REMEMBER_REFUSALS_S
-        self._seen.pop(key, None)
+        self._seen.pop(key, None)  # to the end of the order: the oldest goes first
         self._seen[key] = now_s
         while len(self._seen) > MAX_REFUSALS:
             del self._seen[next(iter(self._seen))]
@@ -55,7 +55,7 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
         run = await services.runs.start(parse_object(body), check_name(name), "slime")
     except ForebayError:
         refusals: Refusals = request.app.state.refusals
-        if refusals.is_repeated(body):
+        if refusals.is_repeated(body):  # slime's client tries again at once, for ever
             await asyncio.sleep(services.settings.refuse_hold_s)
         raise
     return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value}

@@ -1,6 +1,6 @@
-"""A batch of binary samples as tensors, read while it is sent: no more than a stretch of its arrays is in memory.
+"""A batch as its reader wants it: its rows as JSON, or their arrays as tensors.
 
-A batch as its reader wants it: its rows as JSON, or their arrays as tensors.
+Tensors of binary samples are read while they are sent: no more than a stretch of them is in memory.
 """
 
 import asyncio
@@ -23,11 +23,16 @@ from forebay.server.direct_send import direct_reply
 from forebay.web.replies import HttpReply
 
 Pieces = list[bytes | memoryview]
+Stored = Slice | bytes | memoryview
+"""A piece of a blob that may be in the store alone."""
+Frame = tuple[bytes, bytes]
 P_co = TypeVar("P_co", covariant=True)
 
 TENSORS_HEADER = (b"content-type", TENSORS_TYPE.encode())
 BYTES_PER_TURN = 1 << 20
 """Of arrays that are turned into text or back, before other work of the server gets its turn."""
+STRETCH_BYTES = 1 << 20
+"""What is read at a time."""
 
 
 def wants_tensors(accept: bytes) -> bool:
@@ -96,14 +101,6 @@ class _Turn:
             await asyncio.sleep(0)
 
 
-STRETCH_BYTES = 1 << 20
-"""What is read at a time."""
-
-Stored = Slice | bytes | memoryview
-"""A piece of a blob that may still be in the store."""
-Frame = tuple[bytes, bytes]
-
-
 async def tensor_reply(
     scope: Scope, buffer: RunBuffer, rows: ReplyRows, group_sizes: Sequence[int], frame: Frame
 ) -> HttpReply:
@@ -113,7 +110,7 @@ async def tensor_reply(
     """
     await buffer.find_heads([each.sample for each in rows.planned if each.sample is not None])
     blob: Blob[Stored] | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
-    if blob is None:
+    if blob is None:  # some row was finished by a hook, or is JSON: its arrays are not in the store as they go out
         await rows.load_all()
         blob = await tensor_blob(list(rows), group_sizes, *frame)
     usual = read_pieces(buffer.store, blob.pieces)
@@ -130,6 +127,7 @@ async def stored_blob(
     locations = [at for each in planned if (at := _location(each)) is not None]
     if len(locations) < len(planned):
         return None
+    # The JSON lies behind the arrays: one read for all of them, however large the arrays are.
     places = [read_places(each.sample.head or b"") for each in planned if each.sample is not None]
     texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
     lengths = _response_lengths(texts)
@@ -149,6 +147,7 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes, response_l
     assert sample is not None
     assert sample.reward_span is not None
     start, end = sample.reward_span
+    # The span counts from the beginning of the body, and ``text`` is its JSON alone.
     rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
     return make_row(
         Stretch(places.num_tokens, Slice(at, HEAD_BYTES, places.logprobs)),
@@ -164,14 +163,14 @@ def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Sli
 
 
 def _response_lengths(texts: Sequence[bytes]) -> Iterable[Any]:
-    """What each row says of it: few do, so that all are looked through at once."""
-    if not _may_tell_length(b"".join(texts)):
+    # Few rows say anything of it, so that all are looked through at once: decoding each costs more than the rest.
+    if not _may_name_length(b"".join(texts)):
         return repeat(None, len(texts))
-    return [read_numbers(text).response_length if _may_tell_length(text) else None for text in texts]
+    return [read_numbers(text).response_length if _may_name_length(text) else None for text in texts]
 
 
-def _may_tell_length(text: bytes) -> bool:
-    """A key may be spelt with escapes."""
+def _may_name_length(text: bytes) -> bool:
+    # A key may be spelt with escapes.
     return b'"response_length"' in text or b"\\u" in text
 
 
@@ -182,5 +181,6 @@ async def read_pieces(store: Store, stored: Sequence[Stored]) -> AsyncIterator[P
 
 
 async def _read(store: Store, stored: Sequence[Stored]) -> Pieces:
+    # One call for all slices of a stretch: neighbours in the store are read at once.
     found = iter(await store.read_slices([piece for piece in stored if isinstance(piece, Slice)]))
     return [next(found) if isinstance(piece, Slice) else piece for piece in stored]

@@ -113,7 +113,7 @@ def _announcement(run_id: str, version: int | None, services: Services) -> Calla
 
     async def announcement() -> None:
         if version is not None:
-            buffer.check_storage()
+            buffer.check_storage()  # before memory says otherwise than the disk
             announce(buffer, version)
             await buffer.save_run()
 

@@ -59,9 +59,11 @@ class NativeWrite(SampleRoute):
         split = split_samples if is_binary else _items
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
         answers = [_accept(call.entry, item) for item in items]
+        # All are taken in before one is waited for: the journal then writes them with one sync.
         results = [await _result(answer) for answer in answers]
         _number_lines(results, lines or ())
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
+        # A single sample is refused with a status of its own; in a list, each has its own status beside the others.
         if not is_array and isinstance(answers[0], _Refusal):
             raise answers[0]
         full = next((answer for answer in answers if isinstance(answer, BufferFull)), None)

@@ -65,7 +65,7 @@ class RunFolders:
 
 
 async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, run_dir: Path) -> None:
-    """Copy off the event loop. Cancelled, it still waits for the end: whoever is next may need the same folder."""
+    # Cancelled, it waits for the end all the same: whoever is next may need the same folder.
     work = asyncio.create_task(asyncio.to_thread(copy, module_path, run_dir))
     try:
         await asyncio.shield(work)
@@ -75,7 +75,7 @@ async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, ru
 
 
 def _copy_afresh(module_path: Path, run_dir: Path) -> None:
-    if run_dir.exists():
+    if run_dir.exists():  # a start that was given up before the run counted it
         shutil.rmtree(run_dir)
     copy_code(module_path, run_dir)
 

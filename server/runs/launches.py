@@ -76,7 +76,7 @@ class Launches:
             await self.end(run_id)
 
     def _forget(self, run_id: str, done: "asyncio.Task[None]") -> None:
-        if self._tasks.get(run_id) is done:
+        if self._tasks.get(run_id) is done:  # another start of the run may have begun since
             del self._tasks[run_id]
 
     async def _start(
@@ -92,6 +92,7 @@ class Launches:
             if run.num_starts == 1:
                 parts.buffer.notify_started(run_id)
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
+            # Beside the process: a file of millions of rows would hold up its first rollout.
             await parts.input.check_rest(request, generator)
         except ForebayError as error:
             await parts.supervisor.stop(run_id)
@@ -105,6 +106,7 @@ class Launches:
         async with self.lock(run_id):
             number = parts.buffer.get(run_id).run.num_starts + 1
             await parts.folders.copy_code(run_id, number, generator.path)
+            # Hooks are made out of the copy: it must lie there before the run names it.
             await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator))
             await parts.buffer.replace_hooks(run_id)
         return generator

@@ -66,6 +66,7 @@ class RunProcess:
             self._process.send_signal(signal.SIGTERM)
         if await self._ends_within(grace_s):
             return
+        # The monitor reads the other end, and kills the group when it closes; the kernel closes it if the server dies.
         self._close_lifeline()
         if not await self._ends_within(_KILLED_WITHIN_S):
             with suppress(ProcessLookupError):
@@ -92,7 +93,7 @@ async def _start_monitor(
         spec.write(file)
         return await asyncio.create_subprocess_exec(
             *python_argv("forebay.generators.process.monitor", str(log_path(run_dir)), str(LOG_LIMIT_BYTES)),
-            *(str(file.fileno()), str(report.fileno())),
+            *(str(file.fileno()), str(report.fileno())),  # the payload may hold keys: no argument, no environment
             stdin=lifeline,
             pass_fds=[file.fileno(), report.fileno()],
             cwd=working_dir,

@@ -34,7 +34,7 @@ class RunRecords:
         # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
         skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
         return {
-            "num_repeat_per_sample": run.settings.group_size,
+            "num_repeat_per_sample": run.settings.group_size,  # a caller may have sent group_size instead
             **run.payload,
             "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
             **await self._captured(run),
@@ -46,12 +46,13 @@ class RunRecords:
         if not is_captured(run):
             return {}
         url = await self._gateway.capture_url(run)
+        # Generators append to what they are given: some clients want the /v1 in it, others add it.
         is_versioned = all(each.rstrip("/").endswith("/v1") for each in engine_urls(run.payload))
         return {"remote_engine_url": f"{url}/v1" if is_versioned else url, "remote_buffer_url": url}
 
     async def process_started(self, run_id: str, attempt: int) -> None:
         """The run's process is up, for the first time or after a crash."""
-        if attempt > 1:
+        if attempt > 1:  # before the state changes: its first sample may come right after
             await self.expect_repeats(run_id)
 
         def change(run: Run) -> None:

@@ -107,7 +107,7 @@ class RunService:
         if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
             return None
         if entry.run.input_fingerprint != self._parts.input.fingerprint(request):
-            return None
+            return None  # the same path, but other rows
         if entry.run.state is RunState.VALIDATING:
             return entry.run
         generator = await self._checked(request)
@@ -121,7 +121,7 @@ class RunService:
         try:
             if generator is not None:
                 await self._parts.folders.copy_code(run.run_id, 1, generator.path)
-            if origin == "slime":
+            if origin == "slime":  # a stream has one run at a time; a native start may share its name
                 await self._stop_earlier(name)
             self._adopt(run, request, 1, generator)
             await self._buffer.add(run)
@@ -176,6 +176,7 @@ class RunService:
         if origin == "slime":
             await self._stop_earlier(name, run_id)
         await self.stop(run_id, RESUME_GRACE_S)
+        # Its process is gone, and its lock is taken: no other start changes the run from here on.
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, number, generator)
         entry.run.name = name
@@ -212,7 +213,7 @@ class RunService:
         """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
         await self._launches.end(run_id)
         run = self._buffer.get(run_id).run
-        if self._supervisor.is_alive(run_id):
+        if self._supervisor.is_alive(run_id):  # its end is recorded by the supervisor
             await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
             await self._parts.records.end(run_id, RunState.STOPPED, "stopped")

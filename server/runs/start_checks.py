@@ -46,7 +46,7 @@ class StartRequest:
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
-        read_flag("capture", payload.get("capture"))
+        read_flag("capture", payload.get("capture"))  # only for what it raises: the run's payload keeps it
         return cls(
             payload=payload,
             task_type=task_type,
@@ -69,6 +69,7 @@ def _listed(payload: dict[str, Any]) -> list[InstanceId]:
     listed = payload.get("skip_instance_ids")
     if listed is None:
         return []
+    # True is an int to Python, and would be the instance 1.
     if not isinstance(listed, list) or not all(isinstance(i, str | int) and not isinstance(i, bool) for i in listed):
         raise InvalidInput("skip_instance_ids must be a list of strings and integers", field="skip_instance_ids")
     return listed
@@ -103,7 +104,7 @@ class InputCheck:
         _check_oversampling(request, generator)
         if generator.imports_base:
             _check_engines(request.payload)
-            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
+            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)  # for what it raises
             await self._check_template(request.payload.get("template_path"))
         if request.input_file is None:
             if generator.imports_base:
@@ -132,7 +133,7 @@ class InputCheck:
             return ""
         try:
             stat = self._resolved(request.input_file).stat()
-        except OSError:
+        except OSError:  # the check that follows says so; here it only must differ from any file
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 

@@ -18,6 +18,7 @@ def announce(buffer: RunBuffer, weight_version: int) -> None:
     """
     run, groups = buffer.run, buffer.groups
     if weight_version != run.step.weight_version:
+        # Groups that are full now have samples of the old weights: they count for the step that ends.
         full = _full(groups) if counts_groups(run) else []
         run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
     run.weight_version = weight_version
@@ -68,6 +69,7 @@ async def follow_steps(
         is_other = entry.run.is_paused != is_paused or is_still not in (None, not buffer.active.is_running)
         return is_later or is_other or not entry.run.is_alive
 
+    # A signal only says that something happened: what it was is looked at anew each time.
     while not is_news() and await patience.wait(buffer.news):
         pass
     return {

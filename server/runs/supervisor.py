@@ -176,6 +176,7 @@ class Supervisor:
         except Exception as error:  # the disk or the machine failed: the run's failure, which must not be lost
             logger.exception("run %s could not be kept running", run.spec.run_id)
             outcome = self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
+        # Aborts first: once the run may be launched again, its launch finds them under way and waits.
         self._aborts.start(run.spec.run_id, run.spec.engine_urls)
         del self._runs[run.spec.run_id]
         if run.is_shutdown:  # the run goes on in the server's next life
@@ -204,7 +205,7 @@ class Supervisor:
         """One process from start to end; None if the run was stopped before it started."""
         spec = run.spec
         payload = await self._records.launch_payload(spec.run_id)
-        if run.stopping.is_set():
+        if run.stopping.is_set():  # the payload may have taken its time: a gateway is started for it
             return None
         module_path = copied_module(spec.module_path, spec.run_dir)
         process = await RunProcess.start(
@@ -217,7 +218,7 @@ class Supervisor:
             await self._records.process_started(spec.run_id, run.num_attempts)
             await _first_of(ended, run.stopping)
         finally:
-            if not ended.done():
+            if not ended.done():  # a stop, or what `process_started` raised: no process is left behind
                 await process.stop(run.grace_s)
             report = await ended
         return report
