@@ -67,6 +67,7 @@ class Buffer:
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
         async with self._stack:
+            # Left in the opposite order: tasks end before hooks, and hooks before the store.
             await self._stack.enter_async_context(self.store)
             self._stack.push_async_callback(self._close_hooks)
             await self._load()
@@ -116,6 +117,7 @@ class Buffer:
 
     def make_newest(self, run_id: str) -> None:
         """Let a run that was attached to count as the one last started under its name."""
+        # Taken out and put in again: the order of the dictionary says which run is the newest.
         self._entries[run_id] = entry = self._entries.pop(run_id)
         self._note_newest(entry.run)
 
@@ -147,11 +149,13 @@ class Buffer:
             entry = self.get(run_id)
             change(entry.run)
             try:
+                # An earlier write may have failed: then memory is about to be replaced, and this change with it.
                 entry.buffer.check_storage()
                 await entry.buffer.save_run()
             except StorageFailed:
                 self._healthy.clear()
                 self._recover_soon()
+                # The recovery replaces the run object by what the disk has, without this change: it is made once more.
                 await self._healthy.wait()
             else:
                 return
@@ -172,6 +176,7 @@ class Buffer:
     def _forget(self, run: Run) -> None:
         self._entries.pop(run.run_id, None)
         self._by_key.pop(run.run_key, None)
+        # The run before it, if there is one, is the newest of its name again.
         self._newest.clear()
         for entry in self.entries:
             self._note_newest(entry.run)
@@ -185,6 +190,7 @@ class Buffer:
         What the old ones made of a group counts only as long as its batch is with a trainer.
         """
         async with self._locked(run_id) as buffer:
+            # Under the lock, so that no group is judged half by the old hooks and half by the new.
             old, buffer.hooks = buffer.hooks, self._make_hooks(buffer.run)
             self._hooks[run_id] = buffer.hooks
             await buffer.hooks.__aenter__()
@@ -225,6 +231,7 @@ class Buffer:
         async with buffer.lock:
             buffer.check_storage()
             lost = await read_back(buffer, lambda: reconcile(buffer.groups, entry.run.start_skip, listed).redeliver)
+            # From here on nothing waits until the last change is made: an ack must not come in between.
             leases.forget()
             result = reconcile(buffer.groups, entry.run.start_skip, listed)
             apply(result, buffer.groups, lost, buffer.active.now_s())
@@ -261,6 +268,7 @@ class Buffer:
 
     async def tick(self) -> None:
         """Do what is due in every run; those in which it is still being done since an earlier tick are left out."""
+        # A slow hook may hold up a run for longer than a tick takes.
         idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
         for entry in self.entries:  # also of runs that have ended: what they left can still be with a trainer
             expire_leases(entry.delivery.leases)
@@ -300,12 +308,14 @@ class Buffer:
     def _install(self, buffer: RunBuffer, windows: dict[str, MetaWindow]) -> None:
         old = self._entries.pop(buffer.run.run_id, None)
         pipeline = Pipeline(buffer)
+        # Delivery outlives the recovery: it knows which replies are on their way, and readers wait in it.
         delivery = old.delivery if old else Delivery(buffer, pipeline)
         delivery.resume_with(buffer, pipeline, windows)
         self._register(Entry(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
         if old is not None:
             old.buffer.has_failed = True
             buffer.counts.update(old.buffer.counts)
+            # Whoever waits by the old object must look at the new one.
             old.buffer.news.notify()
 
     def look_after_store(self) -> None:
@@ -338,6 +348,7 @@ class Buffer:
         await self.store.recover()
         entries = self.entries
         for entry in entries:
+            # From now on nobody may change what is about to be replaced.
             entry.buffer.has_failed = True
         async with AsyncExitStack() as locks:
             # Whoever has a lock may wait for a slow hook, whose answer is about a state that is being dropped.
@@ -345,6 +356,7 @@ class Buffer:
                 locks.enter_context(entry.buffer.hooks.refuse(StorageFailed(AHEAD)))
             for entry in entries:
                 await locks.enter_async_context(entry.buffer.lock)
+            # All locks are held: nobody sees some runs as they were, and others as they are.
             await self._load()
 
     async def _close_hooks(self) -> None:

@@ -32,6 +32,7 @@ TICK_RECORD_S = 5.0
 def expire_leases(leases: Leases) -> None:
     """Make the groups of leases ready again whose time is up."""
     now_s = leases.buffer.monotonic()
+    # A copy, since giving one back takes it out.
     for lease in list(leases.held.values()):
         # While a reply with the batch goes out, its time has not begun: `patience_s` bounds that.
         if lease.until_s <= now_s and not lease.num_readers and not leases.buffer.has_failed:
@@ -67,7 +68,9 @@ class Deadlines:
                     await self._close_after_process()
         self._watch_progress()
         if self._is_over():
+            # Before it is stored: a write in between must already be late.
             run.has_ended = True
+            # Late samples bear the time at which the run ended.
             buffer.active.run(False)
             await buffer.save_run()
             buffer.hooks.notify("run_ended", run_id=run.run_id, state=run.state.value, reason=run.reason)

@@ -21,8 +21,11 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
         sample = to_sample(stored)
         group = groups.by_id[stored.row.group_id]
         groups.restore_sample(stored.row.group_id, sample, stored.row.at_s)
+        # What is with a trainer was in its reply's meta info, unless the batch comes back.
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
+    # Their oldest version follows from the samples, which were not there when the groups were restored.
     groups.restored()
+    # All that the store ever took: also a sample whose body has been removed is a duplicate when it comes again.
     buffer.uids.update(await store.load_uids(run_id))
     buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
     return windows
@@ -37,6 +40,7 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
     """
     lost: dict[str, list[Sample]] = {}
     while missing := [key for key in _acked(wanted) if not _are_there(buffer.store, lost.get(key))]:
+        # While a segment is being removed, a body in it may be about to have another place.
         await buffer.store.wait_for_removals()
         found = await buffer.store.samples_of(buffer.run.run_id, missing)
         lost.update({group_id: members(samples) for group_id, samples in found.items()})

@@ -56,9 +56,11 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
         result.base_skip += [instance_id] * own
         remaining[instance_id] -= own
     for group in sorted(groups.by_id.values(), key=_order):
+        # Not known to the trainer: it stays what it is, and is delivered or reported as ever.
         if not group.row.is_reported:
             continue
         is_listed = remaining[group.instance_id] > 0
+        # The earliest reports count first: the trainer's list has no order to go by.
         remaining[group.instance_id] -= is_listed
         if group.state is GroupState.DISCARDED:
             if not is_listed:
@@ -85,6 +87,7 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
         groups.move(group, GroupState.ACKED, now_s)
     for group in result.redeliver:
         if group.state is GroupState.ACKED:
+            # The samples of an acknowledged group were forgotten; the caller has read them back.
             groups.revive(group, lost[group.group_id])
         group.row.is_reported, group.row.batch_id = False, ""
         groups.move(group, GroupState.READY, now_s)

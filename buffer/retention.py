@@ -104,10 +104,13 @@ class Retention:
         async with self._lock:
             done = Collection(max_bytes=self._max_bytes)
             failures: list[StorageFailed] = []
+            # First what nobody can ask for; only then, for want of room, what might be asked for.
             for has_room in (True, False):
+                # Oldest first, each looked at anew: what the one before moved lies elsewhere now.
                 for segment in await self._buffer.store.segments():
                     if has_room or self._excess():
                         await self._try_to_drop(segment, done, failures, has_room=has_room)
+            # Only now: the others had their turn.
             if failures:
                 raise failures[0]
             done.num_bytes_over = self._excess()
@@ -159,9 +162,11 @@ class Retention:
         if not self._is_worth_it(segment, self._judge(segment, has_room=has_room), 0):
             await asyncio.sleep(0)  # the next one takes some milliseconds, too
             return
+        # The rough look above spares this question to the index for most segments.
         num_row_bytes = await store.num_row_bytes(segment.number)
         # Nothing may come between this decision and `begin_removal`: what becomes ready meanwhile must be seen.
         self._check_healthy()
+        # Judged again, since the question took time.
         buffers, verdict = self._buffers(), self._judge(segment, has_room=has_room)
         if not self._is_worth_it(segment, verdict, num_row_bytes):
             return
@@ -195,6 +200,7 @@ class Retention:
     async def _empty(self, number: int, verdict: SegmentVerdict, buffers: Mapping[str, RunBuffer]) -> bool:
         """Write again what is kept of a segment that is to go, and remove it; False if that was put off."""
         store = self._buffer.store
+        # Writing takes long: what changes its state meanwhile may be on its way to a trainer from the old place.
         states = [self._state(*key) for key in verdict.moved]
         await store.clear(number, set(verdict.moved))
         await self._relocate(number)

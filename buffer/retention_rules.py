@@ -64,6 +64,7 @@ class Keeper:
             if reason is not None and (self._has_room or reason is not Keep.IN_BUDGET):
                 verdict.kept[reason] += each.num_bytes
                 verdict.moved.append((each.run_id, each.group_id))
+                # More than that is not moved anyway, and a segment may hold a hundred thousand groups.
                 if verdict.kept.total() > at_most:
                     break
         return verdict
@@ -76,6 +77,7 @@ class _RunKeeper:
         self._groups = buffer.groups.by_id
         self._batches = batches.by_id
         self._uses_checkpoints = batches.uses_checkpoints
+        # With fewer checkpoints than are to be kept, all of them count.
         is_full = len(last) == buffer.run.settings.keep_checkpoints
         self._oldest_step = last[0].step if is_full else -1
         self._oldest_at_s = last[0].at_s if is_full else 0.0
@@ -83,6 +85,7 @@ class _RunKeeper:
     def reason(self, bodies: GroupBodies) -> Keep | None:
         """Why bodies are kept; None if nobody can ask for them any more."""
         group = self._groups.get(bodies.group_id)
+        # A late or surplus sample may name a group that never was.
         state = GroupState.DISCARDED if group is None else group.state
         if state in (GroupState.OPEN, GroupState.READY, GroupState.LEASED):
             return Keep(state.value)

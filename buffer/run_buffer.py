@@ -70,6 +70,7 @@ class RunBuffer:
         """Hand a change to the store, as it is now; refused while memory is ahead of the disk."""
         if self.has_failed:
             return self._refused()
+        # In memory the change is made already; if this fails, the run is loaded again from what the store has.
         stored = self.store.append(rows, body)
         stored.add_done_callback(self._check)
         return stored
@@ -112,6 +113,7 @@ class RunBuffer:
         """Store the run as it is now. Raises ``StorageFailed``."""
         self.update_clock()
         await self.record(self.run_row())
+        # Readers and followers look at the run's state, too.
         self.news.notify()
 
     def update_clock(self) -> None:
@@ -131,6 +133,7 @@ class RunBuffer:
     def move(self, group: SampleGroup, state: GroupState, reason: str = "", detail: str = "") -> None:
         """Bring a group into another state, write it down, and tell whoever waits."""
         was_open = group.state is GroupState.OPEN
+        # Memory first: the row that is recorded is the group as it is then.
         self.groups.move(group, state, self.active.now_s(), reason, detail)
         self.record(group.row)
         if was_open:
@@ -152,6 +155,7 @@ class RunBuffer:
 
     async def bodies(self, samples: Sequence[Sample]) -> list[bytes]:
         """The stored bodies of ``samples``, in that order."""
+        # Taken before anything is awaited: a body leaves memory as soon as the disk has it.
         known = [sample.body for sample in samples]
         wanted = [s.location for s, body in zip(samples, known, strict=True) if body is None and s.location is not None]
         read = iter(await self.store.read(wanted) if wanted else ())

@@ -54,6 +54,7 @@ def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
     if buffer.run.has_ended:
         key, slot = group_id(sample.instance_id, sample.epoch or 0), -1 if sample.slot is None else sample.slot
         return _store(buffer, sample, [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)], "late", None)
+    # After the duplicates, which take no room, and before a group is opened.
     _check_room(buffer, sample.instance_id, sample.epoch, now_s)
     placement = place(buffer.groups, sample, now_s)
     row = placement.group.row
@@ -65,6 +66,7 @@ def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
     kept: Sample | None = None
     if placement.outcome == "member":
         kept = _in_memory(sample, placement.slot)
+        # In its group at once: a group may be full, judged and leased before the disk has its last sample.
         buffer.groups.add(placement.group, kept, now_s)
         buffer.window.add(placement.group, kept)
     buffer.last_sample_s = buffer.last_progress_s = now_s
@@ -110,6 +112,7 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
 def _store(buffer: RunBuffer, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> Receipt:
     """``kept`` is what memory has of the sample, and of its body until the disk has it."""
     uid, is_failed, counts = sample.uid, sample.reward is None, buffer.counts
+    # Before the disk has it: the same uid may come again in the same turn of the loop.
     buffer.uids.add(uid)
     counts["bytes"] += len(sample.body)
     buffer.outcomes[sample.outcome] += not sample.fork
@@ -172,7 +175,7 @@ def _row(
 
 
 def _in_memory(sample: Incoming, slot: int) -> Sample:
-    # By position: with keywords, making one costs half as much again.
+    # By position: with keywords it takes a third longer, and each write comes here.
     body = sample.body
     return Sample(
         sample.uid,
@@ -217,6 +220,7 @@ def _check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, n
 def _write_duplicate(buffer: RunBuffer, sample: Incoming) -> Receipt:
     """A uid that came before is acknowledged and ignored, once the disk has the first."""
     buffer.counts["duplicate"] += 1
+    # It is one of those that a restarted process sends again: one surplus sample less is to come.
     for group in buffer.groups.by_instance.get(sample.instance_id, ()):
         if sample.uid in group.repeats and group.row.surplus_due > 0:
             group.repeats.discard(sample.uid)
@@ -225,6 +229,7 @@ def _write_duplicate(buffer: RunBuffer, sample: Incoming) -> Receipt:
             break
     stored = buffer.pending.get(sample.uid)
     if stored is None:
+        # The disk has the first already.
         stored = get_running_loop().create_future()
         stored.set_result(None)
     return Receipt(sample.uid, "member", is_failed=False, stored=stored, is_duplicate=True)
@@ -241,6 +246,7 @@ async def expect_repeats(buffer: RunBuffer) -> None:
         is_incomplete = group.state is GroupState.OPEN and not groups.is_full(group)
         group.repeats = {sample.uid for sample in group.samples if not sample.fork} if is_incomplete else set()
         if group.row.surplus_due != len(group.repeats):
+            # Samples get new uids if the generator draws them by chance: what counts is how many come.
             group.row.surplus_due = len(group.repeats)
             changed.append(group.row)
     if changed:

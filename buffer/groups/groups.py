@@ -105,6 +105,7 @@ class SampleGroup:
 
     def free_slot(self) -> int:
         """The lowest slot without a sample."""
+        # Samples mostly fill slots in order: then it is this one.
         slot = len(self.slots)
         if slot not in self.slots:
             return slot
@@ -206,6 +207,7 @@ class Groups:
     def move(self, group: SampleGroup, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
         """Bring a group into another state and keep every list in step. Raises ``ValueError`` for a forbidden one."""
         row, source = group.row, group.state
+        # Before anything changes, so that a forbidden move leaves no trace.
         check_transition(source, target)
         self.states[source] -= 1
         self.states[target] += 1
@@ -216,6 +218,7 @@ class Groups:
         if target is GroupState.READY:
             if not row.order:  # one that comes back keeps its place in the order of delivery
                 row.order, self.next_order = self.next_order, self.next_order + 1
+            # It may be queued from an earlier time; the queue takes it once.
             self._ready.put(group.group_id, row.order)
             self._ready.note_version(group.group_id, group.oldest_version)
         elif target is GroupState.DISCARDED:

@@ -58,6 +58,7 @@ class MetaWindow:
         self.instances.update(earlier.instances)
         self.minimum = min(self.minimum, earlier.minimum)
         self.maximum = max(self.maximum, earlier.maximum)
+        # They were earlier, and go first when there are too many.
         self.newest.extendleft(reversed(earlier.newest))
         while len(self.newest) > self.keep_samples:
             self.newest.popleft()

@@ -32,9 +32,10 @@ class ReadyQueue:
                 yield key
 
     def note_version(self, key: str, version: int | None) -> None:
-        """Note the oldest weight version of a group that is ready; None if nobody told."""
+        """Note the oldest weight version of a group that is ready; None if that is not known."""
         if version is None:
             return
+        # Groups leave it by being delivered, which it does not see: without a bound it would hold all that ever were.
         if len(self._by_version) > 2 * len(self._queued) + 64:
             self._by_version = [entry for entry in self._by_version if self._is_ready(entry[1])]
             heapq.heapify(self._by_version)

@@ -44,6 +44,7 @@ class Batches:
     def new_id(self) -> tuple[int, str]:
         """The number and the id of the next batch."""
         self._last_number += 1
+        # The number gives the order; the rest keeps ids of a lost journal from coming again.
         return self._last_number, f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
 
     def add(self, row: BatchRow) -> None:
@@ -51,6 +52,7 @@ class Batches:
         self.by_id[row.batch_id] = row
         self._last_number = max(self._last_number, row.number)
         if row.request_id:
+            # A request id that is used again means its newest batch.
             self._by_request[row.request_id] = row
 
     def get(self, batch_id: str) -> BatchRow:
@@ -105,6 +107,7 @@ class Batches:
             row.checkpoint_step = step
         self.uses_checkpoints = True
         made = CheckpointRow(run_id=self.run_id, step=step, at_s=at_s, weight_version=weight_version)
+        # A checkpoint may be reported again, with more batches.
         return self._checkpoints.setdefault(step, made)
 
     def weight_version(self, step: int | None) -> int | None:
@@ -129,6 +132,7 @@ class Batches:
             row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, reason, None
         for checkpoint in undone.checkpoints:
             checkpoint.is_forgotten = True
+            # The step may be reached, and reported, again on another path.
             del self._checkpoints[checkpoint.step]
 
     def follow_resume(self, taken: Collection[str], reason: str) -> list[BatchRow]:

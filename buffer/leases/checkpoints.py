@@ -19,11 +19,13 @@ async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None)
     if batch_ids is None:
         batch_ids = [row.batch_id for row in leases.buffer.batches.in_checkpoint(None)]
     spent = [] if leases.buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
+    # Everything is checked before anything changes: all batches are fixed, or none.
     async with leases.steady([*batch_ids, *spent]) as rows:
         buffer = leases.buffer
         for row in rows:
             leases.check(row)
         buffer.batches.check_fixable(rows, step)
+        # A trainer that reports a checkpoint has trained on its batches, acknowledged or not.
         changed = [changed for row in rows for changed in leases.acknowledge(row)]
         fixed = buffer.batches.fix(rows, step, buffer.wall(), buffer.run.weight_version)
         await buffer.record(*changed, fixed)
@@ -47,6 +49,7 @@ async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
         try:
             await read_back(buffer, wanted)
         except BodiesGone as error:
+            # Asked again without them: the next look may find others gone.
             gone.update(error.group_ids)
         else:
             return [row.batch_id for row in batches() if gone.intersection(row.group_ids)]
@@ -63,6 +66,7 @@ async def rewind(leases: Leases, step: int | None) -> Undone:
     buffer = leases.buffer
     async with buffer.lock:
         buffer.check_storage()
+        # Read before anything changes. `after` is asked again below: an ack may have come meanwhile.
         lost = await _read_back(leases, step)
         undone = buffer.batches.after(step)
         changed: list[Row] = []

@@ -66,6 +66,7 @@ class Leases:
     def join(self, row: BatchRow) -> Stored:
         """Another reply begins to carry a leased batch, whose time begins anew."""
         lease = self.held[row.batch_id]
+        # The reply before it may hang on a dead connection, so both may carry it.
         lease.num_readers += 1
         self._renew(lease)
         return self.buffer.record(row)
@@ -74,6 +75,7 @@ class Leases:
         """Give ready groups, and what no other batch reports, to the batch."""
         groups, changed = self.buffer.groups, self.groups_of(row)
         for group in changed:
+            # A late ack claims its groups without delivering them once more.
             group.row.num_deliveries += state is GroupState.LEASED
             groups.move(group, state, self.buffer.active.now_s())
         reported = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
@@ -95,6 +97,7 @@ class Leases:
         if lease.row.is_self_acking:
             self.ack_soon(batch_id)
         else:
+            # The clock of a lease begins with the reply's last byte, not with its first.
             self._renew(lease)
 
     def abandoned(self, batch_id: str) -> None:
@@ -103,6 +106,7 @@ class Leases:
         if lease is None:
             return
         lease.num_readers = max(0, lease.num_readers - 1)
+        # One that had arrived before is the trainer's, whatever becomes of a repeated reply.
         if not lease.num_readers and not lease.has_arrived:
             self.release_soon(batch_id)
 
@@ -133,6 +137,7 @@ class Leases:
         """Give a batch back. One that is not leased is left alone."""
         lease = self.held.get(batch_id)
         if lease is not None:
+            # In memory the groups are ready at once; the disk follows, and a crash before it finds the batch leased.
             rows = self.give_back(lease, BatchState.RELEASED, may_be_known=may_be_known)
             self._note_unwritten(batch_id, BatchState.RELEASED, self.buffer.record(*rows))
 
@@ -140,6 +145,7 @@ class Leases:
         self._unwritten[batch_id] = state
 
         def when_done(stored: Stored) -> None:
+            # After a failure it stays: `resume_with` does it once more on what was loaded.
             if not stored.cancelled() and stored.exception() is None:
                 self._unwritten.pop(batch_id, None)
 
@@ -183,6 +189,7 @@ class Leases:
             if row.state is BatchState.EXPIRED:
                 rows = self._claim(row)
                 row.state = BatchState.LEASED
+                # Its window was given back when it expired, and counts for another batch now.
                 self.held[batch_id] = Lease(row, self.buffer.new_window(), has_arrived=True)
             row.lease_s = row.lease_s if lease_s is None else lease_s
             self._renew(self.held[batch_id])
@@ -198,10 +205,12 @@ class Leases:
         buffer = self.buffer
         buffer.check_storage()
         rows = [buffer.batches.get(batch_id) for batch_id in dict.fromkeys(batch_ids)]
+        # Groups of an expired batch are ready, thus a reader may be about to choose them.
         if not any(row.state is BatchState.EXPIRED for row in rows):
             yield rows
             return
         async with buffer.lock:
+            # It may have failed while the lock was waited for.
             buffer.check_storage()
             yield rows
 
@@ -234,8 +243,10 @@ class Leases:
         if row.state is BatchState.ACKED:
             return [row]
         if row.state is BatchState.EXPIRED:
+            # Late, but nobody has got the groups since: the trainer has trained on them.
             changed = self._claim(row, GroupState.ACKED)
         for group in self.groups_of(row):
+            # Those just claimed are acknowledged already.
             if group.state is GroupState.LEASED:
                 buffer.groups.move(group, GroupState.ACKED, buffer.active.now_s())
                 changed.append(group.row)
@@ -243,6 +254,7 @@ class Leases:
         row.state = BatchState.ACKED
         if not buffer.run.has_delivered:
             buffer.run.has_delivered = True
+            # Another start with an equal payload must not return a run that has delivered something.
             changed.append(buffer.run_row())
         self._note_delivered(row)
         return [*changed, row]
@@ -276,6 +288,7 @@ class Leases:
         lease = self.held.pop(row.batch_id, None)
         if lease is not None:
             buffer.window.merge_before(lease.window)
+        # A batch that expired may have lost groups to another one, which keeps them.
         own = [group for group in self.groups_of(row) if group.row.batch_id == row.batch_id]
         listed = [groups.by_id[key] for key in row.reported_ids]
         reported = [group for group in listed if group.row.batch_id == row.batch_id]
@@ -293,6 +306,7 @@ class Leases:
 
     def _revive(self, group: SampleGroup, samples: list[Sample]) -> None:
         self.buffer.groups.revive(group, samples)
+        # Undelivered again, they are news for the next meta info.
         for sample in samples:
             self.buffer.window.add(group, sample)
 
@@ -313,6 +327,7 @@ class Leases:
         self.buffer = buffer
         self._free_strays()
         old, self.held = self.held, {}
+        # The disk may lack the end of a batch that memory has acknowledged: its word to the trainer is kept.
         unwritten, self._unwritten = self._unwritten, {}
         for row in buffer.batches.in_state(BatchState.LEASED):
             lease = old.get(row.batch_id)
@@ -322,6 +337,7 @@ class Leases:
                 self._renew(self.held[row.batch_id])
             if unwritten.get(row.batch_id) is BatchState.ACKED:
                 self.ack_soon(row.batch_id)
+            # A self-acking reply of before the restart was cut off; the trainer may have got it whole all the same.
             elif row.batch_id in unwritten or (row.is_self_acking and lease is None):
                 self.release_soon(row.batch_id, may_be_known=row.batch_id not in unwritten)
 

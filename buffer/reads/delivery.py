@@ -12,8 +12,7 @@ from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
 from forebay.buffer.reads.reply_rows import ReplyRows
-from forebay.buffer.reads.request import ChosenGroup, ReadRequest
-from forebay.buffer.reads.selection import Selection
+from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
@@ -105,6 +104,7 @@ class Delivery:
 
     async def _obtain(self, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         reader = _Reader(request)
+        # A dictionary for its order: whoever came first is tried first, and leaves in O(1).
         self._readers[reader] = None
         try:
             await self._serve_within(reader, Patience(wait_s))
@@ -121,7 +121,9 @@ class Delivery:
             buffer = self._buffer
             async with buffer.lock:
                 buffer.check_storage()
+                # Whoever has the lock serves all before it as well, so that none of them is overtaken.
                 await self._serve_up_to(reader)
+            # Another reader's turn may have served this one while it waited for the lock.
             if reader.error is not None:
                 raise reader.error
             if reader.batch is None and buffer.is_exhausted:
@@ -129,14 +131,17 @@ class Delivery:
                 raise RunEnded(run.run_id, run.reason.partition("\n")[0] or run.state.value)
             if reader.batch is not None or patience.left_s <= 0:
                 return
+            # News that came while others were tried is looked at before waiting for the next.
             if reader.knows(buffer.news) and not await patience.wait(buffer.news):
                 return
 
     async def _serve_up_to(self, last: "_Reader") -> None:
         """Try to satisfy everybody who came before ``last``, and then ``last``, by what is there now."""
+        # A copy: readers come and go while hooks are asked.
         for reader in list(self._readers):
             news = self._buffer.news
             if reader.is_waiting and not reader.knows(news):
+                # Noted before the try: what arrives during it makes it worth another one.
                 reader.tried = (news, news.count)
                 try:
                     batch = await self._lease(reader.request)
@@ -163,6 +168,7 @@ class Delivery:
     # --- leasing
 
     async def _lease(self, request: ReadRequest) -> LeasedBatch | None:
+        # A client that lost its reply asks again under the same id, and must not get a second batch.
         again = await self._leased_before(request.request_id) if request.request_id else None
         if again is not None:
             return again
@@ -193,12 +199,16 @@ class Delivery:
         buffer = self._buffer
         groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
         for group in groups:
+            # Valid while still short: it is closed by going out, and later samples are late.
             if group.state is GroupState.OPEN:
                 buffer.move(group, GroupState.READY)
+        # What arrives from now on is in the next meta info.
         window, buffer.window = buffer.window, buffer.new_window()
         row = self._new_row(request, chosen, reported)
+        # Made before the row is written, so that one append holds both; a user's own hook takes too long for that.
         if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
             row.meta_info = self._with_groups(window.meta_info(), groups, reported)
+        # The lease is on its way to the disk from here on, while the reply is being made.
         staged = [choice.staged for choice in chosen]
         return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window))
 
@@ -240,13 +250,15 @@ class Delivery:
                 self.leases.abandoned(batch.batch_id)
 
     async def _meta_of(self, batch: LeasedBatch) -> dict[str, Any]:
-        """What the batch's row says, so that a repeated request is told the same; made and kept if it says nothing."""
+        """What the batch's row says, so that a repeated request gets the same; made and kept if it says nothing."""
         row = batch.row
         if row.meta_info:
             return row.meta_info
         made = self._with_groups(await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
+        # The hook may have been asked for two replies of the batch at once: both must say the same.
         if not row.is_self_acking and not row.meta_info and batch.batch_id in self.leases.held:
             row.meta_info = made
+            # `confirm` waits for this one, before which the lease is stored, too.
             batch.stored = self._buffer.record(row)
         return row.meta_info or made
 
@@ -276,7 +288,9 @@ class Delivery:
             logger.info("an old reply with batch %s ends: %s", batch.batch_id, error)
             return
         logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
+        # After a failed write the rows in memory may name places that are cut off again.
         damaged = [] if buffer.has_failed else await self._damaged(batch)
+        # Checked again: reading took a while, and the groups may be others' by now.
         if damaged and self.leases.held.get(batch.batch_id) is lease and not buffer.has_failed:
             self.leases.release_soon(batch.batch_id)
             for group, damage in damaged:

@@ -76,6 +76,7 @@ class Pipeline:
         """Ask ``is_valid_group`` about every open group that changed since it was last asked."""
         changed = self._groups.changed
         num_asked = 0
+        # Not a loop over it: samples arrive, and groups close, while a hook is asked.
         while changed:
             await self.judge_changed(next(iter(changed.values())))
             num_asked += 1
@@ -85,6 +86,7 @@ class Pipeline:
     async def judge_changed(self, group: SampleGroup) -> None:
         """Ask about one of them."""
         changed = self._groups.changed
+        # Before the hook is asked, so that a sample that comes meanwhile puts the group back.
         del changed[group.group_id]
         try:
             await self._judge(group)
@@ -102,6 +104,7 @@ class Pipeline:
                 detail = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, detail)
             return
+        # No lock keeps writes out, so what was judged may be outdated by the time of the answer.
         num_samples = len(group.samples)
         try:
             asked = self._input(group.instance_id, group.completed_mains)
@@ -120,6 +123,7 @@ class Pipeline:
         elif verdict.is_valid:
             self._groups.short_valid[group.group_id] = group
         elif verdict.is_finished or is_full:
+            # A group that is full, and neither valid nor said to be finished, will never be anything else.
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
 
     def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
@@ -166,6 +170,7 @@ class Pipeline:
         """
         if isinstance(group.staged, Staged) and self._is_current(group, group.staged):
             return group.staged
+        # Copied, since samples may come while the hooks are asked.
         completed, num_samples = group.completed, len(group.samples)
         try:
             processed = await self._hooks.process(self._input(group.instance_id, completed), self._sizes)
@@ -178,6 +183,7 @@ class Pipeline:
         if len(group.samples) != num_samples or group.state not in LIVE:
             return None
         if processed.is_filtered:
+            # One that is open may get more items.
             if group.state is GroupState.READY:
                 detail = f"{processed.num_kept} of {group.num_completed} items were kept"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)

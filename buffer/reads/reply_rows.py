@@ -15,7 +15,7 @@ from forebay.core.reward_place import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20
-"""Of rows that are made before a reply begins: what is wrong with them is told in order, not by a broken connection."""
+"""Of rows that are made before a reply begins: what is wrong with them is answered, not a broken connection."""
 CHUNK_BYTES = 1 << 20
 """Of rows that are made at a time, before other work of the server gets its turn."""
 
@@ -85,6 +85,7 @@ class ReplyRows:
     @property
     def num_bytes(self) -> int:
         """What all rows take together, with a comma behind each."""
+        # Rewards are replaced by others, thus the length of a stored body is not that of its row.
         rest = islice(self.planned, self._num_loaded, None)
         return sum(len(chunk.data) for chunk in self._loaded) + sum(_size(planned) + 1 for planned in rest)
 
@@ -101,6 +102,7 @@ class ReplyRows:
         assert isinstance(last, Edited)
         at = last.location
         loaded = [memoryview(chunk.data) for chunk in self._loaded]
+        # An `Edited` piece is sent with a comma behind it, which the last row must not have.
         return [*loaded, *most, Slice(at, 0, last.start), last.text, Slice(at, last.stop, at.length)]
 
     async def load(self) -> None:
@@ -138,9 +140,11 @@ class ReplyRows:
         try:
             while reading:
                 chunk = await reading[0]
+                # One ahead, and no more: a reader that takes nothing must not fill the memory.
                 reading[:] = [self._start(planned) for planned in islice(parts, 1)]
                 yield chunk
         finally:
+            # Who stops half-way leaves a read in flight, whose files must be closed.
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)

@@ -1,16 +1,101 @@
-"""Choosing the groups of a batch: who is asked about, in which order, and what of each goes out."""
+"""Choosing the groups of a batch: what was asked for, which groups are looked at, and when they are enough."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
-from forebay.buffer.reads.request import Chooser, ChosenGroup, ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
+from forebay.core.ids import InstanceId
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What a trainer asks for. Without a size: everything that is ready, within the run's caps for legacy reads."""
+
+    num_groups: int | None = None
+    batch_size: int | None = None
+    """Rows, counted after the hooks; whole groups go until there are at least so many."""
+    is_slime: bool = False
+    """Each group goes out with exactly ``group_size`` rows, and the batch is acknowledged by its last byte."""
+    lease_s: float = 600.0
+    """Seconds for which a batch that is not slime's is the reader's."""
+    step: int | None = None
+    """What the trainer will use the batch for."""
+    max_staleness: int | None = None
+    """In place of the run's own bound."""
+    request_id: str = ""
+    """Repeated while its batch is leased, it means that batch."""
+
+    @property
+    def has_size(self) -> bool:
+        return self.num_groups is not None or self.batch_size is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenGroup:
+    """A group to hand out, and what of it goes out of the whole that its hooks made."""
+
+    group: SampleGroup
+    staged: Staged
+    whole: Staged
+    is_stale: bool = False
+    """Whether it is over the bound for staleness, and goes out all the same."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it got no further sample since its hooks were asked."""
+        return self.group.staged is self.whole
+
+
+class Chooser:
+    """Adds up groups until a request is satisfied."""
+
+    def __init__(self, buffer: RunBuffer, request: ReadRequest) -> None:
+        self.request = request
+        self.chosen: list[ChosenGroup] = []
+        self._settings = buffer.run.settings
+        self._num_rows = 0
+        self._num_bytes = 0
+        self._instances: set[InstanceId] = set()
+        self._is_capped = False
+
+    @property
+    def is_satisfied(self) -> bool:
+        if self.request.num_groups is not None:
+            return len(self.chosen) >= self.request.num_groups
+        if self.request.batch_size is not None:
+            return self._num_rows >= self.request.batch_size
+        return bool(self.chosen)
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_capped or (self.request.has_size and self.is_satisfied)
+
+    def may_take(self, group: SampleGroup) -> bool:
+        """A read without a size holds at most one group of an instance: slime's client groups by instance id."""
+        return self.request.has_size or group.instance_id not in self._instances
+
+    def take(self, choice: ChosenGroup) -> None:
+        """Add a group, unless the caps of a read without a size forbid it."""
+        if not self.request.has_size and self.chosen and self._is_over(choice.staged):
+            self._is_capped = True
+            return
+        self.chosen.append(choice)
+        self._num_rows += len(choice.staged.rows)
+        self._num_bytes += 0 if self.request.has_size else choice.staged.num_bytes
+        self._instances.add(choice.group.instance_id)
+
+    def _is_over(self, staged: Staged) -> bool:
+        limit = self._settings.legacy_read_max_groups
+        if limit is not None and len(self.chosen) >= limit:
+            return True
+        return self._num_bytes + staged.num_bytes > self._settings.legacy_read_max_bytes
 
 
 class Selection:
@@ -22,13 +107,15 @@ class Selection:
 
     async def choose(self, request: ReadRequest) -> list[ChosenGroup]:
         """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all."""
-        oldest = staleness.bound(self._buffer, request)
+        oldest = staleness.bound(self._buffer, request.max_staleness)
         while True:
+            # Each turn begins anew: a hook that was asked about one group gave others time to change.
             await self._pipeline.evaluate()
             staleness.discard_stale(self._buffer, oldest)
             if not self._may_suffice(request):
                 return []
             chosen = await self._choose(request, oldest)
+            # From this check on nothing is awaited until the groups are leased.
             if all(choice.is_current for choice in chosen):
                 self._note_cuts(chosen)
                 return chosen
@@ -62,6 +149,7 @@ class Selection:
     async def _consider_all(self, chooser: Chooser, seen: list[SampleGroup], oldest: int | None) -> None:
         """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
         for group in self._buffer.groups.take_ready():
+            # It has left the queue, and must be put back whatever happens to this read.
             seen.append(group)
             await self._consider(chooser, group, oldest)
             if chooser.is_done:

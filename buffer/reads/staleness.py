@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from forebay.buffer.groups.groups import SampleGroup
-from forebay.buffer.reads.request import ReadRequest
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.reward_place import Parts
@@ -12,9 +11,9 @@ from forebay.core.reward_place import Parts
 MARK = b',"is_stale":true}'
 
 
-def bound(buffer: RunBuffer, request: ReadRequest) -> int | None:
-    """The oldest weight version that is not stale; None if nothing is."""
-    most = buffer.run.settings.max_staleness if request.max_staleness is None else request.max_staleness
+def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
+    """The oldest weight version that is not stale, by the reader's own bound or the run's; None if nothing is."""
+    most = buffer.run.settings.max_staleness if max_staleness is None else max_staleness
     current = buffer.run.weight_version
     return None if most is None or current is None else current - most
 
@@ -22,6 +21,7 @@ def bound(buffer: RunBuffer, request: ReadRequest) -> int | None:
 def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:
     """Discard the ready groups that are older than ``oldest``, unless the run keeps them."""
     if oldest is not None and buffer.run.settings.stale_groups == "discard":
+        # Found by version, without a look at every group that is ready.
         for group in buffer.groups.take_older(oldest):
             discard(buffer, group)
 
@@ -52,5 +52,6 @@ def distribution(groups: Iterable[SampleGroup], current: int | None) -> dict[str
 
 def marked(row: Parts) -> Parts:
     """The encoded row with ``is_stale`` in it."""
+    # The last part ends with the object's own brace: the mark goes in before it.
     end = bytes(row[-1]).rstrip()
     return (*row[:-1], end[:-1], MARK)

@@ -1,1 +1,17 @@
-"""Where samples and state live: one interface, a memory store, and the journal."""
+"""What is stored, and where. ``abc.py`` says what every store promises, and ``rows.py`` what is stored.
+
+``memory.py`` keeps it in dictionaries; ``journal.py`` in a data directory (``data_dir.py``), in two forms:
+
+- The log is the only truth. ``log_records.py`` makes an append one record with checksums, ``log_segments.py`` puts
+  records one behind the other into files (``files.py``), and cuts or sets aside what is damaged. ``log_writer.py`` is
+  the one thread that writes: it commits all that waits with one ``fdatasync``, and answers.
+- The index (SQLite) answers questions. ``index.py`` follows the log in the same thread, when nothing else is to do;
+  ``index_rows.py`` says what its tables hold, ``index_queries.py`` reads them, each time over a connection of its own.
+  It can be deleted at any time.
+
+Bodies lie in the log only. ``bodies.py`` reads them, neighbours with one call; ``send_bodies.py`` has the kernel send
+them. ``removal.py`` writes again what a segment alone tells, before the segment goes for good.
+
+A write passes: ``journal`` → ``log_records`` → ``log_writer`` (queue) → ``log_segments`` → ``files`` → ``log_writer``
+→ its caller, by the event loop; and the index soon after.
+"""

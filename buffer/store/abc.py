@@ -137,6 +137,7 @@ class Store(ABC):
 
     async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
         """Stretches of bodies, in that order. Raises ``StorageFailed`` for one that cannot be read."""
+        # Whole bodies: only a store with files can read less of one.
         bodies = await self.read([each.location for each in slices])
         return [body[each.start : each.stop] for each, body in zip(slices, bodies, strict=True)]
 

@@ -54,6 +54,7 @@ class BodyReader:
 
     def read_cached(self, locations: Sequence[Location]) -> list[bytes] | None:
         """The bodies, if they are little and in the page cache, else None; never waits for the disk."""
+        # A list, not a generator: it is faster, and this is asked for every read.
         if sum([location.length for location in locations]) > INLINE_BYTES:
             return None
         bodies: list[bytes] = []
@@ -70,6 +71,7 @@ class BodyReader:
 
     def read(self, locations: Sequence[Location]) -> list[bytes]:
         """The bodies at ``locations``, in that order."""
+        # Long ones are read alone, straight into the bytes that are returned.
         small = [location for location in locations if location.length <= SMALL_BYTES]
         cut = iter(_cut(self.gather(_unchanged(small)), small))
         return [next(cut) if each.length <= SMALL_BYTES else self._read_alone(each) for each in locations]
@@ -120,6 +122,7 @@ class BodyReader:
 
     def _fill(self, result: bytearray, wanted: list[_Wanted], *, may_wait: bool) -> bool:
         """False if the disk would have to be waited for."""
+        # In the order of the disk: neighbours are joined into one call.
         wanted.sort()
         return all(
             self._fill_from(segment, memoryview(result), list(members), may_wait=may_wait)
@@ -216,6 +219,7 @@ def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
         else:
             known.append((at, piece))
         at += len(piece) + 1
+    # Commas everywhere: only those between the rows are left in the end.
     result = bytearray(b",") * at
     for place, data in known:
         result[place : place + len(data)] = data
@@ -225,10 +229,12 @@ def _lay_out(pieces: Sequence[Piece]) -> tuple[bytearray, list[_Wanted]]:
 def _spans(wanted: Sequence[_Wanted], result: memoryview) -> Iterator[_Span]:
     """``wanted``, sorted and of one segment, in runs of neighbours. What is not wanted in between is read as well."""
     longest_cut = max((piece.stop - piece.start for *_, piece in wanted), default=0)
+    # One buffer for all that is read and thrown away, however often it is written over.
     unwanted = memoryview(bytearray(max(GAP_BYTES, longest_cut)))
     start = end = 0
     buffers: list[memoryview] = []
     for _, offset, at, piece in wanted:
+        # Four buffers go with each body, and a call takes so many.
         if buffers and (not 0 <= offset - end <= GAP_BYTES or len(buffers) > MAX_BUFFERS - 4):
             yield _Span(start, end, buffers)
             buffers = []

@@ -26,6 +26,7 @@ class DataDir:
         self.segments.mkdir(parents=True, exist_ok=True)
         self._lock()
         try:
+            # Under the lock: two servers that start at once must not both write it.
             self._check_format()
             sync_directory(self.path)
         except BaseException:  # a directory that cannot be used must not stay locked
@@ -41,6 +42,7 @@ class DataDir:
     def _lock(self) -> None:
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            # The kernel lets go of it with the process, however that ends: no stale lock is ever left.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)

@@ -115,6 +115,7 @@ class DiskAppendFile:
             remaining = behind(remaining, os.writev(self._fd, remaining))
 
     def sync(self) -> None:
+        # Not `fsync`: the file's times need not last, and cost the disk another write.
         os.fdatasync(self._fd)
 
     def truncate(self, length: int) -> None:
@@ -144,6 +145,7 @@ class DiskReadFile:
 
     def read(self, offset: int, length: int) -> bytes:
         found = os.pread(self._fd, length, offset)
+        # A signal, or a read of more than 2 GiB, may cut one call short.
         while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
             found += more
         return found
@@ -216,5 +218,6 @@ def write_durably(path: Path, data: BytesLike) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    # The rename is atomic, and lasts only once the directory is synced.
     partial.replace(path)
     sync_directory(path.parent)

@@ -1,112 +1,33 @@
 """The SQLite index: what the log says, ready for queries. It can be deleted at any time.
 
-Many records as few changes: what the index does for a batch.
+It follows the log off the path of the commits, as far behind as ``BACKLOG_ENTRIES``, and says itself up to where it is
+complete: what it lacks is read from the log. Everything here runs in the writer's thread; ``index_queries`` reads it.
 """
 
 import itertools
+import logging
 import sqlite3
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from forebay.buffer.store import index_rows
-from forebay.buffer.store.index_rows import Table
-from forebay.buffer.store.log_records import Position
+from forebay.buffer.store.index_rows import Fold, Table
+from forebay.buffer.store.log_records import LogEntry, Position
+from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
-    ColumnsRow,
     GroupRow,
     Location,
     Row,
     RunRow,
-    SampleRow,
-    TickRow,
 )
-from forebay.core.group import GroupState
-
-
-def implied_group(row: SampleRow) -> GroupRow:
-    """The group that a member opens when it has no row of its own yet."""
-    return GroupRow(
-        run_id=row.run_id,
-        group_id=row.group_id,
-        instance_id=row.instance_id,
-        epoch=row.epoch,
-        state=GroupState.OPEN,
-        opened_s=row.at_s,
-        number=row.group_number,
-    )
-
-
-class ActiveTime(NamedTuple):
-    """A change of a run's active seconds: to ``seconds``, or only up to them."""
-
-    seconds: float
-    is_set: bool
-
-
-class Fold:
-    """The changes of several records, each key once, in the order in which the keys came.
-
-    Beside each row stands the segment in which it was found.
-    """
-
-    def __init__(self) -> None:
-        self.runs: dict[str, tuple[RunRow, int]] = {}
-        self.active: dict[str, ActiveTime] = {}
-        self.opened: dict[tuple[str, str], tuple[GroupRow, int]] = {}
-        """Groups as they were first seen."""
-        self.groups: dict[tuple[str, str], tuple[GroupRow, int]] = {}
-        """Groups that have a row of their own, as they were last."""
-        self.samples: dict[tuple[str, str, int], list[tuple[SampleRow, Location]]] = {}
-        """By the group that they name, and the segment."""
-        self.columns: dict[tuple[str, str, int], tuple[ColumnsRow, int]] = {}
-        self.batches: dict[tuple[str, str], tuple[BatchRow, int]] = {}
-        self.checkpoints: dict[tuple[str, int], tuple[CheckpointRow, int]] = {}
-
-    def add(self, rows: Iterable[Row], location: Location | None, segment: int) -> None:
-        """Take in one record of ``segment``."""
-        for row in rows:
-            if isinstance(row, SampleRow):
-                assert location is not None
-                self._add_sample(row, location)
-            elif isinstance(row, GroupRow):
-                self.opened.setdefault((row.run_id, row.group_id), (row, segment))
-                self.groups[row.run_id, row.group_id] = row, segment
-            elif isinstance(row, RunRow):
-                self.runs[row.run_id] = row, segment
-                self._raise_active(row.run_id, row.active_s)
-            elif isinstance(row, TickRow):
-                self.active[row.run_id] = ActiveTime(row.active_s, is_set=True)
-            elif isinstance(row, BatchRow):
-                self.batches[row.run_id, row.batch_id] = row, segment
-            elif isinstance(row, CheckpointRow):
-                self.checkpoints[row.run_id, row.step] = row, segment
-            else:
-                self._add_columns(row, segment)
-
-    def _add_sample(self, row: SampleRow, location: Location) -> None:
-        key = (row.run_id, row.group_id)
-        self.samples.setdefault((*key, location.segment), []).append((row, location))
-        self._raise_active(row.run_id, row.at_s)
-        if row.outcome == "member" and key not in self.opened:
-            self.opened[key] = implied_group(row), location.segment
-
-    def _add_columns(self, row: ColumnsRow, segment: int) -> None:
-        key = (row.run_id, row.group_id, row.segment)
-        self.samples.pop(key, None)  # they are among its own
-        self.columns[key] = row, segment
-
-    def _raise_active(self, run_id: str, seconds: float) -> None:
-        known = self.active.get(run_id)
-        if known is None:
-            self.active[run_id] = ActiveTime(seconds, is_set=False)
-        elif seconds > known.seconds:
-            self.active[run_id] = ActiveTime(seconds, known.is_set)
-
 
 RUNS = Table("runs", RunRow, key=("run_id",))
 GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"))
@@ -129,7 +50,14 @@ SCHEMA_VERSION = zlib.crc32("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
 
 START = Position(0, 0)
 ROWS_PER_STATEMENT = 64
+BACKLOG_ENTRIES = 4096
+"""With so many entries waiting, a commit waits for the index."""
+SLICE_ENTRIES = 512
+CATCH_UP_ENTRIES = 4096
+
 CORRUPT_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+logger = logging.getLogger(__name__)
+
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
@@ -171,6 +99,7 @@ class Index:
     def clear(self) -> None:
         """Delete the file and begin an empty one."""
         self.close()
+        # A WAL that is left beside a new file would be replayed into it.
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         connection = self._connect()
@@ -178,6 +107,7 @@ class Index:
         for statement in SCHEMA:
             connection.execute(statement)
         connection.execute("INSERT INTO complete_up_to VALUES (0, ?, ?)", START)
+        # With the tables in one transaction: a kill in between leaves a file that counts as of another schema.
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
         self.position = START
@@ -195,9 +125,11 @@ class Index:
         for rows, location, segment in records:
             fold.add(rows, location, segment)
         connection = self._require()
+        # The write lock at once: a transaction that begins by reading may fail when it is to write.
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._write(connection, fold)
+            # In the same transaction as the rows, so that a crash leaves no doubt about what is in.
             connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?", end)
             connection.execute("COMMIT")
         except BaseException:  # also a cancellation: no transaction may stay open
@@ -208,6 +140,7 @@ class Index:
 
     def _write(self, connection: sqlite3.Connection, fold: Fold) -> None:
         _write_rows(connection, RUNS.upsert, map(RUNS.to_values, fold.runs.values()))
+        # First as they opened, then as they are: `seq` must be that of their opening.
         _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, fold.opened.values()))
         _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, fold.groups.values()))
         _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, fold.batches.values()))
@@ -220,6 +153,7 @@ class Index:
         _write_rows(
             connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in fold.samples.items())
         )
+        # Columns written again replace the rows of their segment, among them those that came with this very batch.
         connection.executemany(index_rows.DELETE, fold.columns)
         kept = ((row, segment) for row, segment in fold.columns.values() if row.samples)
         _write_rows(
@@ -227,6 +161,7 @@ class Index:
         )
 
     def _connect(self) -> sqlite3.Connection:
+        # None: Python's module would begin transactions of its own.
         connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=256)
         self._connection = connection
         for pragma in _PRAGMAS:
@@ -243,6 +178,96 @@ class Index:
         if self._connection is None:
             raise sqlite3.OperationalError("the index is not open")
         return self._connection
+
+
+class _Waiting(msgspec.Struct, frozen=True, gc=False):
+    rows: Sequence[Row]
+    location: Location | None
+    end: Position
+
+
+class Feeder:
+    """Durable entries on their way into the index. Used from the writer's thread; raises ``sqlite3.Error``."""
+
+    def __init__(self, log: SegmentLog, index: Index) -> None:
+        self._log = log
+        self._index = index
+        self._backlog: deque[_Waiting] = deque()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the index is behind the log."""
+        return bool(self._backlog)
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether so much waits that feeding cannot be put off."""
+        return len(self._backlog) >= BACKLOG_ENTRIES
+
+    def open(self) -> None:
+        """Open the index and bring it up to date from the log."""
+        self._index.open()
+        # A power cut may cost the index its last commits, never the log: this one has been replaced, or cut by hand.
+        if self._index.position != START and not self._log.holds(self._index.position):
+            logger.warning("the index is ahead of the log; building it anew")
+            self._index.clear()
+        try:
+            self._catch_up()
+        except sqlite3.DatabaseError as error:
+            if not is_corrupt(error):
+                raise
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Throw the index away and read the whole log."""
+        logger.warning("building the index anew from the log")
+        self._index.clear()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._backlog.clear()
+        for records in batches(self._log.scan(self._index.position), CATCH_UP_ENTRIES):
+            self._index.apply(
+                [(record.rows, record.location, record.end.segment) for record in records], records[-1].end
+            )
+        # A tail of damaged records has no rows, and is not to be looked at again.
+        if self._index.position != self._log.end:
+            self._index.apply([], self._log.end)
+
+    def add(self, entries: Sequence[LogEntry], locations: Sequence[Location | None]) -> None:
+        """Take in entries that the log has confirmed."""
+        end = self._log.end
+        self._backlog.extend(
+            _Waiting(entry.rows, location, end) for entry, location in zip(entries, locations, strict=True)
+        )
+
+    def feed(self) -> None:
+        """Bring one slice into the index; whole commits only, so that its position is exact."""
+        if not self._backlog:
+            return
+        taken: list[_Waiting] = []
+        # Entries of one commit share its end: half of them in, the index would skip the others after a crash.
+        while self._backlog and (len(taken) < SLICE_ENTRIES or self._backlog[0].end == taken[-1].end):
+            taken.append(self._backlog.popleft())
+        try:
+            self._index.apply([(each.rows, each.location, each.end.segment) for each in taken], taken[-1].end)
+        except sqlite3.DatabaseError as error:
+            if not is_corrupt(error):
+                raise
+            self.rebuild()
+
+    def flush(self) -> None:
+        """Bring everything into the index."""
+        while self._backlog:
+            self.feed()
+
+    def forget(self) -> None:
+        """Drop what waits; ``open`` will read it from the log again."""
+        self._backlog.clear()
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
 
 
 def _write_rows(

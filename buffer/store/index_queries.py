@@ -21,6 +21,7 @@ Query = Callable[[sqlite3.Connection], ResultT]
 
 def ask(path: Path, query: Query[ResultT]) -> ResultT:
     """The answer of the index at ``path``. Raises ``sqlite3.Error``."""
+    # Read-only, and closed after each question: an open reader keeps the WAL from being cut short.
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         return query(connection)
 

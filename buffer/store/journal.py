@@ -15,8 +15,7 @@ from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.files import DiskFiles, Files
-from forebay.buffer.store.index import Index, batches, is_corrupt
-from forebay.buffer.store.index_feeder import Feeder
+from forebay.buffer.store.index import Feeder, Index, batches, is_corrupt
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.log_writer import Append, Job, LogWriter
@@ -50,8 +49,10 @@ class JournalStore(Store):
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
+        # A new one for each opening: a thread cannot be started twice.
         writer = LogWriter(self._log, Feeder(self._log, Index(self._dir.index)), loop)
         with _as_storage_failed(self._unusable):
+            # Before the writer's thread starts: without the lock, another process may be writing.
             await asyncio.to_thread(self._dir.open)
         writer.start()
         self._writer, self._generation = writer, 0
@@ -72,11 +73,13 @@ class JournalStore(Store):
 
     async def _close(self) -> None:
         writer = self._opened()
+        # Queued behind all appends, which are thus committed first.
         closed = self._do(writer.close)
         self._writer = None
         try:
             await closed
         finally:
+            # In a thread, for a last commit may wait for the disk.
             await asyncio.to_thread(writer.join)
             self._dir.close()
 
@@ -85,6 +88,7 @@ class JournalStore(Store):
 
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
         self._opened()
+        # From the page cache it takes microseconds; a thread costs more, and waits for its turn.
         bodies = self._bodies.read_cached(locations)
         return await self._in_thread(self._bodies.read, locations) if bodies is None else bodies
 
@@ -108,6 +112,7 @@ class JournalStore(Store):
 
     async def _send_on(self, sending: Sending, connection: socket) -> bool:
         """One turn in a thread, which is over before the socket may be closed."""
+        # The thread cannot be cancelled: the caller must not close the socket under it.
         turn = asyncio.ensure_future(self._in_thread(sending.go, connection))
         try:
             return await asyncio.shield(turn)
@@ -120,6 +125,7 @@ class JournalStore(Store):
 
     async def recover(self) -> None:
         with _as_storage_failed():
+            # Appends of before bear the old generation, and stay refused even if they are committed only now.
             self._generation = await self._do(self._opened().recover)
 
     async def load_runs(self) -> list[RunRow]:
@@ -167,6 +173,7 @@ class JournalStore(Store):
     async def _bodies_of(self, segment: int) -> list[GroupBodies]:
         known = self._bodies_in.get(segment)
         if known is None:
+            # A query over all samples of a segment: it is asked once for each.
             known = await self._ask(partial(removal.bodies, segment=segment))
             self._bodies_in[segment] = known
         return known
@@ -195,17 +202,23 @@ class JournalStore(Store):
         try:
             with _as_storage_failed(f"segment {segment} cannot be cleared"):
                 await self._ask(clearing.verify)
+                # Bodies are read, and appended, a few groups at a time: a segment may be larger than what memory can
+                # spare.
                 for keys in batches(await self._ask(clearing.keys), GROUPS_AT_A_TIME):
                     additions = await self._ask(partial(clearing.additions, keys=keys))
                     await asyncio.gather(*(self.append(rows, body) for rows, body in additions))
+                # Last, and in the writer's thread: a row that is found here is still the newest when it is written
+                # again.
                 await self._do(partial(self._opened().rewrite, find, self._removals.generation(segment)))
         finally:
             self._bodies_in.pop(segment, None)
 
     async def remove(self, segment: int) -> None:
         what = f"segment {segment} cannot be removed"
+        # Asked for itself, not trusted: a segment that goes too early takes acknowledged data with it.
         if await self._ask(partial(removal.is_needed, segment=segment)):
             raise StorageFailed("it was not cleared", what=what, hint="try again")
+        # Threads that read by the old place have the file open, or are about to open it.
         if self._reading:
             await asyncio.wait(self._reading)
         with _as_storage_failed(what):
@@ -215,8 +228,10 @@ class JournalStore(Store):
 
     async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
+        # The index follows the log with a delay, and an answer must know of all appends before it.
         await self._do(self._opened().flush)
         try:
+            # By a connection of its own: WAL lets it read while the writer commits.
             return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
         except sqlite3.Error as error:
             if not is_corrupt(error):

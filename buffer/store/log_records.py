@@ -107,6 +107,7 @@ def encode_header(entry: LogEntry, position: tuple[int, int]) -> bytes:
     """The header that makes ``entry`` a record at ``position``."""
     packed, body = entry.packed, entry.body
     fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, *position, len(packed), entry.body_length)
+    # Over the place as well: a record copied elsewhere does not check.
     checksum = zlib.crc32(packed, zlib.crc32(fields))
     fields += _CHECKSUM.pack(checksum if body is None else zlib.crc32(body, checksum))
     return fields + _CHECKSUM.pack(zlib.crc32(fields))
@@ -142,6 +143,7 @@ def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position
     except msgspec.MsgspecError:
         return None
     body_offset = position.offset + HEADER_BYTES + header.packed_length
+    # Not by its length: a body may be empty.
     has_body = any(isinstance(row, SampleRow) for row in rows)
     location = Location(position.segment, body_offset, header.body_length) if has_body else None
     return Record(rows, location, Position(position.segment, body_offset + header.body_length))

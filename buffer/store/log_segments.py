@@ -45,6 +45,7 @@ class SegmentScan:
     def parts(self, start: int) -> Iterator[Record | Damage]:
         """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
         while start < self._size:
+            # A record that does not check may be damaged in its length, so the next one is looked for byte by byte.
             record = self._record(start)
             if record is None:
                 end = self._next_record(start + 1)
@@ -60,6 +61,7 @@ class SegmentScan:
         header = decode_header(data, position)
         if header is None:
             return None
+        # The header has a checksum of its own, thus this length can be trusted.
         length = header.packed_length + header.body_length
         payload = self._bytes(offset + HEADER_BYTES, length)
         return decode_payload(header, data, payload, position) if len(payload) == length else None
@@ -90,6 +92,7 @@ class SegmentScan:
         end = min(offset + length, self._size)
         if self._window_start <= offset and end <= self._window_start + len(self._window):
             return
+        # Read in large windows: a segment holds tens of thousands of short records.
         wanted = min(max(length, WINDOW_BYTES), self._size - offset)
         self._window = self._file.read(offset, wanted)
         self._window_start = offset
@@ -190,6 +193,7 @@ class SegmentLog:
             for part in SegmentScan(file, segment, size).parts(offset):
                 if isinstance(part, Record):
                     yield part
+                # At the very end of the log, after a kill, nobody was promised it; anywhere else it was acknowledged.
                 elif part.end == size and segment == self.end.segment and not self._tail_is_confirmed:
                     self._cut_tail(part)
                 else:
@@ -207,17 +211,21 @@ class SegmentLog:
         self._quarantined.add((segment, damage.start))
         path = self._quarantine / f"{segment:08d}-{damage.start:012d}.bin"
         logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage, segment, path)
+        # Kept for a human. The log itself is left as it is: its offsets are the index's.
         self._quarantine.mkdir(exist_ok=True)
         write_durably(path, data)
 
     def write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
         """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
+        # Before a write, never within one: entries of one commit lie in one segment.
         if self.end.offset >= self._segment_bytes:
             self._roll()
         buffers, locations, end = self._lay_out(entries)
         active = self._require_active()
         active.write(buffers)
+        # One `fdatasync` for all entries: it writes the new length of the file as well.
         active.sync()
+        # Only now: what lies behind `end` counts for nothing, and is cut after a failure.
         self.end = end
         self._sizes[end.segment] = end.offset
         return locations
@@ -255,6 +263,7 @@ class SegmentLog:
 
     def cut(self) -> None:
         """Take everything behind ``end`` off the log, and wait for the disk."""
+        # A roll may have failed between the new name and its first record.
         for segment in self._numbers():
             if segment > self.end.segment:
                 self._files.remove(segment_path(self._directory, segment))
@@ -262,6 +271,7 @@ class SegmentLog:
         # A descriptor that has reported an error is not to be trusted with the next one.
         self.close()
         self._active = self._files.open_append(segment_path(self._directory, self.end.segment))
+        # What was half written, or not confirmed, must not be found as whole by the next scan.
         self._active.truncate(self.end.offset)
         self._active.sync()
         self._sizes[self.end.segment] = self.end.offset
@@ -271,6 +281,7 @@ class SegmentLog:
         if segment >= self.end.segment:
             raise ValueError(f"segment {segment} is being written to")
         self._files.remove(segment_path(self._directory, segment))
+        # After the file is gone: until then readers may ask for it.
         del self._sizes[segment]
         self._files.sync_directory(self._directory)
 
@@ -287,6 +298,7 @@ class SegmentLog:
         path = self._directory / PROBE_NAME
         file = self._files.open_append(path)
         try:
+            # A probe that was killed may have left one behind.
             file.truncate(0)
             file.write([b"\x55" * num_bytes])
             file.sync()

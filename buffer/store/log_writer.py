@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forebay.buffer.store.abc import Done
-from forebay.buffer.store.index import batches
-from forebay.buffer.store.index_feeder import Feeder
+from forebay.buffer.store.index import Feeder, batches
 from forebay.buffer.store.log_records import LogEntry, make_entry
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import Location, Row
@@ -105,6 +104,7 @@ class LogWriter:
 
     def flush(self) -> None:
         """Bring the index up to date. Raises ``StorageFailed``."""
+        # Every query would answer by what was there before the failure.
         if self._index_failed:
             raise self._refusal()
         self._feed(self._feeder.flush)
@@ -127,6 +127,7 @@ class LogWriter:
             for part in batches(entries, ENTRIES_PER_COMMIT):
                 self._feeder.add(part, self._log.write(part))
         except OSError as error:
+            # How much was to be written is not known here; `recover` tries the disk with at least so much.
             self._failed_bytes = PROBE_BYTES
             self._fail(error)
             raise self._refusal() from error
@@ -146,7 +147,9 @@ class LogWriter:
         """Make the log end with its last confirmed record, try the disk, and mend the index; the new generation."""
         if self._failure is not None:
             self._log.cut()
+            # With as much as failed: a full disk may take a few bytes and refuse the next commit.
             self._log.probe(min(max(self._failed_bytes, PROBE_BYTES), BATCH_BYTES))
+            # What it lacks is read from the log, which holds everything that was confirmed.
             if self._index_failed:
                 self._feeder.close()
                 self._feeder.open()
@@ -171,6 +174,7 @@ class LogWriter:
                 self._commit(appends)
             if job is not None:
                 self._do(job)
+            # Here commits wait for the index: writers are slowed down before its backlog fills the memory.
             while self._feeder.is_pressing and not self._is_stopping:
                 self._feed(self._feeder.feed)
 
@@ -180,6 +184,7 @@ class LogWriter:
         num_bytes = 0
         while num_bytes < BATCH_BYTES and self._has_more(wait=not appends):
             item = self._taken.popleft()
+            # A job sees all appends before it committed, thus it ends the batch.
             if isinstance(item, Job):
                 return appends, item
             appends.append(item)
@@ -196,6 +201,7 @@ class LogWriter:
         return True
 
     def _wait(self) -> list[Append | Job]:
+        # The index is fed when nothing else is to do.
         while self._feeder.has_backlog:
             with suppress(Empty):
                 return self._queue.get(timeout=IDLE_S)
@@ -203,8 +209,11 @@ class LogWriter:
         return self._queue.get()
 
     def _commit(self, appends: Sequence[Append]) -> None:
+        # Between a failure and its recovery, and of a caller that has not learned of it: its memory is ahead of the
+        # disk.
         taken = [append for append in appends if self._failure is None and append.generation == self._generation]
         refused = [append for append in appends if self._failure is not None or append.generation != self._generation]
+        # One write and one fdatasync for all that came while the last one was waited for.
         entries = [append.entry for append in taken]
         try:
             locations = self._log.write(entries) if entries else []
@@ -213,6 +222,7 @@ class LogWriter:
             self._fail(error)
             taken, refused, locations = [], list(appends), []
         else:
+            # After the disk has it: an index ahead of the log would be built anew.
             self._feeder.add(entries, locations)
         if taken:
             self._call_in_loop(_confirm, taken, locations)
@@ -230,6 +240,8 @@ class LogWriter:
     def _fail(self, error: Exception) -> None:
         logger.error("the journal cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self._failure = error
+        # Counted at the failure: what is queued already, or submitted before the caller hears of it, is of an older
+        # one.
         self._generation += 1
         self._cut_quietly()
 

@@ -8,7 +8,7 @@ from typing import Self
 from msgspec.structs import astuple, replace
 
 from forebay.buffer.store.abc import Done, GroupBodies, Segment, Store, StoreStats
-from forebay.buffer.store.index import implied_group
+from forebay.buffer.store.index_rows import implied_group
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
 from forebay.buffer.store.removal import Removals
@@ -53,10 +53,12 @@ class MemoryStore(Store):
         return None
 
     def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
+        # Encoded as for a disk: what a journal would refuse is refused here, and no caller can change a row later.
         entry = make_entry(rows, body)
         location = None if body is None else self._keep(bytes(body))
         for row in entry.rows:
             self._apply(row, location)
+        # Before `submit` returns; a journal calls it in a later turn of the loop.
         done(location, None)
 
     def _keep(self, body: bytes) -> Location:
@@ -110,6 +112,7 @@ class MemoryStore(Store):
         return [replace(row, active_s=self._active[row.run_id]) for row in rows]
 
     async def load_groups(self, run_id: str) -> list[GroupRow]:
+        # Copies: the caller changes its rows.
         rows = [replace(row) for row in self._groups.values() if row.run_id == run_id]
         return sorted(rows, key=lambda row: row.number)
 

@@ -84,7 +84,7 @@ def num_row_bytes(connection: sqlite3.Connection, segment: int) -> int:
 def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
     """Every row, but samples and their columns, whose present value only a record in the segment tells.
 
-    The active seconds of all runs are among them: samples tell of them, too, and ticks are not told apart.
+    The active seconds of all runs are among them: samples tell of them, too, and which row did is not known.
     """
     rows: list[Row] = []
     for table in TABLES:
@@ -95,7 +95,7 @@ def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
 
 
 def is_needed(connection: sqlite3.Connection, segment: int) -> bool:
-    """Whether the present value of anything is told by nothing but a record in the segment."""
+    """Whether the present value of anything is known from nothing but a record in the segment."""
     queries = [f"SELECT 1 {_rows_in(table)} LIMIT 1" for table in TABLES]
     queries.append("SELECT 1 FROM samples WHERE segment = ? AND written_in = segment LIMIT 1")
     queries.append(f"SELECT 1 {_COLUMNS_IN} LIMIT 1")
@@ -173,6 +173,7 @@ class Known:
         if found is None:
             if len(self._uids) >= REMEMBERED_GROUPS:
                 self._uids.clear()
+            # One question for all samples of a group: the records behind this one are mostly of the same.
             samples = index_queries.group_samples(self._connection, run_id, group_id)
             found = self._uids[run_id, group_id] = {sample.row.uid for sample in samples}
         return found
@@ -244,6 +245,7 @@ class Clearing:
     def _moves(self, samples: Sequence[StoredSample]) -> Iterator[Addition]:
         moving = [sample for sample in samples if sample.location.segment == self._segment]
         locations = [sample.location for sample in moving]
+        # A checksum was seen to fail: copying the body would give the damage a new, valid one.
         if not self._whole.issuperset(locations):
             raise StorageFailed(
                 "a body that is still needed is damaged",
@@ -256,6 +258,7 @@ class Clearing:
     def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:
         row = samples[0].row
         for segment in sorted(self._segments_of[key]):
+            # Moved samples have rows of their own behind everything else: an empty row takes the old ones away.
             is_moved = segment == self._segment and key in self._moved
             left = [] if is_moved else [sample for sample in samples if sample.location.segment == segment]
             yield ColumnsRow(

@@ -79,7 +79,7 @@ class BatchRow(msgspec.Struct, tag="batch", kw_only=True):
     group_ids: list[str]
     """Its groups in the order in which they went out."""
     reported_ids: list[str] = []
-    """Groups that had ended undelivered, and that its ``finished_groups`` told of."""
+    """Groups that had ended undelivered, and that its ``finished_groups`` listed."""
     stale_ids: list[str] = []
     """Those of its groups that went out marked as stale."""
     num_rows: int = 0
@@ -110,7 +110,7 @@ class CheckpointRow(msgspec.Struct, tag="checkpoint", kw_only=True):
     is_forgotten: bool = False
     """Whether a rewind went behind it."""
     weight_version: int | None = None
-    """What the trainer had announced by then; None if nothing, and in journals of before that was told."""
+    """What the trainer had announced by then; None if nothing, and in journals of before that was stored."""
 
 
 class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=False):
@@ -136,7 +136,7 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     """Where the reward's number begins in the body, and where it ends; both 0 if the text leaves it in doubt."""
     reward_end: int = 0
     rollout_id: str = ""
-    """Samples of a group that share it are forks of one rollout; "" means that it was not told."""
+    """Samples of a group that share it are forks of one rollout; "" means that it was not sent."""
     oldest_version: int | None = None
     """The oldest weight version among those that the sample names; None when it names none."""
     group_number: int = 0
@@ -144,7 +144,7 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     fork: int = 0
     """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
     rollout_outcome: str = ""
-    """How its rollout ended (``core.outcome``); "" in journals of before that was told."""
+    """How its rollout ended (``core.outcome``); "" in journals of before that was stored."""
 
 
 class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):

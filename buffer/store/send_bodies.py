@@ -56,6 +56,7 @@ class Sending:
 
     def close(self) -> None:
         """Give the files back, and what was mapped of them: whoever handles an error may keep this object alive."""
+        # A view that is alive keeps its mapping, and thus a removed segment's disk space.
         self._left = self._next = None
         self._steps = iter(())
         self._views.clear()
@@ -88,6 +89,7 @@ class Sending:
         try:
             if isinstance(step, _FileSpan):
                 return _send_span(connection, step)
+            # MSG_MORE: the kernel waits for the next step before it sends a packet that is not full.
             num_bytes = connection.sendmsg(step[:MAX_BUFFERS], [], socket.MSG_MORE)
             return behind(step, num_bytes) or None
         except BlockingIOError:
@@ -95,6 +97,8 @@ class Sending:
         except TimeoutError as error:  # the kernel gave the connection up
             raise ConnectionAbortedError(str(error)) from error
         except OSError as error:
+            # The kernel copies from a mapped file: a page that the disk cannot read is a fault there, not a signal
+            # here.
             if error.errno != errno.EFAULT:
                 raise
             raise BodyUnreadable("a page of it is lost") from error
@@ -122,6 +126,7 @@ class Sending:
                 segment, view = at.segment, self._view(at.segment)
                 size = len(view)
             end = at.offset + (piece.stop if isinstance(piece, Slice) else at.length)
+            # Sliced beyond its end, a view would be short without a word.
             if end > size:
                 raise unreadable(segment, f"it ends before byte {end}")
             if isinstance(piece, Slice):
@@ -185,6 +190,7 @@ def _send_span(connection: socket.socket, span: _FileSpan) -> _FileSpan | None:
 
 
 def _takes_more(connection: socket.socket) -> bool:
+    # Not `select`: it knows no descriptor above 1 023.
     waiting = select.poll()
     waiting.register(connection, select.POLLOUT)
     return bool(waiting.poll(PATIENCE_MS))

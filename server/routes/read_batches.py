@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from forebay.buffer.reads.delivery import Delivery, LeasedBatch
 from forebay.buffer.reads.reply_rows import ReplyRows
-from forebay.buffer.reads.request import ReadRequest
+from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts

@@ -10,7 +10,7 @@ from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.reads.delivery import LeasedBatch
-from forebay.buffer.reads.request import ReadRequest
+from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import Store
 from forebay.buffer.write import Receipt
 from forebay.buffer.write import write as write_sample

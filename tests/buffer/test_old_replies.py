@@ -9,7 +9,7 @@ import pytest
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.reads.delivery import LeasedBatch
-from forebay.buffer.reads.request import ReadRequest
+from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.retention import Retention
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
