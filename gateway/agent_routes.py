@@ -24,6 +24,8 @@ from forebay.gateway.streaming import ChatCall
 from forebay.web.bodies import BodyBudget
 from forebay.web.replies import encode
 
+WRITE_HEADERS = ("content-type", "retry-after")
+"""Of the server's reply to a sample; the others belong to its connection."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 BASE = "/gateway/{rollout_id}"
 RESPONSES = f"{BASE}/v1/responses"
@@ -103,12 +105,13 @@ class AgentRoutes:
         return PassedOn(_call(found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
-        """A sample of a generator that is captured."""
+        """A sample of a generator that is captured; the server's reply to it."""
         run, agent = found
         if not isinstance(agent, CapturedCall):  # the agent of a rollout writes nothing: its generator does
             raise NoSuchRoute(request.method, request.url.path)
         reply = await run.write(await self._body(request))
-        return raw_reply(reply.status, reply.content, reply.headers)
+        headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
+        return raw_reply(reply.status, reply.body, headers)
 
     async def _json(self, request: Request) -> dict[str, Any]:
         body = read_object(await self._body(request))

@@ -40,7 +40,7 @@ class EngineBroken(EngineUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """A reply that came whole."""
+    """An engine's reply that came whole."""
 
     status: int
     headers: Headers

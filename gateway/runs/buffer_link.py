@@ -1,4 +1,4 @@
-"""The gateway's way to the server, by the private address of one run."""
+"""The gateway's calls to the server, below the private address of one run."""
 
 import logging
 import uuid
@@ -7,10 +7,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
-from forebay.core.backoff import Backoff
-from forebay.gateway.engine_http import EngineReply
+from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, Reply, answered, decoded, json_call
+from forebay.client.calls.transport import AsyncTransport
 from forebay.web.replies import encode
 
 logger = logging.getLogger(__name__)
@@ -18,10 +16,10 @@ logger = logging.getLogger(__name__)
 WRITE_S = 120.0
 """The server itself waits up to a minute for room."""
 FEED_WAIT_S = 25.0
-JSON = {"content-type": "application/json"}
-PASSED_ON = (b"content-type", b"retry-after")
 GONE = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 """Statuses that say: the run is over."""
+REPEATED = frozenset(range(HTTPStatus.MULTIPLE_CHOICES, 600)) - GONE
+"""A server that starts anew may answer anything: what it says of the run is to be had in the end."""
 
 Json = dict[str, Any]
 
@@ -36,57 +34,46 @@ class BufferLink:
         self._process_id = f"gateway-{uuid.uuid4().hex}"
 
     async def __aenter__(self) -> Self:
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(WRITE_S, connect=10.0), trust_env=False)
+        self._server = AsyncTransport(self._url, may_ask_proxy=False)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._server.close()
 
-    async def write(self, content: bytes) -> EngineReply:
+    async def write(self, content: bytes) -> Reply:
         """Write a sample as slime's client does; the server's answer, or a 503 if there is none."""
-        try:
-            reply = await self._http.post(f"{self._url}/buffer/write", content=content, headers=JSON)
-        except httpx.TransportError as error:
-            told = {"success": False, "message": f"the buffer does not answer: {error!r}", "data": None}
-            return EngineReply(HTTPStatus.SERVICE_UNAVAILABLE, [(b"content-type", b"application/json")], encode(told))
-        headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() in PASSED_ON]
-        return EngineReply(reply.status_code, headers, reply.content)
+        # Once only: the generator repeats it by itself, as it would without a gateway in between.
+        reply = await self._server.ask(Call("POST", "/buffer/write", content, JSON_BODY, WRITE_S))
+        if isinstance(reply, Reply):
+            return reply
+        body = {"success": False, "message": f"the buffer does not answer: {reply.reason}", "data": None}
+        return Reply(HTTPStatus.SERVICE_UNAVAILABLE, {"content-type": "application/json"}, encode(body))
 
     async def report(self, *, counts: Mapping[str, int] | None = None, waiting_for_engine: bool | None = None) -> None:
-        """Tell how far the run is, as well as it can be told."""
+        """Report how far the run is. A report that is lost is made up for by the next."""
         body: Json = {"waiting_for_engine": waiting_for_engine}
         if counts is not None:
+            # Counts of one process replace each other; those of a gateway before it stay.
             body |= {"counts": dict(counts), "process_id": self._process_id}
-        try:
-            reply = await self._http.post(f"{self._url}/progress", content=encode(body), headers=JSON)
-        except httpx.TransportError as error:
-            logger.warning("the server does not answer: %r", error)
-        else:
-            if reply.is_error:
-                logger.warning("the server answers %d to a report: %s", reply.status_code, reply.text[:300])
+        reply = await self._server.ask(json_call("POST", "/progress", body))
+        if isinstance(reply, Lost):
+            logger.warning("the server does not answer: %s", reply.reason)
+        elif not reply.is_success:
+            logger.warning(
+                "the server answers %d to a report: %s", reply.status, reply.body[:300].decode(errors="replace")
+            )
 
-    async def news(self, told: Json | None) -> Json | None:
-        """What the server tells at once, or, after it ``told`` that, as soon as it is another; None if the run is gone.
+    async def news(self, before: Json | None) -> Json | None:
+        """Closed groups, the step, and whether engines and deadlines stand still; None if the run is gone.
 
-        Closed groups, the step, and whether engines and deadlines stand still.
+        At once, or, after the news ``before``, as soon as there are others.
         """
-        pause = Backoff()
-        query = AT_FIRST if told is None else {"after": told["last"], "wait_s": FEED_WAIT_S, **_seen(told)}
-        while True:
-            try:
-                reply = await self._http.get(f"{self._url}/closed_groups", params=query)
-                if reply.status_code in GONE:
-                    return None
-                if reply.is_success:
-                    news: Json = reply.json()
-                    return news
-            except httpx.TransportError as error:
-                logger.warning("the server does not answer: %r", error)
-            await pause.wait()
-
-
-def _seen(told: Json) -> Json:
-    """By which the server knows what would be new."""
-    return {name: told[name] for name in ("seen", "paused", "still")}
+        query = AT_FIRST
+        if before is not None:
+            seen = {name: before[name] for name in ("seen", "paused", "still")}  # by which the server knows what is new
+            query = {"after": before["last"], "wait_s": FEED_WAIT_S, **seen}
+        call = Call("GET", "/closed_groups", query=query, timeout_s=WRITE_S)
+        reply = await self._server.run(answered(call, ENDLESS_S, REPEATED))
+        return None if reply.status in GONE else decoded(reply, call)

@@ -6,11 +6,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from forebay.client.calls.flow import Reply
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.ring import EngineRing
-from forebay.gateway.engine_http import EngineHttp, EngineReply
+from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.buffer_link import BufferLink
 from forebay.gateway.runs.closed_rollouts import ClosedRollouts
@@ -93,7 +94,7 @@ class GatewayRun:
             self.tasks.start(self.ring.abort(session.rid_prefix))
         session.close(reason)
 
-    async def write(self, content: bytes) -> EngineReply:
+    async def write(self, content: bytes) -> Reply:
         """Pass a sample of a captured generator on, with its tokens if they were recorded."""
         assert self.captured is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
