@@ -7,7 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from forebay.core.errors import EngineError, InvalidInput
-from forebay.engines.capture.turn_fields import logprob_of
+from forebay.engines.capture.read_reply import logprob_of
 from forebay.engines.chat_template import ChatTemplate, TextOf
 
 Json = dict[str, Any]

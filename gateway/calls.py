@@ -16,8 +16,7 @@ import msgspec
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.admin import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
-from forebay.engines.capture.segments import ABORTED
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply

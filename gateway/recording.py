@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forebay.engines.capture.read_reply import StreamReader, asking, strip, turns_of_chat
-from forebay.engines.capture.segments import ABORTED
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.read_reply import turns_of_chat
+from forebay.engines.capture.read_stream import StreamReader
+from forebay.engines.capture.request_fields import asking, strip
+from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.reply import Logprobs, joined_usage
 from forebay.gateway.refusals import EngineLost
 

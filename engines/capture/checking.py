@@ -11,10 +11,10 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.admin import auth_headers, root_url
 from forebay.engines.capture.fill_gaps import score
 
-REPLAY_TIMEOUT_S = 60.0
+CHECK_TIMEOUT_S = 60.0
 
 
-class Replay(msgspec.Struct, frozen=True):
+class SampleCheck(msgspec.Struct, frozen=True):
     """How far recorded logprobs are from those that the engine has for the same tokens now."""
 
     num_tokens: int
@@ -23,19 +23,19 @@ class Replay(msgspec.Struct, frozen=True):
     """The largest absolute difference, in nats; 0 if nothing was compared."""
     mean_delta: float
     num_unknown: int
-    """Positions for which the engine told no logprob (the last id of its vocabulary)."""
+    """Positions for which the engine has no logprob (the last id of its vocabulary)."""
     weight_version: str | None
     """The weights that the engine has now."""
 
 
-async def replay(
+async def check(
     engine_url: str,
     sample: Mapping[str, Any],
     *,
     weight_version: int | None = None,
     api_key: str | None = None,
-    timeout_s: float = REPLAY_TIMEOUT_S,
-) -> Replay:
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> SampleCheck:
     """Feed a sample's ``tokens`` back through the SGLang server at ``engine_url``, not a router's.
 
     Compares every position with a ``loss_mask`` of 1; with ``weight_version`` only those that its ``token_spans`` give
@@ -49,7 +49,7 @@ async def replay(
         scores = await score(http, root_url(engine_url), [int(token) for token in tokens])
     differences = [abs(float(logprobs[at]) - scores.logprobs[at]) for at in _compared(sample, weight_version)]
     deltas = [delta for delta in differences if not math.isnan(delta)]
-    return Replay(
+    return SampleCheck(
         num_tokens=len(deltas),
         max_delta=max(deltas, default=0.0),
         mean_delta=sum(deltas) / len(deltas) if deltas else 0.0,

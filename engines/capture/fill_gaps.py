@@ -1,7 +1,4 @@
-"""Asking afterwards for what a stream does not tell: its weight version, and the logprobs that are missing.
-
-Asking an SGLang server for the logprobs of given tokens.
-"""
+"""Asking an SGLang server for what a stream has left out: its weight version, and the logprobs that are missing."""
 
 import logging
 import math
@@ -14,72 +11,20 @@ import msgspec
 
 from forebay.core.errors import EngineError
 from forebay.engines.admin import WorkerAdmin, status_error, unreachable
+from forebay.engines.capture.read_reply import UNKNOWN, logprob_of
 from forebay.engines.capture.turn import Turn, VersionSpan
-from forebay.engines.capture.turn_fields import NOT_TOLD, logprob_of
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """``logprobs[i]`` is that of token ``start + i`` after all before it.
-
-    NaN for the very first token, and for the last id of the vocabulary: SGLang (0.5.23) tells id 0 in its place.
-    """
-
-    start: int
-    logprobs: list[float]
-    weight_version: str | None
-
-
-async def score(
-    http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
-) -> Scores:
-    """The logprobs of ``ids[start:]`` under the weights that the server at ``url`` has now, at temperature 1.
-
-    ``extra_key`` is that of the call which has left ``ids`` in the cache, if it had one.
-    Raises ``EngineError`` for a server that cannot tell them, ``TimeoutError``, and ``EngineUnavailable``.
-    """
-    body: dict[str, Any] = {
-        "input_ids": list(ids),
-        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": start,
-    }
-    if extra_key is not None:
-        body["extra_key"] = extra_key
-    reply = await _posted(http, url, body)
-    try:
-        meta_info = msgspec.json.decode(reply)["meta_info"]
-        told = [(token_id, logprob_of(value)) for value, token_id, *_ in meta_info["input_token_logprobs"]]
-        pairs = list(zip(ids[start:], told, strict=True))
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise EngineError(f"{url}/generate tells no input_token_logprobs: {reply[:200]!r}", status_code=200) from error
-    logprobs = [value if asked == token_id else NOT_TOLD for asked, (token_id, value) in pairs]
-    version = meta_info.get("weight_version")
-    return Scores(start, logprobs, None if version is None else str(version))
-
-
-async def _posted(http: httpx.AsyncClient, url: str, body: object) -> bytes:
-    try:
-        reply = await http.post(f"{url}/generate", json=body)
-    except httpx.TimeoutException as error:
-        raise TimeoutError(f"{url}/generate did not answer in time") from error
-    except httpx.TransportError as error:
-        raise unreachable(url, error) from error
-    if reply.status_code != HTTPStatus.OK:
-        raise status_error(url, reply.status_code, reply.content)
-    return reply.content
-
 
 logger = logging.getLogger(__name__)
 
 AGREEMENT = 0.05
-"""Asked-for logprobs are taken if they are nowhere further than this from those that the stream told, in nats.
+"""Asked-for logprobs are taken if they are nowhere further than this from those that the stream had, in nats.
 
 At another temperature they are far off; rounding in bfloat16 is within it.
 """
 
 
 async def weight_version_of(http: httpx.AsyncClient, url: str) -> str | None:
-    """The weights that the server has now; None where it does not tell."""
+    """The weights that the server has now; None where it does not say."""
     try:
         info = await WorkerAdmin(http, url).model_info()
     except (EngineError, TimeoutError):
@@ -100,7 +45,7 @@ async def complete(
     """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
 
     ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
-    versions are ``seen_versions`` and nothing is filled in. An answer of which the stream told no logprob at all is
+    versions are ``seen_versions`` and nothing is filled in. An answer of which the stream had no logprob at all is
     scored if ``temperature``, that of the request, is 1; ``extra_key`` is that of the request. ``version_of`` asks for
     the version once the stream has ended. Never raises for what the server does.
     """
@@ -113,8 +58,8 @@ async def complete(
 
 
 def _seen(turn: Turn, versions: list[str]) -> Turn:
-    told = turn.versions or turn.sampled_ids == []
-    return turn if told else msgspec.structs.replace(turn, seen_versions=versions, is_kv_mixed=len(versions) > 1)
+    is_known = turn.versions or turn.sampled_ids == []
+    return turn if is_known else msgspec.structs.replace(turn, seen_versions=versions, is_kv_mixed=len(versions) > 1)
 
 
 def _of_one_version(turn: Turn, version: str) -> Turn:
@@ -126,25 +71,79 @@ def _of_one_version(turn: Turn, version: str) -> Turn:
 async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool, extra_key: str | None) -> Turn:
     if turn.prompt_ids is None or not turn.sampled_ids:
         return turn
-    told = turn.logprobs or [NOT_TOLD] * len(turn.sampled_ids)
-    if not any(map(math.isnan, told)):
+    streamed = turn.logprobs or [UNKNOWN] * len(turn.sampled_ids)
+    if not any(map(math.isnan, streamed)):
         return turn
     try:
         ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
         scores = await score(http, url, ids, start=start, extra_key=extra_key)
     except (EngineError, TimeoutError) as error:
-        logger.info("the logprobs that a stream did not tell stay unknown: %s", error)
+        logger.info("the logprobs that a stream left out stay unknown: %s", error)
         return turn
     asked = scores.logprobs[1:]
-    if scores.weight_version not in {turn.versions[0].version, None} or not _agree(told, asked, is_trusted=is_trusted):
-        logger.info("the logprobs that a stream did not tell stay unknown: the engine's answer differs from the others")
+    # The weights may have changed since, or the temperature was not that of the scores.
+    if scores.weight_version not in {turn.versions[0].version, None} or not _agree(
+        streamed, asked, is_trusted=is_trusted
+    ):
+        logger.info("the logprobs that a stream left out stay unknown: the engine's answer differs from the others")
         return turn
-    filled = [other if math.isnan(one) else one for one, other in zip(told, asked, strict=True)]
+    filled = [other if math.isnan(one) else one for one, other in zip(streamed, asked, strict=True)]
     return msgspec.structs.replace(turn, logprobs=filled)
 
 
-def _agree(told: Sequence[float], asked: Sequence[float], *, is_trusted: bool) -> bool:
+def _agree(streamed: Sequence[float], asked: Sequence[float], *, is_trusted: bool) -> bool:
     """Whether they are close wherever both are known; with nothing to compare, whether the answer is trusted."""
-    differences = [abs(one - other) for one, other in zip(told, asked, strict=True)]
+    differences = [abs(one - other) for one, other in zip(streamed, asked, strict=True)]
     known = [difference for difference in differences if not math.isnan(difference)]
     return max(known) <= AGREEMENT if known else is_trusted
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """``logprobs[i]`` is that of token ``start + i`` after all before it.
+
+    NaN for the very first token, and for the last id of the vocabulary: SGLang (0.5.23) gives id 0 in its place.
+    """
+
+    start: int
+    logprobs: list[float]
+    weight_version: str | None
+
+
+async def score(
+    http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
+) -> Scores:
+    """The logprobs of ``ids[start:]`` under the weights that the server at ``url`` has now, at temperature 1.
+
+    ``extra_key`` is that of the call which has left ``ids`` in the cache, if it had one.
+    Raises ``EngineError`` for a server that cannot say, ``TimeoutError``, and ``EngineUnavailable``.
+    """
+    body: dict[str, Any] = {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": start,
+    }
+    if extra_key is not None:
+        body["extra_key"] = extra_key
+    reply = await _posted(http, url, body)
+    try:
+        meta_info = msgspec.json.decode(reply)["meta_info"]
+        scored = [(token_id, logprob_of(value)) for value, token_id, *_ in meta_info["input_token_logprobs"]]
+        pairs = list(zip(ids[start:], scored, strict=True))
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise EngineError(f"{url}/generate has no input_token_logprobs: {reply[:200]!r}", status_code=200) from error
+    logprobs = [value if asked == token_id else UNKNOWN for asked, (token_id, value) in pairs]
+    version = meta_info.get("weight_version")
+    return Scores(start, logprobs, None if version is None else str(version))
+
+
+async def _posted(http: httpx.AsyncClient, url: str, body: object) -> bytes:
+    try:
+        reply = await http.post(f"{url}/generate", json=body)
+    except httpx.TimeoutException as error:
+        raise TimeoutError(f"{url}/generate did not answer in time") from error
+    except httpx.TransportError as error:
+        raise unreachable(url, error) from error
+    if reply.status_code != HTTPStatus.OK:
+        raise status_error(url, reply.status_code, reply.content)
+    return reply.content

@@ -1,14 +1,16 @@
-"""Reading what engines tell into turns: whole chats, streamed chats, and SGLang's ``/generate``."""
+"""Reading the replies of engines into turns: whole chats, and SGLang's ``/generate``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from forebay.engines.capture.read_stream import StreamReader
-from forebay.engines.capture.request_fields import asking, strip
-from forebay.engines.capture.turn import Turn
-from forebay.engines.capture.turn_fields import call_fields, sampled_fields, token_ids, whole_logprobs
+import msgspec
 
-__all__ = ["StreamReader", "asking", "strip", "turns_of_chat", "turns_of_generate"]
+from forebay.engines.capture.turn import Turn, VersionSpan
+
+UNKNOWN = float("nan")
+"""Stands for the logprob of one token."""
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def turns_of_chat(
@@ -22,7 +24,7 @@ def turns_of_chat(
 ) -> list[Turn]:
     """A turn for every choice of a whole chat completion; times in seconds since the Unix epoch.
 
-    Ids are read where SGLang (``prompt_token_ids``, ``response_token_ids``) and vLLM (``token_ids``) tell them; a reply
+    Ids are read where SGLang (``prompt_token_ids``, ``response_token_ids``) and vLLM (``token_ids``) give them; a reply
     without them gives turns without ids.
     """
     call = call_fields(request_body, rid=rid, engine_url=engine_url, began_s=began_s)
@@ -52,7 +54,7 @@ def turns_of_generate(
     return [
         Turn(
             **call | {"rid": reply["meta_info"].get("id")},
-            **sampled_fields(prompt_ids, token_ids(reply.get("output_ids")), reply["meta_info"]),
+            **_sampled_fields(prompt_ids, token_ids(reply.get("output_ids")), reply["meta_info"]),
             reply={"role": "assistant", "content": reply.get("text") or ""},
             finish_reason=(reply["meta_info"].get("finish_reason") or {}).get("type", ""),
             choice=choice,
@@ -68,12 +70,89 @@ def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: i
     sampled = choice.get("response_token_ids")
     sampled_ids = token_ids(choice.get("token_ids") if sampled is None else sampled)
     meta_info = choice.get("meta_info") or reply.get("metadata") or {}
-    fields = sampled_fields(prompt, sampled_ids, meta_info)
+    fields = _sampled_fields(prompt, sampled_ids, meta_info)
     if fields["logprobs"] is None and sampled_ids is not None:
-        fields["logprobs"] = whole_logprobs(choice.get("logprobs"), len(sampled_ids))
+        fields["logprobs"] = _chat_logprobs(choice.get("logprobs"), len(sampled_ids))
     return {
         **fields,
         "reply": dict(choice.get("message") or {}),
         "finish_reason": choice.get("finish_reason") or "",
         "choice": choice.get("index", place),
+    }
+
+
+def call_fields(
+    body: Mapping[str, Any], *, rid: str | None = None, engine_url: str = "", began_s: float = 0.0
+) -> dict[str, Any]:
+    """What all turns of one call have in common."""
+    return {
+        "messages": _objects(body.get("messages")),
+        "tools": _objects(body.get("tools")),
+        "rid": rid or body.get("rid"),
+        "engine_url": engine_url,
+        "began_s": began_s,
+    }
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    # A client may send anything; the engine refuses what is wrong.
+    return [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def token_ids(value: object) -> list[int] | None:
+    """``value`` if it is a list of token ids."""
+    try:
+        return msgspec.convert(value, list[_TokenId])
+    except msgspec.ValidationError:
+        return None
+
+
+def _version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan]:
+    """The spans in SGLang's ``metadata`` or ``meta_info``, over ``num_tokens`` sampled tokens (None: as given)."""
+    if not isinstance(metadata, Mapping):
+        return []
+    listed = metadata.get("weight_versions")
+    if isinstance(listed, list) and listed:
+        spans = [VersionSpan(str(span["version"]), span["start"], span["end"]) for span in listed]
+        return spans if num_tokens is None or spans[-1].end == num_tokens else _stretched(spans, num_tokens)
+    name = metadata.get("weight_version")
+    return [] if name is None else [VersionSpan(str(name), 0, num_tokens or 0)]
+
+
+def _stretched(spans: Sequence[VersionSpan], num_tokens: int) -> list[VersionSpan]:
+    """Spans that cover ``num_tokens`` exactly, whatever the engine counted."""
+    kept = [span for span in spans if span.start < num_tokens] or list(spans[:1])
+    return [*kept[:-1], VersionSpan(kept[-1].version, kept[-1].start, num_tokens)]
+
+
+def _chat_logprobs(logprobs: object, num_tokens: int) -> list[float] | None:
+    """OpenAI's ``logprobs`` of one choice as numbers; None unless there is one for each token."""
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    if not isinstance(content, list) or len(content) != num_tokens:
+        return None
+    return [logprob_of(token.get("logprob")) for token in content]
+
+
+def logprob_of(value: object) -> float:
+    """A number as it is, anything else as unknown."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else UNKNOWN
+
+
+def _sampled_fields(
+    prompt_ids: list[int] | None, sampled_ids: list[int] | None, meta_info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a turn says about its tokens; ``meta_info`` is SGLang's, or the ``metadata`` of a chat."""
+    if prompt_ids is None or sampled_ids is None:
+        return {"versions": _version_spans(meta_info, None), "logprobs": None}
+    versions = _version_spans(meta_info, len(sampled_ids))
+    triples = meta_info.get("output_token_logprobs")
+    logprobs = [logprob_of(triple[0]) for triple in triples] if isinstance(triples, list) else []
+    return {
+        "prompt_ids": prompt_ids,
+        "sampled_ids": sampled_ids,
+        "logprobs": logprobs if triples is not None and len(logprobs) == len(sampled_ids) else None,
+        "versions": versions,
+        # Weights that change in mid-call leave a cache that others filled, unless the call was retracted: that
+        # computes its cache again.
+        "is_kv_mixed": len(versions) > 1 and not meta_info.get("num_retractions"),
     }

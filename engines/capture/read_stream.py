@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.engines.capture.read_reply import UNKNOWN, call_fields, logprob_of, token_ids
 from forebay.engines.capture.turn import Turn
-from forebay.engines.capture.turn_fields import NOT_TOLD, call_fields, logprob_of, token_ids
 
 
 class StreamReader:
-    """Takes in the chunks of one streamed chat; ``turns`` gives what they tell, at the end or before it.
+    """Takes in the chunks of one streamed chat; ``turns`` gives what they say, at the end or before it.
 
-    SGLang tells the ids of a stream in its last chunks (``sglext``), vLLM with each chunk. A stream tells no weight
-    version, and no logprob for a token that has no text of its own: ``complete`` in ``completing.py`` asks for both.
+    SGLang gives the ids of a stream in its last chunks (``sglext``), vLLM with each chunk. A stream has no weight
+    version, and no logprob for a token that has no text of its own: ``complete`` in ``fill_gaps.py`` asks for both.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class StreamReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the ids were told: an SGLang stream tells them after everything that its client wants to see."""
+        """Whether the ids have come: in an SGLang stream that is after everything that its client wants to see."""
         return self._prompt_ids is not None and all(c.sampled_ids is not None for c in self._choices.values())
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has told why it ended."""
+        """Whether every choice has a finish reason."""
         return bool(self._choices) and all(choice.finish_reason for choice in self._choices.values())
 
     def stop(self) -> None:
@@ -71,8 +71,8 @@ class StreamReader:
         sglext = chunk.get("sglext") or {}
         prompt = token_ids(sglext.get("input_ids") or chunk.get("prompt_token_ids"))
         self._prompt_ids = prompt if prompt is not None else self._prompt_ids
-        for index, told in enumerate(sglext.get("output_ids") or []):
-            self._choice(index).sampled_ids = token_ids(told)
+        for index, ids in enumerate(sglext.get("output_ids") or []):
+            self._choice(index).sampled_ids = token_ids(ids)
 
 
 @dataclass
@@ -83,11 +83,11 @@ class _Choice:
     logprobs: dict[int, float] = field(default_factory=dict)
     """By position among the sampled tokens."""
     is_placed: bool = True
-    """Each chunk told which positions its logprobs belong to."""
+    """Each chunk has said which positions its logprobs belong to."""
     sampled_ids: list[int] | None = None
     finish_reason: str = ""
     num_read: int = 0
-    """Tokens that the client has read, as far as the engine tells."""
+    """Tokens that the client has read, as far as the engine says."""
     is_stopped: bool = False
 
     def stop(self) -> None:
@@ -96,7 +96,7 @@ class _Choice:
             self.is_stopped, self.finish_reason = True, "stop"
 
     def feed(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
-        """``num_sampled`` tokens of this choice were sampled when the chunk was made, if it tells."""
+        """``num_sampled`` tokens of this choice were sampled when the chunk was made, if it says so."""
         if self.is_stopped:
             return
         self.num_read = max(self.num_read, num_sampled or 0)
@@ -111,11 +111,11 @@ class _Choice:
         self._read_logprobs(choice, num_sampled)
 
     def fields(self, prompt_ids: list[int] | None) -> dict[str, Any]:
-        told: dict[str, Any] = {"reply": self._reply(), "finish_reason": self.finish_reason}
+        fields: dict[str, Any] = {"reply": self._reply(), "finish_reason": self.finish_reason}
         if prompt_ids is None or self.sampled_ids is None:
-            return told
+            return fields
         sampled_ids = self.sampled_ids[: self.num_read] if self.is_stopped else self.sampled_ids
-        return told | {
+        return fields | {
             "prompt_ids": prompt_ids,
             "sampled_ids": sampled_ids,
             "logprobs": self._placed_logprobs(len(sampled_ids)),
@@ -123,17 +123,17 @@ class _Choice:
 
     def _placed_logprobs(self, num_tokens: int) -> list[float] | None:
         positions = range(num_tokens)
+        # Without places they are only known to belong where they are as many as the tokens.
         if not self.is_placed and self.logprobs.keys() != set(positions):
             return None
-        return [self.logprobs.get(position, NOT_TOLD) for position in positions] if self.logprobs else None
+        return [self.logprobs.get(position, UNKNOWN) for position in positions] if self.logprobs else None
 
     def _read_logprobs(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
         content = (choice.get("logprobs") or {}).get("content") or []
         if content and num_sampled is None:
             self.is_placed = False
         first = len(self.logprobs) if num_sampled is None else num_sampled - len(content)
-        told = {first + place: logprob_of(token.get("logprob")) for place, token in enumerate(content)}
-        self.logprobs.update(told)
+        self.logprobs.update((first + place, logprob_of(token.get("logprob"))) for place, token in enumerate(content))
 
     def _reply(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.text)}
@@ -145,16 +145,16 @@ class _Choice:
 
 
 def _num_sampled(chunk: Mapping[str, Any]) -> int | None:
-    """Only a chunk of one choice tells how many tokens that choice has."""
-    told = (chunk.get("usage") or {}).get("completion_tokens")
-    return told if isinstance(told, int) and len(chunk.get("choices") or []) == 1 else None
+    # Only in a chunk of one choice are the counts those of that choice.
+    num_tokens = (chunk.get("usage") or {}).get("completion_tokens")
+    return num_tokens if isinstance(num_tokens, int) and len(chunk.get("choices") or []) == 1 else None
 
 
 def _add_tool_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Names and ids come once, arguments in pieces."""
+    # Names and ids come once, arguments in pieces.
     function = call.setdefault("function", {"name": "", "arguments": ""})
-    told = delta.get("function") or {}
-    function["name"] = function["name"] or told.get("name") or ""
-    function["arguments"] += told.get("arguments") or ""
+    piece = delta.get("function") or {}
+    function["name"] = function["name"] or piece.get("name") or ""
+    function["arguments"] += piece.get("arguments") or ""
     call["id"] = call.get("id") or delta.get("id") or ""
     call["type"] = "function"

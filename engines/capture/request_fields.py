@@ -1,4 +1,4 @@
-"""What is asked of an engine so that it tells its tokens, and how a reply looks without what was added."""
+"""What is asked of an engine so that its tokens come along, and how a reply looks without what was added."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ _STREAM = ("return_input_ids_in_sglext", "return_output_ids_in_sglext")
 
 
 def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
-    """The body of a chat with the fields of SGLang (seen: 0.5.23) that make it tell token ids, logprobs and versions.
+    """The body of a chat with the fields of SGLang (seen: 0.5.23) that bring token ids, logprobs and versions.
 
-    A stream refuses the fields of a whole reply. It gets usage with every chunk: that tells which tokens the logprobs
+    A stream refuses the fields of a whole reply. It gets usage with every chunk: that says which tokens the logprobs
     of a chunk belong to, since tokens without text of their own have none.
     """
     if not is_stream:
@@ -31,45 +31,46 @@ def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str,
 
 def _strip_chunk(chunk: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:
     options = _object(client_body.get("stream_options"))
-    told = _without_sglext(chunk, client_body)
+    shown = _without_sglext(chunk, client_body)
     if not chunk.get("choices"):
-        is_wanted = options.get("include_usage") if chunk.get("usage") else "sglext" in told or "sglext" not in chunk
-        return told if is_wanted else None
+        # A last chunk of counts, or of ids that only we have asked for.
+        is_wanted = options.get("include_usage") if chunk.get("usage") else "sglext" in shown or "sglext" not in chunk
+        return shown if is_wanted else None
     if not (options.get("include_usage") and options.get("continuous_usage_stats")):
-        told.pop("usage", None)
-    return _with_choices(told, client_body)
+        shown.pop("usage", None)
+    return _with_choices(shown, client_body)
 
 
 def _object(value: object) -> Mapping[str, Any]:
-    """A client may send anything; the engine tells it what is wrong."""
+    # A client may send anything; the engine says what is wrong.
     return value if isinstance(value, Mapping) else {}
 
 
-def _with_choices(told: dict[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
-    choices = told.get("choices")
-    return {**told, "choices": [_strip(choice, client_body) for choice in choices]} if choices else told
+def _with_choices(reply: dict[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
+    choices = reply.get("choices")
+    return {**reply, "choices": [_strip_choice(choice, client_body) for choice in choices]} if choices else reply
 
 
 def _without_sglext(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
-    told = dict(reply)
+    shown = dict(reply)
     wanted = {
         "input_ids": client_body.get("return_input_ids_in_sglext"),
         "output_ids": client_body.get("return_output_ids_in_sglext"),
     }
-    kept = {name: value for name, value in _object(told.pop("sglext", None)).items() if wanted.get(name, True)}
-    return {**told, "sglext": kept} if kept else told
+    kept = {name: value for name, value in _object(shown.pop("sglext", None)).items() if wanted.get(name, True)}
+    return {**shown, "sglext": kept} if kept else shown
 
 
-def _strip(choice: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
-    told = dict(choice)
+def _strip_choice(choice: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
+    shown = dict(choice)
     if not client_body.get("logprobs"):
-        told |= {"logprobs": None} if "logprobs" in told else {}
-        meta_info = _object(told.get("meta_info"))
-        told |= {"meta_info": {n: v for n, v in meta_info.items() if "token_logprobs" not in n}} if meta_info else {}
+        shown |= {"logprobs": None} if "logprobs" in shown else {}
+        meta_info = _object(shown.get("meta_info"))
+        shown |= {"meta_info": {n: v for n, v in meta_info.items() if "token_logprobs" not in n}} if meta_info else {}
     has_ids = client_body.get("return_token_ids")
     wanted = {
         "prompt_token_ids": has_ids or client_body.get("return_prompt_token_ids"),
         "response_token_ids": has_ids,
         "meta_info": client_body.get("return_meta_info"),
     }
-    return {name: value for name, value in told.items() if wanted.get(name, True)}
+    return {name: value for name, value in shown.items() if wanted.get(name, True)}

@@ -24,8 +24,8 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to train on. ``tokens``, ``loss_mask``, ``logprobs`` and ``token_spans`` have one length.
 
     ``loss_mask`` is 1 where a token was sampled in this rollout and is trained on in this sample. ``logprobs`` are 0
-    where no token was sampled, or where its logprob was not told. ``tokens`` is None where the engine told no ids,
-    ``logprobs`` where it told none for a whole turn.
+    where no token was sampled, or where its logprob is unknown. ``tokens`` is None where the engine gave no ids,
+    ``logprobs`` where it gave none for a whole turn.
     """
 
     messages: list[dict[str, Any]]
@@ -39,17 +39,17 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """What a sample gets of it, as JSON values."""
-        told: dict[str, Any] = {"messages": self.messages}
+        fields: dict[str, Any] = {"messages": self.messages}
         if len(self.weight_versions) == 1:
-            told["weight_version"] = self.weight_versions[0]
+            fields["weight_version"] = self.weight_versions[0]
         elif self.weight_versions:
-            told["weight_versions"] = self.weight_versions
+            fields["weight_versions"] = self.weight_versions
         if self.tokens is None:
-            return {**told, "retokenized": True}
-        told |= {"tokens": self.tokens, "loss_mask": self.loss_mask}
+            return {**fields, "retokenized": True}
+        fields |= {"tokens": self.tokens, "loss_mask": self.loss_mask}
         if self.logprobs is not None:
-            told["logprobs"] = self.logprobs
-        return {**told, "token_spans": msgspec.to_builtins(self.token_spans)}
+            fields["logprobs"] = self.logprobs
+        return {**fields, "token_spans": msgspec.to_builtins(self.token_spans)}
 
 
 class HasFields(Protocol):
@@ -59,7 +59,7 @@ class HasFields(Protocol):
 
 
 class Recorded(Protocol):
-    """What a rollout's engine calls came to: a ``Trajectory``, or what another process tells of one."""
+    """What a rollout's engine calls came to: a ``Trajectory``, or what another process says of one."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
@@ -67,7 +67,7 @@ class Recorded(Protocol):
     def samples(self) -> Sequence[HasFields]: ...
 
 
-def untold_sample(turns: Sequence[Turn]) -> CapturedSample:
+def sample_without_tokens(turns: Sequence[Turn]) -> CapturedSample:
     """The sample of a rollout of which not all token ids are known: messages, and the weight versions."""
     last = turns[-1]
     versions = [name for turn in turns for name in _version_names(turn)]
@@ -99,8 +99,9 @@ def _mask(node: Node, cut: int, claimed: dict[Node, int]) -> list[int]:
     start = node.sampled_start
     free = max(claimed.get(node, start), start)
     claimed[node] = max(free, cut)
-    told = node.turn.logprobs
-    bits = [int(at >= free and (told is None or not math.isnan(told[at - start]))) for at in range(start, cut)]
+    logprobs = node.turn.logprobs
+    # A token of which the logprob is unknown cannot be trained on; without any, the trainer has its own.
+    bits = [int(at >= free and (logprobs is None or not math.isnan(logprobs[at - start]))) for at in range(start, cut)]
     return [0] * len(node.prompt) + bits
 
 
@@ -109,8 +110,8 @@ def _logprobs(parts: Sequence[tuple[Node, int]]) -> list[float] | None:
         return None
     values: list[float] = []
     for node, cut in parts:
-        told = (node.turn.logprobs or [])[: cut - node.sampled_start]
-        values += [0.0] * len(node.prompt) + [0.0 if math.isnan(value) else value for value in told]
+        sampled = (node.turn.logprobs or [])[: cut - node.sampled_start]
+        values += [0.0] * len(node.prompt) + [0.0 if math.isnan(value) else value for value in sampled]
     return values
 
 
@@ -126,11 +127,11 @@ def _spans(node: Node, cut: int) -> Iterator[TokenSpan]:
 
 
 def _prompt_source(node: Node) -> Source:
-    """A tool's result if that is all that the prompt brings; template tokens around it count with it."""
     parent = node.parent
     if parent is None or node.kept < parent.end:
         return "environment"
     new = node.turn.messages[len(parent.turn.messages) + 1 :]
+    # A tool's result if that is all that the prompt brings; template tokens around it count with it.
     return "tool" if new and all(message.get("role") == "tool" for message in new) else "environment"
 
 

@@ -1,7 +1,4 @@
-"""The turns of one rollout, and the samples that they make.
-
-Keeping each message of a long rollout once, however many turns send it again.
-"""
+"""The turns of one rollout, and the samples that they make."""
 
 import logging
 import threading
@@ -14,56 +11,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from forebay.engines.capture.sample_fields import CapturedSample, sample_of, untold_sample
-from forebay.engines.capture.segments import ABORTED, continues, merge
+from forebay.engines.capture.sample_fields import CapturedSample, sample_of, sample_without_tokens
 from forebay.engines.capture.token_tree import Node, as_ids, match
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.turn import ABORTED, Turn, continues, merge
 
 Object = dict[str, Any]
-
-
-class Messages:
-    """Hands out one shared copy of every message and tool. The copies must not be changed."""
-
-    def __init__(self) -> None:
-        self._held: dict[bytes, Object] = {}
-
-    def shared(self, turn: Turn) -> Turn:
-        """``turn`` with copies of its own, so that it stays as it was sent."""
-        messages, tools = self._copies(turn.messages), self._copies(turn.tools)
-        return msgspec.structs.replace(turn, messages=messages, tools=tools, reply=_copy(turn.reply))
-
-    def _copies(self, objects: Sequence[Mapping[str, Any]]) -> list[Object]:
-        encoded = (msgspec.json.encode(each, enc_hook=_plain) for each in objects)
-        return [self._held.setdefault(key, msgspec.json.decode(key)) for key in encoded]
-
-
-def _copy(message: Mapping[str, Any]) -> Object:
-    return msgspec.json.decode(msgspec.json.encode(message, enc_hook=_plain), type=Object)
-
-
-def _plain(value: Any) -> object:
-    """Messages of the openai package, as users put them into the next request."""
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(exclude_none=True, warnings=False)
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 logger = logging.getLogger(__name__)
 
 
 class Drift(StrEnum):
-    """How the prompt of a turn goes on from the tokens that are held."""
+    """How the prompt of a turn goes on from the tokens that are known."""
 
     CLEAN = "clean"
-    """It begins with all tokens of an earlier turn, or nothing is held yet, or a prompt was asked again."""
+    """It begins with all tokens of an earlier turn, or nothing is known yet, or a prompt was asked again."""
     REALIGNED = "realigned"
     """It leaves them inside the last response, in its second half: the tokens from there on are not trained on."""
     FORK = "fork"
     """It goes its own way: another sample of the same rollout."""
     UNTOLD = "untold"
-    """The engine told no token ids."""
+    """The engine gave no token ids."""
 
 
 COUNTER_NAMES = {Drift.CLEAN: "clean", Drift.REALIGNED: "realigned", Drift.FORK: "forked"}
@@ -74,7 +42,7 @@ class Trajectory:
 
     Turns form a tree of tokens. Every leaf is a sample; a sampled token is trained on in one sample, and in none if it
     was realigned away. What counts is the order in which the turns began (``began_s``), not the one in which they were
-    added: a stream that nobody reads to its end is told late. ``counters`` tell what happened:
+    added: a stream that nobody reads to its end comes late. ``counters`` say what happened:
 
     - ``clean``, ``realigned``, ``forked``, ``untold``: the turns by their ``Drift``;
     - ``realigned_tokens``: sampled, and not trained on;
@@ -90,12 +58,12 @@ class Trajectory:
         self._nodes: list[Node] = []
         self._added: list[Node | Turn] = []
         """A turn without ids is no node."""
-        self._messages = Messages()
+        self._messages = SharedMessages()
         self._num_added = 0
         self._lock = threading.Lock()
 
     def add(self, turn: Turn) -> Drift:
-        """Take in a turn; the rest of one that was just aborted is joined to it. Tells how its prompt goes on."""
+        """Take in a turn; the rest of one that was just aborted is joined to it. Returns how its prompt goes on."""
         with self._lock:
             drift = self._add(self._messages.shared(turn))
         if drift in {Drift.REALIGNED, Drift.FORK}:
@@ -131,8 +99,8 @@ class Trajectory:
             self._sort()
             newest = self._added[-1]
             if isinstance(newest, Turn) or len(self._nodes) < len(self._added):
-                return [untold_sample([_bare(added) for added in self._added])]
-            return self._told_samples(newest)
+                return [sample_without_tokens([_bare(added) for added in self._added])]
+            return self._samples_from(newest)
 
     def _sort(self) -> None:
         """Build the tree anew if turns were added in another order than they began in."""
@@ -142,15 +110,16 @@ class Trajectory:
         turns = sorted(map(_whole, self._added), key=lambda turn: turn.began_s)
         self._counts = Counter(merged=self._counts["merged"])
         self._num_added = 0
-        for held in (self._roots, self._nodes, self._added):
-            held.clear()
+        for known in (self._roots, self._nodes, self._added):
+            known.clear()
         for turn in turns:
             self._add(turn)
 
-    def _told_samples(self, newest: Node) -> list[CapturedSample]:
+    def _samples_from(self, newest: Node) -> list[CapturedSample]:
         claimed: dict[Node, int] = {}
         main = sample_of(newest, claimed)
         kept = self._kept()
+        # The main sample goes first: where branches share sampled tokens, it is the one that trains on them.
         inner = {newest, *(node.parent for node in kept)}
         forks = [sample_of(node, claimed) for node in kept if node not in inner]
         return [*(fork for fork in forks if any(fork.loss_mask or ())), main]
@@ -194,8 +163,10 @@ class Trajectory:
         whole, left, left_at = match(self._roots, ids)
         end = 0 if whole is None else whole.end
         if left is not None and (whole is None or left_at > end):
+            # The same prompt again, so another answer to it.
             if left_at == len(ids) == left.sampled_start:
                 return _Place(left.parent, left.kept, Drift.CLEAN, is_branch=True)
+            # Only the end of the last response may be dropped, and not most of it: a fork keeps everything.
             if not left.children and 2 * (left.end - left_at) <= len(left.sampled):
                 return _Place(left, left_at, Drift.REALIGNED)
         elif whole is not None or not self._nodes:
@@ -243,3 +214,31 @@ def _whole(added: Node | Turn) -> Turn:
 
 def _is_given_up(node: Node) -> bool:
     return node.turn.finish_reason == ABORTED and not node.children
+
+
+class SharedMessages:
+    """Hands out one copy of every message and tool, however many turns send it. The copies must not be changed."""
+
+    def __init__(self) -> None:
+        self._copy_by_json: dict[bytes, Object] = {}
+
+    def shared(self, turn: Turn) -> Turn:
+        """``turn`` with copies of its own, so that it stays as it was sent."""
+        messages, tools = self._copies(turn.messages), self._copies(turn.tools)
+        return msgspec.structs.replace(turn, messages=messages, tools=tools, reply=_copy(turn.reply))
+
+    def _copies(self, objects: Sequence[Mapping[str, Any]]) -> list[Object]:
+        encoded = (msgspec.json.encode(each, enc_hook=_plain) for each in objects)
+        return [self._copy_by_json.setdefault(key, msgspec.json.decode(key)) for key in encoded]
+
+
+def _copy(message: Mapping[str, Any]) -> Object:
+    return msgspec.json.decode(msgspec.json.encode(message, enc_hook=_plain), type=Object)
+
+
+def _plain(value: Any) -> object:
+    """Messages of the openai package, as users put them into the next request."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(exclude_none=True, warnings=False)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -68,10 +68,11 @@ class _Reading(ABC):
         num_tokens = len(self._ids)
         if end is not None:
             finish_reason, text = "stop", text[:end]
+            # The engine drops what comes after the token that completes a stop string; so do we.
             if self._stop_end(without_last) is not None:
                 num_tokens = await self._first_with_stop()
         elif finish_reason in ENDED:
-            text = without_last
+            text = without_last  # the last token ended the turn: it is none of its text
         message, has_calls = await self._parsed(text)
         if finish_reason in ENDED:
             finish_reason = "tool_calls" if has_calls else "stop"
@@ -104,6 +105,7 @@ class _Reading(ABC):
 
     async def _first_with_stop(self) -> int:
         """The number of tokens after which an engine that saw them all would have stopped."""
+        # Bisected: each look is a call of the engine. Once a text holds a stop string, every longer one does.
         low, high = 0, len(self._ids) - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -139,15 +141,16 @@ class _EngineReading(_Reading):
         parsers: Mapping[str, Any] = info.raw if info is not None else {}
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if (parser := parsers.get("reasoning_parser")) and self._body.get("separate_reasoning", True):
-            told = await self._admin.post_json("/separate_reasoning", {"text": text, "reasoning_parser": parser})
-            if told is not None and told.get("reasoning_text"):
-                message |= {"content": told.get("text") or "", "reasoning_content": told["reasoning_text"]}
+            asked = {"text": text, "reasoning_parser": parser}
+            parsed = await self._admin.post_json("/separate_reasoning", asked) or {}
+            if parsed.get("reasoning_text"):
+                message |= {"content": parsed.get("text") or "", "reasoning_content": parsed["reasoning_text"]}
         if (parser := parsers.get("tool_call_parser")) and self._has_tools:
             asked = {"text": message["content"], "tools": self._body["tools"], "tool_call_parser": parser}
-            told = await self._admin.post_json("/parse_function_call", asked) or {}
-            if calls := told.get("calls"):
+            parsed = await self._admin.post_json("/parse_function_call", asked) or {}
+            if calls := parsed.get("calls"):
                 message |= {
-                    "content": told.get("normal_text") or "",
+                    "content": parsed.get("normal_text") or "",
                     "tool_calls": [_tool_call(call) for call in calls],
                 }
         return message, "tool_calls" in message

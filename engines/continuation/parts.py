@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import EngineError
-from forebay.engines.capture.segments import ABORTED, joined, merge
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.turn import Turn, joined, merge
 
 BUDGET_NAMES = ("max_completion_tokens", "max_tokens")
 MIN_NAMES = ("min_tokens", "min_new_tokens")
@@ -16,7 +15,7 @@ GRAMMAR_NAMES = ("regex", "ebnf", "json_schema", "structural_tag", "guided_json"
 OF_ONE_CALL = ("rid", "stream", "stream_options")
 """Fields of a body that its later calls have not."""
 OF_THE_END = ("continue_final_message", "add_generation_prompt")
-"""Fields that tell how the last message is to be rendered."""
+"""Fields that say how the last message is to be rendered."""
 
 Json = dict[str, Any]
 
@@ -40,7 +39,7 @@ class Part:
 class Parts:
     """The parts of one choice, each from one call. ``body`` is the chat that was asked for, ``first`` what it brought.
 
-    What the engine aborted is gone on with by token ids where all engines so far told them, else by text.
+    What the engine aborted is gone on with by token ids where all engines so far gave them, else by text.
     """
 
     def __init__(self, body: Mapping[str, Any], first: Turn) -> None:
@@ -53,7 +52,7 @@ class Parts:
         self.completion_tokens: list[int] = []
         self.weight_versions: list[str | None] = []
         self.logprobs: list[Json] = []
-        """What the parts after the first told beside each token, as chats tell it."""
+        """Those of the parts after the first, as chats have them."""
         self.dropped: list[Turn] = []
         """Parts that nothing could go on from."""
         self._note(first)
@@ -87,20 +86,21 @@ class Parts:
         request = {**self.body, **self._left()}
         if "n" in request:
             request["n"] = 1
-        held, text = self._held_ids(), "".join(self.texts)
-        if held is None and not text:
+        ids, text = self._known_ids(), "".join(self.texts)
+        if ids is None and not text:
             return request
         request = {name: value for name, value in request.items() if name not in OF_THE_END}
-        if held is not None:
-            return {**request, "messages": self.before, "input_ids": held}
+        if ids is not None:
+            return {**request, "messages": self.before, "input_ids": ids}
         messages = [*self.before, {"role": "assistant", "content": self._prefix + text}]
         # vLLM insists on the last field, SGLang does not look at it.
         return {**request, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
     def add(self, part: Part) -> bool:
         """Take in the reply to the last request; false if it did not go on from the tokens that it was given."""
-        turn, held = part.only, self._held_ids()
-        if held is not None and turn.prompt_ids != held:
+        turn, ids = part.only, self._known_ids()
+        # An engine that does not know the field renders the messages instead: it began the answer anew.
+        if ids is not None and turn.prompt_ids != ids:
             self.is_by_ids = False
             return False
         self.is_by_ids = self.is_by_ids and turn.sampled_ids is not None
@@ -112,9 +112,11 @@ class Parts:
     def _with(self, rest: Turn) -> Turn:
         if self.turn is None:
             return rest
-        if not self.turn.sampled_ids and not any(self.texts):  # an engine may not even have read the prompt
+        # Aborted before its first token: an engine may not even have read the prompt, and tells none of its ids.
+        if not self.turn.sampled_ids and not any(self.texts):
             return msgspec.structs.replace(rest, began_s=self.turn.began_s)
-        if not self.is_by_ids:  # the text may have been made into other tokens
+        # Gone on with from its text, which may have been made into other tokens than were sampled.
+        if not self.is_by_ids:
             rest = msgspec.structs.replace(rest, prompt_ids=None, sampled_ids=None, logprobs=None)
         return merge(self.turn, rest)
 
@@ -129,12 +131,12 @@ class Parts:
         return num_tokens
 
     def _note(self, turn: Turn) -> None:
-        content, told = turn.reply.get("content"), turn.usage.get("completion_tokens")
+        content, counted = turn.reply.get("content"), turn.usage.get("completion_tokens")
         self.texts.append(content if isinstance(content, str) else "")
-        self.completion_tokens.append(len(turn.sampled_ids) if turn.sampled_ids is not None else told or 0)
+        self.completion_tokens.append(len(turn.sampled_ids) if turn.sampled_ids is not None else counted or 0)
         self.weight_versions.append(turn.versions[-1].version if turn.versions else None)
 
-    def _held_ids(self) -> list[int] | None:
+    def _known_ids(self) -> list[int] | None:
         """The tokens to go on from; None at the beginning, and where they are not known."""
         turn = self.turn
         if not self.is_by_ids or turn is None or not turn.sampled_ids:
@@ -162,6 +164,3 @@ def ends_with_text(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message is one of the assistant, with nothing but text."""
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and isinstance(last.get("content"), str) and not last.get("tool_calls")
-
-
-__all__ = ["ABORTED", "Json", "Part", "Parts", "ends_with_text"]

@@ -7,7 +7,7 @@ from forebay.engines.capture.turn import Turn
 
 Json = dict[str, Any]
 Logprobs = Mapping[int, list[Json]]
-"""By choice: what the parts after the first told beside each token; only choices that were gone on with."""
+"""By choice: the logprobs of the parts after the first; only choices that were gone on with."""
 
 
 def joined_reply(reply: Json, turns: Sequence[Turn], logprobs: Logprobs) -> Json:
@@ -17,32 +17,32 @@ def joined_reply(reply: Json, turns: Sequence[Turn], logprobs: Logprobs) -> Json
     return {**reply, "choices": choices, "usage": joined_usage(reply.get("usage"), turns)}
 
 
-def joined_usage(told: Json | None, turns: Sequence[Turn]) -> Json | None:
+def joined_usage(usage: Json | None, turns: Sequence[Turn]) -> Json | None:
     """The engine's counts of the first part, with the tokens of all parts."""
-    if told is None:
+    if usage is None:
         return None
     counts = [_num_sampled(turn, len(turns)) for turn in turns]
     if None in counts:
-        return told
+        return usage
     completion = sum(count for count in counts if count is not None)
-    return {**told, "completion_tokens": completion, "total_tokens": told.get("prompt_tokens", 0) + completion}
+    return {**usage, "completion_tokens": completion, "total_tokens": usage.get("prompt_tokens", 0) + completion}
 
 
 def _num_sampled(turn: Turn, num_choices: int) -> int | None:
-    """The usage of a turn is that of all choices of its call."""
     if turn.sampled_ids is not None:
         return len(turn.sampled_ids)
+    # The usage of a turn is that of all choices of its call: with several, no count belongs to one of them.
     return turn.usage.get("completion_tokens") if num_choices == 1 else None
 
 
 def _choice(choice: Json, turn: Turn | None, logprobs: Logprobs) -> Json:
     if turn is None or turn.choice not in logprobs:
         return choice
-    told = {**choice, "message": {**choice["message"], **turn.reply}, "finish_reason": turn.finish_reason}
+    whole = {**choice, "message": {**choice["message"], **turn.reply}, "finish_reason": turn.finish_reason}
     if "response_token_ids" in choice:
-        told["response_token_ids"] = turn.sampled_ids
+        whole["response_token_ids"] = turn.sampled_ids
     if isinstance(choice.get("logprobs"), dict):
         content = [*(choice["logprobs"].get("content") or []), *logprobs[turn.choice]]
         kept = content if turn.sampled_ids is None else content[: len(turn.sampled_ids)]
-        told["logprobs"] = {**choice["logprobs"], "content": kept}
-    return told
+        whole["logprobs"] = {**choice["logprobs"], "content": kept}
+    return whole

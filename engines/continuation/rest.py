@@ -11,14 +11,13 @@ import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError
-from forebay.engines.capture.segments import ABORTED, cut
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.turn import ABORTED, Turn, cut
 from forebay.engines.continuation.message import Whole
 from forebay.engines.continuation.parts import Json, Part, Parts
 
 logger = logging.getLogger(__name__)
 
-MAX_FRUITLESS = 10
+MAX_EMPTY_PARTS = 10
 """So many times in a row may an engine abort a call before its first token: with the pauses, half a minute."""
 
 
@@ -54,7 +53,7 @@ class Rest:
         self.turn: Turn = turn
         """All that there is so far; in the end, the whole turn with its message."""
         self._pause = Backoff(0.25, 5.0)
-        self._num_fruitless = 0
+        self._num_empty = 0
 
     @property
     def turns(self) -> list[Turn]:
@@ -68,7 +67,7 @@ class Rest:
         """
         parts = self.parts
         while self.turn.finish_reason == ABORTED and not parts.is_budget_spent:
-            if pause_s := self._stand():
+            if pause_s := self._prepare():
                 yield pause_s
             self._add((yield Ask(parts.request())))
         if self.turn.finish_reason == ABORTED:
@@ -87,19 +86,20 @@ class Rest:
         if not parts.add(answer):
             logger.warning("the engine does not go on from token ids: the turn is continued from its text")
         elif parts.turn is not None:
-            ended = parts.turn.finish_reason or "stop"  # some servers send null
-            self.turn = msgspec.structs.replace(parts.turn, choice=self.choice, finish_reason=ended)
+            reason = parts.turn.finish_reason or "stop"  # some servers send null
+            self.turn = msgspec.structs.replace(parts.turn, choice=self.choice, finish_reason=reason)
 
-    def _stand(self) -> Pause:
-        """Before the next part: the pause that it needs. An engine that is being updated may abort many in a row."""
+    def _prepare(self) -> Pause:
+        """Drop what cannot be gone on with. Returns the pause that the next part needs, in seconds."""
         parts = self.parts
-        is_fruitless = parts.is_last_empty or parts.is_grammar_bound
-        self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
-        if self._num_fruitless >= MAX_FRUITLESS:
+        is_empty = parts.is_last_empty or parts.is_grammar_bound
+        # An engine that is being updated may abort many calls in a row before their first token.
+        self._num_empty = self._num_empty + 1 if is_empty else 0
+        if self._num_empty >= MAX_EMPTY_PARTS:
             raise EngineError("the engine aborts every call before its first token, or its end", status_code=200)
         if parts.is_grammar_bound and (num_dropped := parts.drop()):
             logger.info("a reply that is held to a grammar was aborted: asked afresh, %d tokens dropped", num_dropped)
-        return self._pause.next_s() if self._num_fruitless > 1 else 0.0
+        return self._pause.next_s() if self._num_empty > 1 else 0.0
 
 
 async def finish(

@@ -11,7 +11,9 @@ import openai
 from openai.types.chat import ChatCompletionChunk
 
 from forebay.engines.capture.fill_gaps import complete, weight_version_of
-from forebay.engines.capture.read_reply import StreamReader, strip, turns_of_chat
+from forebay.engines.capture.read_reply import turns_of_chat
+from forebay.engines.capture.read_stream import StreamReader
+from forebay.engines.capture.request_fields import strip
 from forebay.engines.chat_over_generate import TemplatedCall
 from forebay.engines.continuation.parts import Part
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.engines.admin import WorkerAdmin, admin_client
-from forebay.engines.capture.segments import continues, cut, merge
-from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.capture.turn import Turn, VersionSpan, continues, cut, merge
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode

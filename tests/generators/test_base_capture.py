@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
@@ -27,7 +27,7 @@ async def rolled_out(buffer: Any, write_rows: Any, script: Any, rollout: Any, **
         for sample in buffer.samples:
             assert sample["status"] == "completed", sample
             if "tokens" in sample:
-                assert (await replay(engine.url, sample)).max_delta < 1e-9
+                assert (await check(engine.url, sample)).max_delta < 1e-9
     samples: Samples = buffer.samples
     return samples
 

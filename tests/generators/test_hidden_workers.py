@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from forebay.core.ids import group_id
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
@@ -88,7 +88,7 @@ async def test_samples_are_exact_though_no_worker_can_be_asked(
         check_tokens(sample, [*encode("one two three"), TURN_END])
         assert "retokenized" not in sample
         assert sample["messages"] == [*PROMPT, {"role": "assistant", "content": "one two three"}]
-        assert (await replay(served.engine.url, sample)).max_delta < 1e-9
+        assert (await check(served.engine.url, sample)).max_delta < 1e-9
 
 
 @pytest.mark.parametrize("rollout", [single_turn, query_single_turn])
@@ -121,7 +121,7 @@ async def test_two_turns_are_one_sequence(behind, buffer) -> None:
     async with behind(lambda call: f"answer {len(call.messages)}") as served:
         await served.run(talk)
         (sample,) = buffer.samples
-        assert (await replay(served.engine.url, sample)).num_tokens == 2 * (len("answer 1") + 1)
+        assert (await check(served.engine.url, sample)).num_tokens == 2 * (len("answer 1") + 1)
     assert sample["extra_info"]["capture"] == {"clean": 2}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.client import AsyncBufferClient
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
 from tests.engines.template_kit import hiding_router, write_tokenizer
@@ -97,7 +97,7 @@ async def test_samples_of_a_run_behind_a_router_that_hides_its_workers_are_exact
         await client.start("talk", 2, rows, remote_engine_url=url, template_path=str(folder))
         batch = await client.read(num_groups=1, wait_s=50)
         assert batch is not None
-        checks = [await replay(engine.url, dict(row)) for row in batch.rows]
+        checks = [await check(engine.url, dict(row)) for row in batch.rows]
     assert router.asked == ["/generate"] * 2
     assert [row.get("retokenized") for row in batch.rows] == [None, None]
     assert all(check.num_tokens > len("answer") and check.max_delta < 1e-9 for check in checks)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from tests.conftest import MakeServer
 from tests.generators.agent_kit import stored
 from tests.kit import ServerProcess
@@ -42,6 +42,6 @@ async def test_an_agent_is_recorded_token_by_token(
     assert len(samples) == 8
     assert {sample["outcome"] for sample in samples} <= {"ok", "truncated"}
     for sample in samples:
-        told = await replay(sglang_url, sample)
+        told = await check(sglang_url, sample)
         assert told.num_tokens + told.num_unknown == sum(sample["loss_mask"]) > 0
         assert told.max_delta <= MAX_DELTA

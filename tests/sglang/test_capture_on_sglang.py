@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.chat_over_generate import as_chat, generate_body, rendered
@@ -101,7 +101,7 @@ async def test_tokens_fed_back_have_the_recorded_logprobs(
     url: str, sglang_url: str, buffer: FakeBuffer, tmp_path: Path, rollout: Any
 ) -> None:
     for sample in await rolled_out(url, buffer, tmp_path, rollout):
-        checked = await replay(sglang_url, sample)
+        checked = await check(sglang_url, sample)
         assert checked.num_tokens > 0
         assert checked.max_delta <= EXACT
         spans = sample["token_spans"]
@@ -120,7 +120,7 @@ async def test_the_end_token_of_a_stream_is_trained_on(sglang_url: str, buffer: 
     assert ended
     for sample in ended:
         assert sample["loss_mask"][-1] == 1
-        assert (await replay(sglang_url, sample)).max_delta <= EXACT
+        assert (await check(sglang_url, sample)).max_delta <= EXACT
 
 
 async def test_200_rollouts_with_random_tools_have_no_unexplained_drift(
@@ -149,7 +149,7 @@ async def test_200_rollouts_with_random_tools_have_no_unexplained_drift(
     assert min(total["realigned"], total["forked"]) > 0, total
     assert len(samples) == 200 + total["forked"]
     for sample in random.Random(1).sample(samples, 40):
-        assert (await replay(sglang_url, sample)).max_delta <= EXACT
+        assert (await check(sglang_url, sample)).max_delta <= EXACT
 
 
 async def test_a_prompt_rendered_here_is_the_engines_own(
@@ -174,7 +174,7 @@ async def test_a_prompt_rendered_here_is_the_engines_own(
     for turn in turns:
         trajectory = Trajectory()
         trajectory.add(turn)
-        checked = await replay(sglang_url, trajectory.samples()[0].fields())
+        checked = await check(sglang_url, trajectory.samples()[0].fields())
         assert checked.num_tokens + checked.num_unknown == 8
         assert checked.max_delta <= EXACT
 

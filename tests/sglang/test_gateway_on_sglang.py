@@ -15,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from tests.gateway.gateway_kit import GatewayAt, Json, OpenedAt, gateway_before
 from tests.sglang.conftest import ENGINE_FLAGS, ENGINE_OPTIONS, HERE, end_group, free_port, running, wait_until_ok
 
@@ -143,7 +143,7 @@ async def test_a_conversation_has_the_logprobs_of_the_engine(gateway: GatewayAt,
         messages.append({"role": "assistant", "content": content})
     ended = await rollout.close()
     for sample in ended["samples"]:
-        compared = await replay(sglang_url, sample)
+        compared = await check(sglang_url, sample)
         assert compared.max_delta <= EXACT
         assert compared.num_tokens > 0
 
@@ -174,7 +174,7 @@ async def test_an_abort_in_the_middle_is_gone_on_with_token_by_token(
     assert ended["counters"]["continued"] == 1
     assert sum(sample["loss_mask"]) == 150
     assert sample["messages"][-1]["content"] == text
-    assert (await replay(sglang_url, sample)).max_delta <= EXACT
+    assert (await check(sglang_url, sample)).max_delta <= EXACT
 
 
 async def _by_client(rollout: OpenedAt, fields: Json) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.generators.base import BaseGenerator, single_turn
 from tests.engines.template_kit import hiding_router
 from tests.sglang.partial_kit import SAMPLING, abort_at_random, check_whole, fake_buffer, load_of, reward
@@ -56,6 +56,6 @@ async def test_samples_over_generate_have_the_engines_logprobs_also_after_aborts
         for sample in mains:
             check_whole(sample, sample["extra_info"]["budget"])
         assert sum("segments" in sample["extra_info"] for sample in mains) > NUM_ROLLOUTS / 4
-    deltas = [(await replay(sglang_url, sample)).max_delta for sample in buffer.samples]
+    deltas = [(await check(sglang_url, sample)).max_delta for sample in buffer.samples]
     print(f"the largest difference of {len(deltas)} samples is {max(deltas):.1e}")
     assert max(deltas) <= MAX_DELTA

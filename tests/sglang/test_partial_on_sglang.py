@@ -11,7 +11,7 @@ import pytest
 
 from forebay.client import AsyncBufferClient
 from forebay.core.weight_versions import PauseMode
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from tests.kit import Json, ServerProcess
 from tests.sglang.conftest import engine_with
 from tests.sglang.partial_kit import (
@@ -67,7 +67,7 @@ async def test_turns_aborted_at_random_moments_are_whole_and_exact(
     deltas = []
     for sample in buffer.samples:
         check_whole(sample, sample["extra_info"]["budget"])
-        deltas.append((await replay(sglang_url, sample)).max_delta)
+        deltas.append((await check(sglang_url, sample)).max_delta)
     num_cut = sum("segments" in sample["extra_info"] for sample in buffer.samples)
     print(f"{num_cut} of {len(budgets)} turns were cut; the largest difference is {max(deltas):.1e}")
     assert num_cut > len(budgets) / 4
@@ -96,9 +96,9 @@ async def test_each_token_has_the_logprob_of_its_own_weights(
 ) -> None:
     await put_weights(changing_url, sglang_model, OLD)
     samples = await samples_across_an_update(server, changing_url, new_weights, mode, tmp_path)
-    after = [await replay(changing_url, sample, weight_version=NEW) for sample in samples]
+    after = [await check(changing_url, sample, weight_version=NEW) for sample in samples]
     await put_weights(changing_url, sglang_model, OLD)
-    before = [await replay(changing_url, sample, weight_version=OLD) for sample in samples]
+    before = [await check(changing_url, sample, weight_version=OLD) for sample in samples]
     for sample, old, new in zip(samples, before, after, strict=True):
         check_whole(sample, LONG_BUDGET)
         assert sample["weight_versions"] == [OLD, NEW]

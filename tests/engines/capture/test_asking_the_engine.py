@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
-from forebay.engines.capture.checking import replay
+from forebay.engines.capture.checking import check
 from forebay.engines.capture.fill_gaps import complete, weight_version_of
 from forebay.engines.capture.turn import Turn, VersionSpan
 from forebay.engines.scripted import ScriptedEngine
@@ -44,7 +44,7 @@ def sample_of(turn: Turn) -> dict[str, Any]:
 
 
 async def test_an_exact_sample_has_no_difference(engine: ScriptedEngine) -> None:
-    checked = await replay(engine.url + "/v1", sample_of(exact()))
+    checked = await check(engine.url + "/v1", sample_of(exact()))
     assert (checked.num_tokens, checked.num_unknown, checked.weight_version) == (3, 0, "default")
     assert checked.max_delta < 1e-12
 
@@ -52,30 +52,30 @@ async def test_an_exact_sample_has_no_difference(engine: ScriptedEngine) -> None
 async def test_a_difference_is_told(engine: ScriptedEngine) -> None:
     sample = sample_of(exact())
     sample["logprobs"][4] += 0.25
-    checked = await replay(engine.url, sample)
+    checked = await check(engine.url, sample)
     assert checked.max_delta == pytest.approx(0.25)
     assert checked.mean_delta == pytest.approx(0.25 / 3)
     sample["loss_mask"][4] = 0
-    assert (await replay(engine.url, sample)).max_delta < 1e-12
+    assert (await check(engine.url, sample)).max_delta < 1e-12
 
 
 async def test_the_tokens_of_one_version_can_be_checked_alone(engine: ScriptedEngine) -> None:
     spans = [VersionSpan("1", 0, 1), VersionSpan("2", 1, 3)]
     sample = sample_of(exact(versions=spans))
     sample["logprobs"][3] += 9.0
-    assert (await replay(engine.url, sample, weight_version=2)).max_delta < 1e-12
-    assert (await replay(engine.url, sample, weight_version=1)).max_delta == pytest.approx(9.0)
-    assert (await replay(engine.url, sample, weight_version=3)).num_tokens == 0
+    assert (await check(engine.url, sample, weight_version=2)).max_delta < 1e-12
+    assert (await check(engine.url, sample, weight_version=1)).max_delta == pytest.approx(9.0)
+    assert (await check(engine.url, sample, weight_version=3)).num_tokens == 0
 
 
 async def test_what_cannot_be_checked_is_refused(engine: ScriptedEngine) -> None:
     with pytest.raises(InvalidInput, match="no tokens"):
-        await replay(engine.url, {"messages": []})
+        await check(engine.url, {"messages": []})
     with pytest.raises(EngineUnavailable):
-        await replay(NOBODY, sample_of(exact()))
+        await check(NOBODY, sample_of(exact()))
     engine.available = False
     with pytest.raises(EngineError):
-        await replay(engine.url, sample_of(exact()))
+        await check(engine.url, sample_of(exact()))
 
 
 def gappy(**changes: Any) -> Turn:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.read_reply import StreamReader, asking, strip, turns_of_chat, turns_of_generate
+from forebay.engines.capture.read_reply import turns_of_chat, turns_of_generate
+from forebay.engines.capture.read_stream import StreamReader
+from forebay.engines.capture.request_fields import asking, strip
 from forebay.engines.capture.turn import VersionSpan
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "go"}], "temperature": 1.0}

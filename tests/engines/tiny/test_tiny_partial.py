@@ -9,7 +9,7 @@ import pytest
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.admin import admin_client
-from forebay.engines.capture.checking import Replay, replay
+from forebay.engines.capture.checking import SampleCheck, check
 from tests.kit import Json
 from tests.sglang.partial_kit import check_whole, fake_buffer, put_weights, start_rollouts, until_in_the_middle
 
@@ -46,9 +46,9 @@ async def test_each_token_has_the_logprob_of_its_own_weights(
 ) -> None:
     await put_weights(own_engine_url, model_folder, OLD)
     samples = await samples_across_an_update(own_engine_url, other_folder, mode, tmp_path)
-    after = [await replay(own_engine_url, sample, weight_version=NEW) for sample in samples]
+    after = [await check(own_engine_url, sample, weight_version=NEW) for sample in samples]
     await put_weights(own_engine_url, model_folder, OLD)
-    before = [await replay(own_engine_url, sample, weight_version=OLD) for sample in samples]
+    before = [await check(own_engine_url, sample, weight_version=OLD) for sample in samples]
     for sample, old, new in zip(samples, before, after, strict=True):
         check_whole(sample, BUDGET)
         assert sample["weight_versions"] == [OLD, NEW]
@@ -59,5 +59,5 @@ async def test_each_token_has_the_logprob_of_its_own_weights(
     assert (largest(after) <= MAX_DELTA) is (mode != "in_place")
 
 
-def largest(replays: list[Replay]) -> float:
+def largest(replays: list[SampleCheck]) -> float:
     return max(each.max_delta for each in replays)
