@@ -1,4 +1,18 @@
-"""An engine whose answers come from a Python function, behind a real HTTP server. For tests, ours and users'."""
+"""An engine whose answers come from a Python function, behind a real HTTP server. For tests, ours and users'.
+
+A request comes in at the face (``fake_sglang``), which hands each of its prompts to ``ScriptedBackend`` as a call.
+For each choice of a call that makes a ``ScriptedCall`` and asks the script, as soon as no pause forbids it. The reply
+is spelled in tokens and said over its time, all at once unless it has a speed; what was said since the last time goes
+back to the face as a piece, which it writes as a chunk or keeps for the whole body. An abort, a pause or new weights
+fall into the middle of it, as they would in a model.
+
+- ``ScriptedEngine`` (here): the server; what it was asked, waits for it, and a thread of its own.
+- ``answers``: the choices in flight, and what aborts, pauses and updates do to them.
+- ``script``: what a script is asked, and what it answers.
+- ``play``: saying one reply.
+- ``tokens``: the vocabulary, the chat template, and logprobs.
+- ``parsers``: reasoning and calls of tools out of a text.
+"""
 
 import asyncio
 import threading
@@ -7,7 +21,14 @@ from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from forebay.engines.scripted.routes import Reply, Script, ScriptedApp, ScriptedCall
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from forebay.engines.fake_sglang.reply_bodies import error_body
+from forebay.engines.fake_sglang.routes import create_app
+from forebay.engines.scripted.answers import ScriptedBackend
+from forebay.engines.scripted.parsers import PARSERS
+from forebay.engines.scripted.script import Reply, Script, ScriptedCall
 from forebay.web.serving import serve_app
 
 __all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
@@ -28,14 +49,23 @@ class ScriptedEngine:
     """
 
     def __init__(self, script: Script, *, model: str = "scripted", port: int = 0) -> None:
-        self._app = ScriptedApp(script, model)
+        self.available = True
+        """Set it to false to answer 503 to everything."""
+        self._backend = ScriptedBackend(script, model)
         self._port = port
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._app.work.open()
-        self._port = await self._stack.enter_async_context(serve_app(self._app, port=self._port))
-        self._stack.callback(self._app.work.stop_all)
+        face = create_app(self._backend, parsers=PARSERS)
+
+        # A function, since uvicorn takes a bound method for an application of ASGI 2.
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            refusal = JSONResponse(error_body("the engine is not available", 503), 503)
+            await (face if self.available else refusal)(scope, receive, send)
+
+        self._backend.open()
+        self._port = await self._stack.enter_async_context(serve_app(app, port=self._port))
+        self._stack.callback(self._backend.stop_all)
         return self
 
     async def __aexit__(
@@ -53,54 +83,45 @@ class ScriptedEngine:
     @property
     def calls(self) -> list[ScriptedCall]:
         """Every choice asked for so far, in order of arrival."""
-        return self._app.work.calls
+        return self._backend.calls
 
     @property
     def aborts(self) -> list[str]:
         """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
-        return self._app.work.aborts
+        return self._backend.aborts
 
     @property
     def in_flight(self) -> int:
         """The choices being worked on now."""
-        return self._app.work.in_flight
+        return self._backend.in_flight
 
     @property
     def max_in_flight(self) -> int:
         """The most choices that were ever worked on at once."""
-        return self._app.work.max_in_flight
+        return self._backend.max_in_flight
 
     @property
     def weight_version(self) -> str:
         """What the weights are called now; ``default`` at the start."""
-        return self._app.work.weights.version
+        return self._backend.weights.version
 
     @property
     def paused(self) -> str | None:
         """The mode in which generation is paused: ``abort``, ``retract`` or ``in_place``."""
-        return self._app.work.weights.mode
+        return self._backend.weights.mode
 
     @property
     def weight_updates(self) -> list[dict[str, Any]]:
         """The body of every weight update so far."""
-        return self._app.weight_updates
-
-    @property
-    def available(self) -> bool:
-        """Set it to false to answer 503 to everything."""
-        return self._app.available
-
-    @available.setter
-    def available(self, available: bool) -> None:
-        self._app.available = available
+        return self._backend.weight_updates
 
     async def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
         """Return once ``count`` choices have been asked for. Raises ``TimeoutError``."""
-        await self._app.work.wait_until(lambda: len(self.calls) >= count, timeout_s)
+        await self._backend.wait_until(lambda: len(self.calls) >= count, timeout_s)
 
     async def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
         """Return once exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
-        await self._app.work.wait_until(lambda: self.in_flight == count, timeout_s)
+        await self._backend.wait_until(lambda: self.in_flight == count, timeout_s)
 
     @contextmanager
     def in_thread(self) -> Iterator["ThreadedEngine"]:

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.engines.scripted.tokens import TURN_END, TURN_START, call_text, encode
+from forebay.engines.fake_sglang.calls import Piece, TokenChoice
+from forebay.engines.scripted.tokens import TURN_END, TURN_START, call_text, encode, logprob
 
 LIMITS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 """What the most tokens to say are called, in ``/generate`` and in a chat."""
@@ -62,6 +63,7 @@ class ScriptedCall:
     """Its place in the engine's ``calls``: no two have the same, those that arrive together included."""
     said: str = ""
     """What the prompt has the assistant say already: a script that continues it answers with the rest."""
+    is_chat: bool = True
     is_asked: bool = True
     """Whether the script is asked: a prompt of ``/generate`` that is no open chat is answered with nothing."""
     asked_version: str = ""
@@ -74,6 +76,8 @@ class ScriptedCall:
     versions: list[str] = field(default_factory=list, repr=False)
     """The weight version of each of ``sampled_ids``."""
     num_retractions: int = 0
+    _sent: tuple[str, str, int] = ("", "", 0)
+    """The reasoning, the text and the number of tokens in the pieces so far."""
 
     @property
     def rid(self) -> str | None:
@@ -102,18 +106,34 @@ class ScriptedCall:
         limit = next((self.params[name] for name in LIMITS if self.params.get(name) is not None), None)
         return None if limit is None else int(limit)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the whole reply was said, tool calls included."""
-        return self.sampled_ids == self.reply.tokens()
+    def next_piece(self) -> Piece:
+        """What was said since the piece before."""
+        reasoning, text, start = self._sent
+        self._sent = now = (*self._shown(), len(self.sampled_ids))
+        tokens, versions = self.sampled_ids[start:], self.versions[start:]
+        before = [self.prompt_ids[-1], *self.sampled_ids][start:]
+        is_whole = self.is_chat and self.finished is not None and self.sampled_ids == self.reply.tokens()
+        return Piece(
+            self.choice,
+            text=now[1][len(text) :],
+            reasoning=now[0][len(reasoning) :],
+            tokens=[TokenChoice(b, logprob(a, b, v)) for a, b, v in zip(before, tokens, versions, strict=False)],
+            versions=versions,
+            finish_reason=self.finished,
+            matched_stop=TURN_END if self.sampled_ids[-1:] == [TURN_END] else None,
+            num_retractions=self.num_retractions,
+            tool_calls=self.reply.tool_calls if is_whole else (),
+        )
 
-    def shown(self, num_said: int | None = None) -> tuple[str, str]:
-        """The reasoning and the text in the first ``num_said`` tokens, without a character that is not whole yet."""
-        said = bytes(token for token in self.sampled_ids[:num_said] if token < TURN_START)
+    def _shown(self) -> tuple[str, str]:
+        """The reasoning and the text so far, without a character that is not whole yet."""
+        said = bytes(token for token in self.sampled_ids if token < TURN_START)
+        if not self.is_chat:  # what `/generate` gives is not parsed
+            return "", said.decode(errors="ignore" if self.finished is None else "replace")
         thought, text = self.reply.thought.encode(), self.reply.text.encode()
         reasoning = said[len(THINK) : len(thought) - len(THOUGHT)] if thought else b""
-        told = said[len(thought) : len(thought) + len(text)]
-        return reasoning.decode(errors="ignore"), told.decode(errors="ignore")
+        answer = said[len(thought) : len(thought) + len(text)]
+        return reasoning.decode(errors="ignore"), answer.decode(errors="ignore")
 
 
 Answer = str | Reply

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from forebay.core.errors import ForebayError
+from forebay.engines.tiny.engine import DEFAULT_NAME
 from forebay.engines.tiny.server import serve
-from forebay.engines.tiny.service import DEFAULT_NAME
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,20 +4,21 @@ from collections import deque
 from collections.abc import Callable
 
 from forebay.core.weight_versions import PauseMode
-from forebay.engines.tiny.calls import Call, Row
+from forebay.engines.fake_sglang.calls import PromptCall
+from forebay.engines.tiny.rows import ChoiceRow
 
 MAX_PREFILL_TOKENS = 2048
 """Prompt tokens read between two steps (one longer prompt is read whole), so that newcomers do not stall the rows."""
 
 
 class Backlog:
-    """First come, first served. While generation is paused, new calls are held aside: no load counts them."""
+    """First come, first served. While generation is paused, new calls are set aside: no load counts them."""
 
     def __init__(self) -> None:
         self.mode: PauseMode | None = None
-        self.waiting: deque[Call] = deque()
-        self.retracted: list[Row] = []
-        self._held: list[Call] = []
+        self.waiting: deque[PromptCall] = deque()
+        self.retracted: list[ChoiceRow] = []
+        self._set_aside: list[PromptCall] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.retracted)
@@ -27,19 +28,19 @@ class Backlog:
         """The choices that wait to enter the batch."""
         return len(self.retracted) + sum(call.n for call in self.waiting)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PromptCall) -> None:
         """Take a new call."""
-        (self.waiting if self.mode is None else self._held).append(call)
+        (self.waiting if self.mode is None else self._set_aside).append(call)
 
     def resume(self) -> None:
-        """Generation goes on: what was held waits its turn."""
+        """Generation goes on: what was set aside waits its turn."""
         self.mode = None
-        self.waiting.extend(self._held)
-        self._held.clear()
+        self.waiting.extend(self._set_aside)
+        self._set_aside.clear()
 
-    def fitting(self, num_free: int) -> list[Call]:
+    def fitting(self, num_free: int) -> list[PromptCall]:
         """The calls to admit into ``num_free`` rows; they stay in the queue until ``admitted``."""
-        calls: list[Call] = []
+        calls: list[PromptCall] = []
         num_read, num_free = 0, num_free - len(self.retracted)
         for call in self.waiting:
             num_free -= call.n
@@ -55,25 +56,25 @@ class Backlog:
         for _ in range(num_calls):
             self.waiting.popleft()
 
-    def drop(self, matches: Callable[[Call], bool]) -> list[Call]:
+    def drop(self, matches: Callable[[PromptCall], bool]) -> list[PromptCall]:
         """Take out calls that wait."""
         dropped = [call for call in self.waiting if matches(call)]
         self.waiting = deque(call for call in self.waiting if not matches(call))
         return dropped
 
-    def drop_retracted(self, matches: Callable[[Call], bool]) -> list[Row]:
+    def drop_retracted(self, matches: Callable[[PromptCall], bool]) -> list[ChoiceRow]:
         """Take out rows that wait."""
         dropped = [row for row in self.retracted if matches(row.call)]
         self.retracted = [row for row in self.retracted if not matches(row.call)]
         return dropped
 
-    def drop_held(self, matches: Callable[[Call], bool]) -> list[Call]:
-        """Take out calls that a pause holds. Aborts by id miss these, as in SGLang."""
-        dropped = [call for call in self._held if matches(call)]
-        self._held = [call for call in self._held if not matches(call)]
+    def drop_set_aside(self, matches: Callable[[PromptCall], bool]) -> list[PromptCall]:
+        """Take out calls that a pause has set aside. Aborts by id miss these, as in SGLang."""
+        dropped = [call for call in self._set_aside if matches(call)]
+        self._set_aside = [call for call in self._set_aside if not matches(call)]
         return dropped
 
-    def clear(self) -> set[Call]:
+    def clear(self) -> set[PromptCall]:
         """Take out everything that was on its way into the batch."""
         calls = set(self.waiting) | {row.call for row in self.retracted}
         self.waiting.clear()

@@ -50,7 +50,7 @@ class PrefillCache:
         self._num_tokens = 0
 
 
-class Batch(Generic[RowT]):
+class RunningBatch(Generic[RowT]):
     """The rows in flight. A row's numbers depend on its own tokens only, up to float32 rounding."""
 
     def __init__(self, model: LoadedModel) -> None:
@@ -73,9 +73,9 @@ class Batch(Generic[RowT]):
     def scored_prefill(self, prompt_ids: Sequence[int], start: int) -> tuple[Prefill, tuple[float, ...]]:
         """Read one prompt; also gives the logprobs of its tokens after ``start``, at temperature 1."""
         prefill, logits = self._read(prompt_ids, len(prompt_ids) - start)
-        told = self._torch.log_softmax(logits[:-1].float(), dim=-1)
+        logprobs = self._torch.log_softmax(logits[:-1].float(), dim=-1)
         tokens = self._torch.tensor(list(prompt_ids[start + 1 :]), dtype=self._torch.long)
-        return prefill, tuple(told.gather(1, tokens[:, None]).squeeze(1).tolist())
+        return prefill, tuple(logprobs.gather(1, tokens[:, None]).squeeze(1).tolist())
 
     def _read(self, prompt_ids: Sequence[int], num_logits: int) -> tuple[Prefill, Any]:
         cache = self._cache_type()

@@ -12,12 +12,14 @@ from typing import Any
 
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.core.weight_versions import PauseMode
+from forebay.engines.fake_sglang.backend import FIRST_VERSION
+from forebay.engines.fake_sglang.calls import Piece, PromptCall
 from forebay.engines.tiny.backlog import Backlog
-from forebay.engines.tiny.batch import Batch, Prefill, PrefillCache
-from forebay.engines.tiny.calls import Call, Piece, Row
+from forebay.engines.tiny.batch import Prefill, PrefillCache, RunningBatch
 from forebay.engines.tiny.extra import require, torch_threads
 from forebay.engines.tiny.load import Load, LoadMeter
 from forebay.engines.tiny.model import LoadedModel, take_weights
+from forebay.engines.tiny.rows import ChoiceRow
 from forebay.engines.tiny.sampling import pick_tokens
 
 logger = logging.getLogger(__name__)
@@ -27,14 +29,11 @@ MAX_KEPT_TOKENS = 16_384
 
 STOP_TIMEOUT_S = 10.0
 
-FIRST_VERSION = "default"
-"""What SGLang calls the weights that it was started with."""
-
-Outbox = list[tuple[Call, "Piece | Exception"]]
+Outbox = list[tuple[PromptCall, "Piece | Exception"]]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class CurrentWeights:
     """The weights that tokens come from: the folder that they were read from, and what the trainer calls them."""
 
     path: Path
@@ -46,11 +45,11 @@ class GenerationThread:
 
     def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
         self.max_rows = max_rows
-        self.weights = Weights(model.path)
+        self.weights = CurrentWeights(model.path)
         self._model = model
         self._threads = threads
         self._meter = LoadMeter(max_rows, max_rows * model.context_length)
-        self._batch: Batch[Row] = Batch(model)
+        self._batch: RunningBatch[ChoiceRow] = RunningBatch(model)
         self._prefills = PrefillCache(MAX_KEPT_TOKENS)
         self._backlog = Backlog()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -78,7 +77,7 @@ class GenerationThread:
         self._inbox.put(self._stop)
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: PromptCall) -> None:
         """Queue a call; its pieces follow. ``EngineUnavailable`` once stopped."""
         if not self.is_alive:
             raise EngineUnavailable("the engine is stopping", status_code=503)
@@ -95,7 +94,7 @@ class GenerationThread:
         """End every call within a step."""
         self._inbox.put(partial(self._abort, lambda _: True))
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: PromptCall) -> None:
         """End this call within a step: nobody reads it any more."""
         self._inbox.put(partial(self._cancel, call))
 
@@ -131,7 +130,7 @@ class GenerationThread:
         if not self.is_alive:
             raise EngineUnavailable("the engine is stopping", status_code=503)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.put(partial(self._settled, act, done))
+        self._inbox.put(partial(self._act, act, done))
         await done
 
     # What follows runs on the thread.
@@ -175,9 +174,9 @@ class GenerationThread:
         if rows:
             self._pick(rows, decoded, added)
             self._meter.generated(len(rows))
-        self._tell()
+        self._send_pieces()
 
-    def _pick(self, rows: list[Row], decoded: Any, added: list[tuple[Row, Prefill]]) -> None:
+    def _pick(self, rows: list[ChoiceRow], decoded: Any, added: list[tuple[ChoiceRow, Prefill]]) -> None:
         parts = [] if decoded is None else [decoded]
         picked = pick_tokens(
             require("torch").cat(parts + [prefill.logits[None] for _, prefill in added]),
@@ -188,7 +187,7 @@ class GenerationThread:
         for row, token in zip(rows, picked, strict=True):
             row.accept(token, self._model.eos_token_ids, self.weights.version)
 
-    def _admit(self) -> list[tuple[Row, Prefill]]:
+    def _admit(self) -> list[tuple[ChoiceRow, Prefill]]:
         """Join what fits now: rows taken out by a pause, then calls, whose choices enter together."""
         calls = self._backlog.fitting(self.max_rows - len(self._batch.rows))
         added = [(row, self._batch.prefill(row.token_ids)) for row in self._backlog.retracted]
@@ -196,16 +195,16 @@ class GenerationThread:
         for call in calls:
             prefill = self._prefill(call)
             if call.params.max_tokens == 0:
-                unsampled += [(call, Piece(index, "", (), 0, "length")) for index in range(call.n)]
+                unsampled += [(call, Piece(index, finish_reason="length")) for index in call.indices]
             else:
-                added += [(Row(call, index, self._model.tokenizer), prefill) for index in range(call.n)]
+                added += [(ChoiceRow(call, index, self._model.tokenizer), prefill) for index in call.indices]
         self._batch.join(added)
         # Only now, so that a step that fails finds every call either waiting or in the batch.
         self._backlog.admitted(len(calls))
         self._send(unsampled)
         return added
 
-    def _prefill(self, call: Call) -> Prefill:
+    def _prefill(self, call: PromptCall) -> Prefill:
         kept = self._prefills.get(call.prompt_ids)
         if kept is not None and call.logprob_start is None:
             self._meter.reused(len(call.prompt_ids))
@@ -216,24 +215,24 @@ class GenerationThread:
             prefill, call.prompt_logprobs = self._batch.scored_prefill(call.prompt_ids, call.logprob_start)
             return prefill
 
-    def _settled(self, act: Callable[[], None], done: "asyncio.Future[None]") -> None:
+    def _act(self, act: Callable[[], None], done: "asyncio.Future[None]") -> None:
         error: Exception | None = None
         try:
             act()
         except Exception as failed:  # noqa: BLE001 - handed to the caller; the thread has others to answer
             error = failed
-        self._in_loop(_settle, done, error)
+        self._in_loop(_resolve, done, error)
 
     def _update(self, path: Path, version: str | None) -> None:
         take_weights(self._model, path)
         self._prefills.clear()
-        self.weights = Weights(path, version or self.weights.version)
+        self.weights = CurrentWeights(path, version or self.weights.version)
 
     def _name(self, version: str) -> None:
-        self.weights = Weights(self.weights.path, version)
+        self.weights = CurrentWeights(self.weights.path, version)
 
     def _pause(self, mode: PauseMode) -> None:
-        self._tell()  # what was aborted while an earlier pause left it standing
+        self._send_pieces()  # what was aborted while an earlier pause left it standing
         self._backlog.mode = mode
         if mode == "abort":
             self._abort(lambda _: True)
@@ -245,29 +244,29 @@ class GenerationThread:
 
     def _resume(self) -> None:
         self._backlog.resume()
-        self._tell()
+        self._send_pieces()
 
-    def _tell(self) -> None:
+    def _send_pieces(self) -> None:
         rows = self._batch.rows
         self._send([(row.call, piece) for row in rows if (piece := row.take_piece()) is not None])
         kept = [at for at, row in enumerate(rows) if row.finish_reason is None]
         if len(kept) < len(rows):
             self._batch.keep(kept)
 
-    def _abort(self, matches: Callable[[Call], bool]) -> None:
+    def _abort(self, matches: Callable[[PromptCall], bool]) -> None:
         self._end_queued(self._backlog.drop(matches))
         taken_out = self._backlog.drop_retracted(matches)
         for row in [*taken_out, *(row for row in self._batch.rows if matches(row.call))]:
             row.finish("abort")
         self._send([(row.call, piece) for row in taken_out if (piece := row.take_piece()) is not None])
         if self._backlog.mode != "in_place":
-            self._tell()
+            self._send_pieces()
 
-    def _end_queued(self, calls: list[Call]) -> None:
-        self._send([(call, Piece(index, "", (), 0, "abort")) for call in calls for index in range(call.n)])
+    def _end_queued(self, calls: list[PromptCall]) -> None:
+        self._send([(call, Piece(index, finish_reason="abort")) for call in calls for index in call.indices])
 
-    def _cancel(self, call: Call) -> None:
-        self._end_queued(self._backlog.drop_held(lambda other: other is call))
+    def _cancel(self, call: PromptCall) -> None:
+        self._end_queued(self._backlog.drop_set_aside(lambda other: other is call))
         self._abort(lambda other: other is call)
 
     def _stop(self) -> None:
@@ -278,8 +277,8 @@ class GenerationThread:
     def _fail_all(self, error: Exception) -> None:
         calls = {row.call for row in self._batch.rows} | self._backlog.clear()
         self._batch.keep([])
-        told = EngineError(f"generation failed: {error}", status_code=500)
-        self._send([(call, told) for call in calls])
+        failure = EngineError(f"generation failed: {error}", status_code=500)
+        self._send([(call, failure) for call in calls])
 
     def _send(self, outbox: Outbox) -> None:
         if outbox:
@@ -295,7 +294,7 @@ def _deliver(outbox: Outbox) -> None:
         call.pieces.put_nowait(piece)
 
 
-def _settle(done: "asyncio.Future[None]", error: Exception | None) -> None:
+def _resolve(done: "asyncio.Future[None]", error: Exception | None) -> None:
     if done.done():  # the caller has gone
         return
     if error is None:

@@ -2,43 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from forebay.engines.fake_sglang.calls import SamplingParams, TokenChoice
 from forebay.engines.tiny.extra import require
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one call's tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` -1 and ``top_p`` 1 filter nothing."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether improbable tokens are excluded."""
-        return self.top_p < 1 or self.top_k > 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """A token, its logprob, and the most probable tokens at its place with theirs, best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def new_dice(seed: int | None, index: int) -> random.Random:

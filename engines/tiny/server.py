@@ -5,18 +5,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 
 from forebay.core.errors import InvalidInput
+from forebay.engines.fake_sglang.routes import create_app
+from forebay.engines.tiny.engine import DEFAULT_NAME, TinyEngine
 from forebay.engines.tiny.extra import require
 from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import ensure_model, load_model
-from forebay.engines.tiny.routes import create_app
-from forebay.engines.tiny.service import DEFAULT_NAME, Service
 
 SHUTDOWN_TIMEOUT_S = 5
 """What is left to clients to take their last bytes once their calls have ended."""
@@ -51,15 +51,21 @@ def serve(
     with _bound(host, port) as listener, _exit_on_sigterm(), suppress(KeyboardInterrupt):
         require("transformers").utils.logging.disable_progress_bar()
         model = load_model(model_path or ensure_model(threads=threads))
-        service = Service(model, name=name, threads=threads, max_rows=max_rows)
+        engine = TinyEngine(model, name=name, threads=threads, max_rows=max_rows)
+
+        @asynccontextmanager
+        async def lifespan(_: object) -> AsyncIterator[None]:
+            async with engine:
+                yield
+
         config = uvicorn.Config(
-            create_app(service),
+            create_app(engine, lifespan=lifespan),
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
-        _Server(config, service.thread, lambda: on_ready(_url(listener))).run(sockets=[listener])
+        _Server(config, engine.thread, lambda: on_ready(_url(listener))).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):

@@ -15,8 +15,7 @@ import uvloop
 
 from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
-from forebay.engines.scripted import ScriptedEngine
-from forebay.engines.scripted.routes import Reply
+from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.process.code_copy import copy_code
 from forebay.server.runs.process import ProcessOutcome
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor, restart_pauses

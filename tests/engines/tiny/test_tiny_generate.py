@@ -5,13 +5,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.tiny.calls import Call, Piece
+from forebay.engines.fake_sglang.calls import Choice, Piece, PromptCall, SamplingParams, choices_of, grow
 from forebay.engines.tiny.extra import require
 from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
 from forebay.engines.tiny.recipe import question
-from forebay.engines.tiny.reply_bodies import Choice
-from forebay.engines.tiny.sampling import SamplingParams
 
 LIMIT_S = 20.0
 ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True, seed=1)
@@ -30,24 +28,24 @@ async def generating(model: LoadedModel, *, max_rows: int = 64) -> AsyncIterator
 
 def make_call(
     model: LoadedModel, params: SamplingParams, *, text: str = "What?", rid: str = "r", n: int = 1, stream: bool = False
-) -> Call:
-    return Call(rid, tuple(model.tokenizer.encode(text)), params, n=n, stream=stream)
+) -> PromptCall:
+    return PromptCall(rid, tuple(model.tokenizer.encode(text)), params, n=n, stream=stream)
 
 
-async def finished(call: Call) -> list[Choice]:
-    choices = [Choice() for _ in range(call.n)]
-    async for piece in call.read():
-        choices[piece.index].add(piece)
+async def finished(call: PromptCall) -> list[Choice]:
+    choices = choices_of([call])
+    async for _ in grow(choices):
+        pass
     return choices
 
 
-async def first_piece(call: Call) -> Piece:
+async def first_piece(call: PromptCall) -> Piece:
     piece = await call.pieces.get()
     assert isinstance(piece, Piece)
     return piece
 
 
-def eight_calls(model: LoadedModel) -> list[Call]:
+def eight_calls(model: LoadedModel) -> list[PromptCall]:
     """Eight prompts of different lengths, each with settings of its own."""
     return [
         make_call(
@@ -132,7 +130,7 @@ async def test_an_abort_reaches_by_prefix_and_keeps_the_partial_text(loaded: Loa
         thread.abort("run1")
         ended = await finished(hit)
         assert [choice.finish_reason for choice in ended] == ["abort", "abort"]
-        assert 0 < max(choice.num_tokens for choice in ended) < 4000
+        assert 0 < max(len(choice.tokens) for choice in ended) < 4000
         assert begun.text
         assert (await finished(spared))[0].finish_reason == "length"
 
@@ -145,7 +143,7 @@ async def test_a_queued_call_is_aborted_too(loaded: LoadedModel) -> None:
         await first_piece(running)
         thread.abort("queued")
         (choice,) = await finished(queued)
-        assert (choice.finish_reason, choice.text, choice.num_tokens) == ("abort", "", 0)
+        assert (choice.finish_reason, choice.text, len(choice.tokens)) == ("abort", "", 0)
 
 
 async def test_calls_beyond_the_rows_wait_their_turn(loaded: LoadedModel) -> None:
@@ -165,7 +163,7 @@ async def test_a_cancelled_call_frees_its_row_for_the_next(loaded: LoadedModel) 
         thread.cancel(given_up)
         following = make_call(loaded, SamplingParams(max_tokens=3, ignore_eos=True))
         thread.submit(following)
-        assert (await finished(following))[0].num_tokens == 3
+        assert len((await finished(following))[0].tokens) == 3
 
 
 async def test_a_step_that_fails_answers_its_calls_and_the_next_ones_work(

@@ -1,0 +1,194 @@
+"""The application: SGLang's routes, as far as Forebay uses them."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from forebay.core.errors import EngineError, ForebayError, InvalidInput
+from forebay.engines.fake_sglang.admission import chat_call, check_tokens, generate_calls
+from forebay.engines.fake_sglang.answering import Answering
+from forebay.engines.fake_sglang.backend import Backend
+from forebay.engines.fake_sglang.calls import JSONObject
+from forebay.engines.fake_sglang.reply_bodies import ChatWriter, GenerateWriter, error_body, generate_error
+from forebay.engines.fake_sglang.request_bodies import (
+    AbortBody,
+    Body,
+    ChatBody,
+    DetokenizeBody,
+    GenerateBody,
+    PauseBody,
+    TokenizeBody,
+    VersionBody,
+    WeightsBody,
+)
+
+Parser = Callable[[JSONObject], JSONObject]
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    backend: Backend, *, parsers: Mapping[str, Parser] | None = None, lifespan: Lifespan | None = None
+) -> Starlette:
+    """The application in front of an engine. ``parsers`` answer further paths, from body to body."""
+    routes = SGLangFace(backend).routes()
+    routes += [Route(path, _parse(parser), methods=["POST"]) for path, parser in (parsers or {}).items()]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={ForebayError: _refuse})
+
+
+class SGLangFace:
+    """Each method answers one route."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._answering = Answering(backend)
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Everything that every engine answers."""
+        asked = {
+            "/health": self.health,
+            "/model_info": self.model_info,
+            "/v1/models": self.models,
+            "/v1/loads": self.loads,
+        }
+        sent = {
+            "/v1/chat/completions": self.chat,
+            "/generate": self.generate,
+            "/abort_request": self.abort,
+            "/pause_generation": self.pause,
+            "/continue_generation": self.resume,
+            "/update_weights_from_disk": self.update_weights,
+            "/update_weight_version": self.name_weights,
+            "/flush_cache": self.flush_cache,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in asked.items()]
+        return routes + [Route(path, endpoint, methods=["POST"]) for path, endpoint in sent.items()]
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat; a client that goes away ends it."""
+        body = ChatBody.read(await request.body())
+        call = await chat_call(self._backend, body)
+        return await self._answering.answer(request, [call], ChatWriter(body, call, self._backend))
+
+    async def generate(self, request: Request) -> Response:
+        """Go on from a text or from token ids, or from each of a list; a client that goes away ends it."""
+        body = GenerateBody.read(await request.body())
+        calls = await generate_calls(self._backend, body)
+        return await self._answering.answer(request, calls, GenerateWriter(body, calls, self._backend))
+
+    async def abort(self, request: Request) -> Response:
+        """End calls by the beginning of their ``rid``, or all; they answer 200 with what they have."""
+        body = AbortBody.read(await request.body())
+        # An empty prefix means every call, and SGLang does not take it for a ``rid``.
+        if body.abort_all or body.rid:
+            self._backend.abort("" if body.abort_all else body.rid or "")
+        return Response()
+
+    async def pause(self, request: Request) -> Response:
+        """Generate nothing until ``/continue_generation``."""
+        body = PauseBody.read(await request.body())
+        await self._backend.pause(body.mode)
+        return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, _: Request) -> Response:
+        """Go on after a pause."""
+        await self._backend.resume()
+        return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_weights(self, request: Request) -> Response:
+        """Go on with the weights in another folder. One that does not fit is a 400, and nothing changes."""
+        body = WeightsBody.read(await request.body())
+        if body.abort_all_requests:
+            self._backend.abort("")
+        named = f" Weight version updated to {body.weight_version}." if body.weight_version else ""
+        reply = {"success": True, "message": f"Succeeded to update model weights.{named}", "num_paused_requests": 0}
+        try:
+            await self._backend.update_weights(body)
+        except InvalidInput as error:
+            return JSONResponse({**reply, "success": False, "message": error.message}, status_code=400)
+        return JSONResponse(reply)
+
+    async def name_weights(self, request: Request) -> Response:
+        """Call the weights something else from the next token on."""
+        body = VersionBody.read(await request.body())
+        if body.abort_all_requests:
+            self._backend.abort("")
+        await self._backend.name_weights(body.new_version)
+        message = f"Weight version updated to {body.new_version}"
+        return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
+
+    async def flush_cache(self, _: Request) -> Response:
+        """Forget the prompts that were read."""
+        await self._backend.flush_cache()
+        return Response()
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or of a chat's prompt."""
+        body = TokenizeBody.read(await request.body())
+        if body.messages is None:
+            tokens = await self._backend.encode(body.prompt or "")
+        else:
+            tokens = await self._backend.encode_chat(body.messages, body.tools or [], is_continued=False)
+        counts = {"count": len(tokens), "max_model_len": self._backend.context_length}
+        return JSONResponse({"tokens": tokens, **counts})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens, or of each list of them."""
+        body = DetokenizeBody.read(await request.body())
+        lists = [tokens for tokens in body.tokens if isinstance(tokens, list)]
+        flat = [token for token in body.tokens if isinstance(token, int)]
+        for tokens in [flat, *lists]:
+            check_tokens(self._backend, tokens, "tokens")
+        texts = [
+            await self._backend.decode(tokens, with_marks=not body.skip_special_tokens) for tokens in lists or [flat]
+        ]
+        return JSONResponse({"text": texts if lists else texts[0]})
+
+    async def health(self, _: Request) -> Response:
+        """200 while calls are answered, else 503."""
+        return Response(status_code=200 if self._backend.is_alive else 503)
+
+    async def model_info(self, _: Request) -> Response:
+        """What is served."""
+        backend = self._backend
+        common = {"served_model_name": backend.name, "weight_version": backend.weight_version, "is_generation": True}
+        return JSONResponse({**common, **backend.model_info()})
+
+    async def models(self, _: Request) -> Response:
+        """The one model, as OpenAI lists it."""
+        name, length = self._backend.name, self._backend.context_length
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay", "root": name}
+        return JSONResponse({"object": "list", "data": [{**card, "max_model_len": length}]})
+
+    async def loads(self, _: Request) -> Response:
+        """How busy the engine is; each choice counts as a request."""
+        head = {"timestamp": datetime.now(UTC).isoformat(), "version": version("forebay")}
+        machine = {"accelerator": None, "num_accelerators": 1}
+        return JSONResponse({**head, **machine, "loads": [{"dp_rank": 0, **self._backend.load()}]})
+
+
+def _parse(parser: Parser) -> Callable[[Request], object]:
+    async def endpoint(request: Request) -> Response:
+        return JSONResponse(parser(Body.read(await request.body()).given))
+
+    return endpoint
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ForebayError)
+    # OpenAI's clients know a refused request as 400, where Forebay's own routes say 422.
+    status = 400 if isinstance(error, InvalidInput) else error.status
+    if isinstance(error, EngineError):
+        status = error.status_code or status
+    is_native = request.url.path == "/generate"
+    body = generate_error(error.message) if is_native else error_body(error.message, status, param=error.field)
+    return JSONResponse(body, status_code=status)

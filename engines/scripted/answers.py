@@ -1,0 +1,213 @@
+"""The choices that a scripted engine works on: the script is asked, and its answers are said, aborted and paused."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from forebay.core.errors import EngineError
+from forebay.core.waiting import Signal
+from forebay.core.weight_versions import PauseMode
+from forebay.engines.fake_sglang.calls import JSONObject, PromptCall
+from forebay.engines.fake_sglang.request_bodies import ChatBody, GenerateBody, WeightsBody
+from forebay.engines.scripted.parsers import REASONING_PARSER, TOOL_CALL_PARSER
+from forebay.engines.scripted.play import ScriptedWeights, first_of, play
+from forebay.engines.scripted.script import Reply, Script, ScriptedCall
+from forebay.engines.scripted.tokens import VOCABULARY_SIZE, decode, encode, encode_chat, logprob, open_chat
+
+logger = logging.getLogger(__name__)
+
+LONG_S = 3600.0
+
+
+class ScriptedBackend:
+    """Every choice asked for so far, those being worked on, and the weights: the face's back end."""
+
+    context_length = 2**20
+    vocabulary_size = VOCABULARY_SIZE
+    max_choices = 2**10
+    is_alive = True
+
+    def __init__(self, script: Script, name: str) -> None:
+        self.name = name
+        self.calls: list[ScriptedCall] = []
+        self.aborts: list[str] = []
+        self.weight_updates: list[dict[str, Any]] = []
+        self.max_in_flight = 0
+        self.weights = ScriptedWeights()
+        self._script = script
+        self._tasks: dict[PromptCall, list[tuple[ScriptedCall, asyncio.Task[None]]]] = {}
+        self._running: set[ScriptedCall] = set()
+        self._changed = Signal()
+        self._is_stopping = False
+
+    def open(self) -> None:
+        """Get ready to serve, with the weights of the beginning."""
+        self.weights = ScriptedWeights()
+        self._is_stopping = False
+
+    def stop_all(self) -> None:
+        """Abort every call that runs, also those that a pause holds."""
+        self._is_stopping = True
+        self.weights.resume()
+        _abort(self._running)
+
+    @property
+    def in_flight(self) -> int:
+        """The choices being worked on now."""
+        return len(self._running)
+
+    @property
+    def weight_version(self) -> str:
+        """What the weights are called now."""
+        return self.weights.version
+
+    async def wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
+        """Return once ``holds()`` is true; looked at whenever a call begins or ends. Raises ``TimeoutError``."""
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                await self._changed.wait(LONG_S)
+
+    def refuse_unserved(self, body: ChatBody | GenerateBody) -> None:
+        """Refuse nothing: a script may be asked for anything."""
+
+    async def encode(self, text: str) -> Sequence[int]:
+        """The tokens of a text."""
+        return encode(text)
+
+    async def encode_chat(
+        self, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
+    ) -> Sequence[int]:
+        """The tokens of a chat's prompt."""
+        return encode_chat(messages, tools, is_continued=is_continued)
+
+    async def decode(self, tokens: Sequence[int], *, with_marks: bool) -> str:
+        """The text of tokens."""
+        return decode(tokens, with_marks=with_marks)
+
+    def token_text(self, token: int) -> str:
+        """The text of one token."""
+        return decode([token])
+
+    def submit(self, call: PromptCall) -> None:
+        """Begin to answer the choices of a call."""
+        choices = [_scripted_call(call, index) for index in call.indices]
+        for choice in choices:
+            if choice.is_asked:
+                choice.number = len(self.calls)
+                self.calls.append(choice)
+        self._tasks[call] = [(choice, asyncio.create_task(self._answer(call, choice))) for choice in choices]
+        # Only now: whoever waits for this call finds it in flight when it wakes.
+        self._changed.notify()
+
+    def cancel(self, call: PromptCall) -> None:
+        """Stop what still runs of a call."""
+        for choice, task in self._tasks.pop(call, ()):
+            task.cancel()
+            choice.finished = choice.finished or "disconnected"
+
+    def abort(self, rid_prefix: str) -> None:
+        """End the calls whose id begins so; the empty text means all."""
+        self.aborts.append(rid_prefix)
+        _abort(choice for choice in self._running if (choice.rid or "").startswith(rid_prefix))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating; ``abort`` ends what runs and returns when it is gone."""
+        self.weights.pause(mode)
+        if mode == "abort":
+            self.abort("")
+            await self.wait_until(lambda: not self._running, None)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self.weights.resume()
+
+    async def update_weights(self, body: WeightsBody) -> None:
+        """Take new weights: while paused at once, else as SGLang does when nothing runs any more."""
+        if self.weights.mode is None:
+            await self.wait_until(lambda: not self._running, None)
+        self.weights.version = body.weight_version or self.weights.version
+        self.weight_updates.append(body.given)
+
+    async def name_weights(self, version: str) -> None:
+        """Call the weights something else."""
+        self.weights.version = version
+
+    async def flush_cache(self) -> None:
+        """There is none."""
+
+    def model_info(self) -> JSONObject:
+        """The model, the folder of its weights, and its parsers."""
+        path = self.weight_updates[-1]["model_path"] if self.weight_updates else self.name
+        return {"model_path": path, "reasoning_parser": REASONING_PARSER, "tool_call_parser": TOOL_CALL_PARSER}
+
+    def load(self) -> JSONObject:
+        """The choices being worked on."""
+        return {"num_running_reqs": self.in_flight, "num_waiting_reqs": 0}
+
+    async def _answer(self, call: PromptCall, choice: ScriptedCall) -> None:
+        # Like SGLang, which admits nothing while it is paused: such a call is in no load, and aborts miss it.
+        await self.weights.opened()
+        if self._is_stopping:
+            choice.aborted.set()
+        self._running.add(choice)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        self._changed.notify()
+        failure: Exception | None = None
+        try:
+            await self._say(call, choice)
+            if choice.reply.error_status is not None:
+                failure = EngineError(choice.reply.text, status_code=choice.reply.error_status)
+        except Exception as error:  # noqa: BLE001 - a reply that cannot be said: its client would wait for ever
+            failure = error
+        finally:
+            self._running.discard(choice)
+            self._changed.notify()
+        choice.finished = "error" if failure else choice.finished
+        call.pieces.put_nowait(failure or choice.next_piece())
+
+    async def _say(self, call: PromptCall, choice: ScriptedCall) -> None:
+        version = choice.asked_version = self.weights.version
+        if call.logprob_start is not None:
+            asked = call.prompt_ids[call.logprob_start :]
+            call.prompt_logprobs = tuple(logprob(*pair, version) for pair in pairwise(asked))
+        asking = asyncio.create_task(self._ask(choice))
+        stopped = asyncio.create_task(choice.aborted.wait())
+        try:
+            await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            choice.reply = asking.result() if asking.done() else Reply()
+        finally:
+            asking.cancel()
+            stopped.cancel()
+        if choice.reply.error_status is not None:
+            await first_of([choice.aborted], choice.reply.delay_s)
+            return
+        await play(choice, self.weights, lambda: call.pieces.put_nowait(choice.next_piece()))
+
+    async def _ask(self, choice: ScriptedCall) -> Reply:
+        if not choice.is_asked:
+            return Reply(finish_reason="length")
+        try:
+            answer = self._script(choice)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except Exception as error:  # the script is the user's: its error is the answer
+            logger.warning("the script raised on call %d", choice.number, exc_info=True)
+            return Reply(text=f"the script raised {error!r}", error_status=500)
+        return Reply(text=answer) if isinstance(answer, str) else answer
+
+
+def _scripted_call(call: PromptCall, index: int) -> ScriptedCall:
+    prompt_ids = list(call.prompt_ids)
+    messages, said = open_chat(prompt_ids) or (None, "")
+    if call.is_chat:
+        return ScriptedCall(index, call.body, prompt_ids, said=said)
+    body = {**call.body, "messages": messages or []}
+    return ScriptedCall(index, body, prompt_ids, said=said, is_asked=messages is not None, is_chat=False)
+
+
+def _abort(calls: Iterable[ScriptedCall]) -> None:
+    for call in calls:
+        call.aborted.set()
