@@ -198,6 +198,7 @@ def _oversampling(given: "Mapping[str, Any] | Oversampling | None", group_size: 
 def _sampling_params(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """A copy with ``max_tokens`` in it; as slime's client sends it, the number may be a string."""
     params: dict[str, Any] = plain(dict(given))
+    # Newer models take only the second one; whichever is given is the limit.
     limits = [name for name in ("max_tokens", "max_completion_tokens") if params.get(name) is not None]
     for name in limits:
         params[name] = _count(name, params[name])

@@ -55,6 +55,7 @@ def retry_budgets(given: Mapping[str, Any] | None, max_attempts: int) -> dict[Ro
 
     Numbers may be strings. Raises ``InvalidInput``.
     """
+    # Every kind has a number of its own: a failing engine must not use up the retries of the agent.
     budgets = dict.fromkeys(BUDGETED, max_attempts - 1)
     if given is None:
         return budgets

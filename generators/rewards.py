@@ -125,7 +125,7 @@ def checked(reward: object) -> RewardOutcome:
         reward = cast(Any, reward).item()
     try:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
-    except OverflowError:
+    except OverflowError:  # a whole number beyond every float
         number = math.inf
     if math.isfinite(number):
         return RewardOutcome(number)
@@ -217,7 +217,7 @@ def _serve(connection: "Connection[Any, Any]", pickled: bytes) -> None:
 
 
 def _die_with_parent() -> None:
-    """A function that hangs never sees the closed pipe, so a thread watches the parent."""
+    # By a thread: a function that hangs never sees that the pipe is closed.
     parent = multiprocessing.parent_process()
     assert parent is not None
 

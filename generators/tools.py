@@ -60,6 +60,7 @@ class Tool:
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ToolError(f"the arguments of {self.name} cannot be used: {error}") from None
         answer = self._function(**{name: getattr(given, name) for name in given.__struct_fields__})
+        # Asked of the answer, not of the function: a partial or a lambda may return a coroutine too.
         answer = await answer if inspect.isawaitable(answer) else answer
         return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
 

@@ -23,7 +23,7 @@ MAX_TRIES = 8
 """For one call to a gateway that does not answer: with the pauses, half a minute. The server restarts it in seconds."""
 
 
-class OpenRollout(msgspec.Struct, frozen=True):
+class RolloutAccess(msgspec.Struct, frozen=True):
     """A rollout that the gateway records: the addresses to give to its agent, and the key that opens them."""
 
     rollout_id: str
@@ -93,7 +93,7 @@ class GatewayLink:
         deadline_s: float,
         sampling_params: Mapping[str, Any],
         max_tokens: int | None = None,
-    ) -> OpenRollout:
+    ) -> RolloutAccess:
         """Begin a rollout, which ends by itself after ``deadline_s`` seconds.
 
         ``sampling_params`` are used by calls that leave them out; none generates more than ``max_tokens``.
@@ -105,7 +105,7 @@ class GatewayLink:
             "sampling_params": dict(sampling_params),
             "max_tokens": max_tokens,
         }
-        return msgspec.json.decode(await self._ask("POST", "", body), type=OpenRollout)
+        return msgspec.json.decode(await self._ask("POST", "", body), type=RolloutAccess)
 
     async def close(self, rollout_id: str) -> RolloutRecord:
         """End a rollout: its key opens nothing more, its calls in flight are aborted. What was recorded.
@@ -122,6 +122,7 @@ class GatewayLink:
         pause, call = Backoff(), json_call(method, f"gateway/rollouts{path}", body, TIMEOUT_S)
         for _ in range(MAX_TRIES):
             gateway = await self._found()
+            # Once, not again without end: the address may be that of a gateway which is gone for good.
             answer = await gateway.ask(call)
             status = None if isinstance(answer, Lost) else answer.status
             if status in GONE:
@@ -148,7 +149,8 @@ class GatewayLink:
 
 
 def _content(reply: Reply) -> bytes:
-    """The body of an answer. No error tells an address: that of the server holds the key of the run."""
+    """The body of an answer."""
+    # The error names no address: that of the server holds the key of the run.
     if reply.status >= 400:
         raise LinkRefused(
             f"the gateway cannot be used, the answer is {reply.status}: {text_of(reply)}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import ForebayError
 from forebay.core.task_row import Message
-from forebay.generators.agents.gateway import GatewayLink, OpenRollout, RolloutRecord
+from forebay.generators.agents.gateway import GatewayLink, RolloutAccess, RolloutRecord
 from forebay.generators.agents.record import RecordedTrajectory, checked_result
 from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
@@ -75,11 +75,12 @@ class AgentRollouts:
         return record, checked_result(record, result, error)
 
     @asynccontextmanager
-    async def _opened(self, name: str, rid_prefix: str, params: dict[str, Any]) -> AsyncIterator[OpenRollout]:
+    async def _opened(self, name: str, rid_prefix: str, params: dict[str, Any]) -> AsyncIterator[RolloutAccess]:
         """A rollout at the gateway, which is ended there however this ends."""
         opened = await self._gateway.open(
             name,
             rid_prefix=rid_prefix,
+            # A run process that dies closes nothing: the gateway ends the rollout by itself.
             deadline_s=self._limits.wall_s + CLOSE_S,
             sampling_params=_defaults(params),
             max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
@@ -98,7 +99,7 @@ class AgentRollouts:
         except (ForebayError, TimeoutError) as error:
             logger.warning("rollout %s was not ended at the gateway: %s", name, error)
 
-    def _task(self, rollout: "Rollout", prompt: list[Message], opened: OpenRollout, sandbox: Sandbox) -> AgentTask:
+    def _task(self, rollout: "Rollout", prompt: list[Message], opened: RolloutAccess, sandbox: Sandbox) -> AgentTask:
         return AgentTask(
             instance_id=rollout.instance_id,
             row={name: value for name, value in rollout.row.items() if name not in self._hidden},
@@ -114,6 +115,7 @@ class AgentRollouts:
 
 def _defaults(params: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters as fields of a request's body, without what only the ``openai`` package understands."""
+    # The limit on tokens goes to the gateway by itself: it holds for calls that have a limit of their own as well.
     kept = {name: value for name, value in params.items() if name not in (*TOKEN_LIMITS, *NOT_IN_BODY)}
     return {**kept, **(params.get("extra_body") or {})}
 

@@ -42,6 +42,7 @@ async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -
         async with wall_limit(hold, limits.wall_s) as limit:
             returned = await _returned(agent, task)
     except TimeoutError as error:
+        # The agent's own code may raise one too: that is its own failure.
         if limit.expired():
             raise AgentFailed(f"the agent took longer than {limits.wall_s:g} s") from error
         raise
@@ -62,6 +63,7 @@ async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
 
 async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> str:
     task.write_instance()
+    # The sandbox counts every second; ours leave out those in which no engine call may go out.
     without_wall = replace(limits, wall_s=NO_LIMIT_S)
     async with set_at_limit(hold, limits.wall_s) as over:
         finished = await sandbox.run(command, env=task.environment(), limits=without_wall, stop=over)
@@ -103,6 +105,7 @@ async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> Non
     while left_s > 0:
         await hold.wait_call()
         began_s = now_s()
+        # In short steps: a hold that begins in the middle of one costs the agent no more than that.
         await asyncio.sleep(min(left_s, LOOK_S))
         if hold.may_call:
             left_s -= now_s() - began_s

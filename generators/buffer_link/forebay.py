@@ -108,6 +108,7 @@ class _ServerWriting(RunWriting):
 
     def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:
         """The same rollout as a failed sample: its slot is filled, and the group does not wait for its deadline."""
+        # A fork has no slot, and what was refused as a failed sample already would be refused again.
         if sample.get("fork") or sample.get("status") == "failed":
             return None
         kept = {name: sample[name] for name in KEPT_OF_REFUSED}

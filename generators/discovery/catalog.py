@@ -75,6 +75,7 @@ class Catalog:
                 if self._is_unknown(task_type):  # the refusal lists all that there is
                     await self._wait_for(list(self._inspections))
         except TimeoutError:
+            # Where only the list in the refusal is incomplete, the answer need not wait for it.
             if paths := self._undecided(task_type):
                 raise InspectionPending(task_type, paths) from None
         return self._decide(task_type)
@@ -98,6 +99,7 @@ class Catalog:
         async with self._looking:
             self._found = await asyncio.to_thread(self._finder.find)
             for path in list(self._inspections):
+                # Edited while it is inspected: the verdict would be on a text that is no longer there.
                 if path not in self._found or self._found[path].digest != self._inspections[path][0]:
                     self._inspections.pop(path)[1].cancel()
             for path in list(self._verdicts):
@@ -119,6 +121,7 @@ class Catalog:
     async def _inspect(self, file: FoundFile) -> None:
         draft = _known_from_source(file)
         try:
+            # Each is a Python process that imports whatever the file imports: torch, often enough.
             async with self._places:
                 info = await inspect_file(draft, working_dir=self._working_dir, timeout_s=self._inspect_timeout_s)
             self._verdicts[file.path] = (info, self._clock.monotonic())

@@ -73,7 +73,7 @@ def rank(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
     """The same files, with replacements and collisions noted; ordered by source and path.
 
     A user's file replaces an installed one, which replaces a built-in. Two of the same rank collide: neither can be
-    used. A user's file that failed still stands for its task type: falling back in silence would surprise.
+    used.
     """
     ranked: list[GeneratorInfo] = []
     claims: dict[str, list[GeneratorInfo]] = defaultdict(list)
@@ -88,6 +88,7 @@ def rank(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
 
 
 def _rank_rivals(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
+    # Failed files count as well: falling back in silence to a built-in generator would surprise.
     best = max(_RANK[info.source] for info in rivals)
     first = [info for info in rivals if _RANK[info.source] == best]
     rest = [info for info in rivals if _RANK[info.source] < best]

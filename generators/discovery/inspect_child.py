@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent(parent_pid)
     answer = inspect_module(path)
     os.write(answer_fd, json.dumps(answer).encode())
+    # Ending in the ordinary way would wait for threads that the file has started.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -67,6 +68,7 @@ def _describe(module: ModuleType) -> dict[str, Any]:
 
 def refers_to_base(namespace: Mapping[str, object]) -> bool:
     """Whether the module's names include our base module, its ``BaseGenerator``, or a class derived from it."""
+    # Looked up, not imported: a file that does not use it has not imported it either.
     base = sys.modules.get(_BASE_MODULE)
     if base is None:
         return False

@@ -19,6 +19,7 @@ async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: fl
 
     The child is killed with its whole process group when ``timeout_s`` have passed or the caller is cancelled.
     """
+    # The answer has a descriptor of its own: the user's code may print whatever it likes.
     with memory_file("forebay-answer") as answer, memory_file("forebay-output") as output:
         try:
             exit_code = await _run_child(draft.path, answer, output, working_dir, timeout_s)

@@ -24,6 +24,7 @@ def is_stdlib_name(name: str) -> bool:
 def brings_siblings(path: Path) -> bool:
     """Whether the files beside ``path`` belong to it: those of an installed package are importable anyway."""
     folder = path.parent
+    # By the folders' names: `sysconfig` knows those of this environment only, and a file may be of another.
     installed = _INSTALL_FOLDERS.intersection(folder.parts) or folder.is_relative_to(sysconfig.get_path("stdlib"))
     return folder != PACKAGED_FOLDER and not installed
 
@@ -54,7 +55,7 @@ def load_module(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded: is it a .py file?", name=name, path=str(path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
     spec.loader.exec_module(module)
     return module
 

@@ -98,7 +98,8 @@ class RowFile:
 
     @cached_property
     def _index(self) -> "tuple[array[int], array[int]]":
-        """Line number and offset of every row: 16 bytes each, whatever the rows weigh."""
+        """Line number and offset of every row."""
+        # 16 bytes for each, whatever the rows weigh: files have millions.
         numbers, offsets, offset = array("Q"), array("Q"), 0
         with self._readable() as file:
             for number, line in enumerate(file):

@@ -57,7 +57,7 @@ class RolloutJob:
         """
         try:
             await self._serve()
-        except BaseExceptionGroup as failures:  # one cause is told, not the group
+        except BaseExceptionGroup as failures:  # one cause is raised, not the group
             first = next(_leaves(failures))
             if not isinstance(first, RunGone):
                 raise first from None
@@ -117,7 +117,7 @@ class RolloutJob:
         for position, number in enumerate(group.numbers):
             if position >= num_places:
                 await self._take_place()
-            if group.is_closed:
+            if group.is_closed:  # while a place was waited for
                 self._places.release()
                 return
             self._rollouts.create_task(self._run_rollout(group, number))
@@ -131,7 +131,8 @@ class RolloutJob:
             await self._places.acquire()
 
     async def _expire(self, group: OpenGroup) -> None:
-        """Close the group at its deadline, should the buffer not have said so before."""
+        """Close the group at its deadline."""
+        # The server counts the same time and mostly says so before; slime's buffer never does.
         if await group.wait_expired():
             logger.warning("group %s of instance %r took too long", group.group_id, group.key[0])
             self._open.close(group)
@@ -250,6 +251,7 @@ class OpenGroups:
 
     def remove(self, group: OpenGroup) -> None:
         """It has ended; another one that took its id stays."""
+        # Another one has its id where the rollouts of a step were thrown away.
         if self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
 
@@ -282,7 +284,7 @@ class OpenGroups:
             if self._hold.is_held:  # nothing else is going on that would be reported
                 self._reporter.flush()
 
-        # Shut now, so that no other call goes out; closed once the engines have told what its calls sampled.
+        # Shut now, so that no other call goes out; closed once it is known from the engines what its calls sampled.
         group.shut()
         self.services.create_task(end())
 
@@ -300,7 +302,7 @@ class OpenGroups:
         self.services.create_task(end())
 
     def _calls_between_steps(self) -> list[Call]:
-        """Not streams: their readers have seen the beginning, and nobody could go on with them."""
+        # Not streams: their readers have seen the beginning, and nobody could go on with them.
         groups = self._groups.values() if self._hold.is_held else ()
         return [call for group in groups for call in group.whole_calls()]
 

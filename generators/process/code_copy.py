@@ -42,7 +42,7 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
 
 
 def _siblings(module_path: Path, run_dir: Path) -> Iterator[Path]:
-    if not brings_siblings(module_path):
+    if not brings_siblings(module_path):  # those of an installed package are importable anyway
         return
     for entry in module_path.parent.iterdir():
         is_hidden = entry.name.startswith(".") or entry.name in _NEVER_COPIED

@@ -68,9 +68,10 @@ def _call_run_rollout(spec: RunSpec) -> None:
 
 
 def _treat_sigterm_as_ctrl_c() -> None:
-    """SIGTERM becomes SIGINT, which asyncio turns into a clean cancellation; forked children keep the plain meaning."""
+    # asyncio turns SIGINT into a clean cancellation, and knows nothing of SIGTERM.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # What the user's code forks keeps the plain meaning: multiprocessing ends its workers with SIGTERM.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 

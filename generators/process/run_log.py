@@ -22,7 +22,8 @@ class RunLog:
         self._file = path.open("ab", buffering=0)
 
     def write(self, chunk: bytes) -> None:
-        """Append ``chunk``. What the disk refuses is lost: a full disk must not stop the run at its next print."""
+        """Append ``chunk``, as far as the disk takes it."""
+        # What the disk refuses is lost: a full disk must not stop the run at its next print.
         with suppress(OSError):
             if self._file.tell() + len(chunk) > self._half_bytes:
                 self._rotate()

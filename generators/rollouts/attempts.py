@@ -121,7 +121,7 @@ class RolloutRunner:
         return await in_thread(self._function, client, messages, params)
 
     async def _judged(self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]") -> list[Sample]:
-        """Ask the reward function, again while that fails and retries are left: not the rollout, which is good."""
+        # Only the reward is tried again, not the rollout, which is good and has cost its tokens.
         pause = self._settings.pause()
         while (judged := await self._rewarder.reward(reward_item(rollout, returned))).kind:
             logger.warning("reward of rollout %s: %s: %s", rollout.rollout_id, judged.kind, judged.message)

@@ -99,6 +99,7 @@ class CallRecorder:
 
     def stop(self) -> bool:
         """Nobody reads any further: the engine is told so. Whether it is worth while to hear what it still tells."""
+        # Other servers end a call when its connection is closed, and have nothing more to say.
         if self._is_ended or not self._is_sglang:
             return False
         if not self._reader.is_finished:
@@ -136,8 +137,8 @@ class CallRecorder:
 
 
 def _decoded(content: bytes) -> dict[str, Any]:
-    """Whatever else an engine may have answered, the package tells the rollout function."""
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
+    # Whatever else an engine may have answered, the package reports it to the rollout function.
     except msgspec.DecodeError:
         return {}

@@ -86,7 +86,7 @@ class Rollout:
                 await stream.stop_and_record()
 
     def _drop_streams(self) -> None:
-        """Of an attempt that failed: their engines would go on for nobody."""
+        # Those of an attempt that failed: their engines would go on for nobody.
         for recorder in list(self.open_streams):
             recorder.drop()
 

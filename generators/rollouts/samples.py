@@ -114,14 +114,14 @@ def failed_sample(rollout: "Rollout", error: BaseException, outcome: RolloutOutc
 
 
 def _sendable(text: str) -> str:
-    """Half a surrogate pair, as in a file name, is no JSON text."""
+    # Half a surrogate pair, as file names may have it, is no JSON text.
     return text.encode("utf-8", "replace").decode()
 
 
 HEAD = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id")
 """What a sample says of its rollout."""
 ENDING = ("outcome", "reward", "status")
-"""And of how it ended; last, since a reader looks for the reward from behind."""
+"""And of how it ended."""
 
 
 def _head(rollout: "Rollout") -> "Sample":
@@ -131,6 +131,7 @@ def _head(rollout: "Rollout") -> "Sample":
 def _extra_info(rollout: "Rollout", returned: Returned, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """In slime's shape: the row's other fields, the sampling parameters, and how the rollout ended."""
     fields = {name: value for name, value in rollout.row.items() if name not in NOT_IN_EXTRA_INFO}
+    # Later ones win: what the rollout itself put there comes before the row and the sampling parameters.
     own = rollout.row.get("extra_info")
     counters = {name: number for name, number in rollout.trajectory.counters.items() if number}
     return {

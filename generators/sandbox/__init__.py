@@ -185,10 +185,9 @@ async def _send(ours: socket.socket, spec: bytes) -> None:
 
 @asynccontextmanager
 async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncIterator[None]:
-    """Half of it when ``stop`` is set: the keeper kills what it started, and still answers."""
-
     async def hang_up(stop: asyncio.Event) -> None:
         await stop.wait()
+        # Only our half: the keeper kills what it started, and its answer arrives all the same.
         ours.shutdown(socket.SHUT_WR)
 
     waiting = asyncio.create_task(hang_up(stop)) if stop is not None else None
@@ -230,7 +229,7 @@ async def _answer(ours: socket.socket) -> dict[str, Any]:
 
 
 async def _gone(keeper: Process) -> None:
-    """Wait for its end, also when we are cancelled once more meanwhile."""
+    # Also when we are cancelled once more meanwhile: its processes must be gone when we return.
     ending = asyncio.ensure_future(keeper.wait())
     try:
         await asyncio.shield(ending)

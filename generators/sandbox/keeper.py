@@ -28,6 +28,7 @@ KILLING_S = 10.0
 def main(socket_fd: int) -> None:
     """Run one command to its end, its time limit, or until the sandbox hangs up."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Not SIGKILL: when the run process dies, this one cleans up first.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parent = os.getppid()
@@ -92,17 +93,15 @@ def _limiter(limits: dict[str, int]) -> Callable[[], None]:
 
 
 def _lower(kind: int, value: int) -> None:
-    """Limits can be lowered, and only root may raise them."""
+    # Limits can be lowered, and only root may raise them.
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
 def _kill_descendants() -> int:
-    """Kill every process below this one, also in other sessions and those started meanwhile; how many are left.
-
-    As their subreaper we inherit each process whose parent has died, so none can leave the tree.
-    """
+    """Kill every process below this one, also in other sessions and those started meanwhile; how many are left."""
+    # As their subreaper we inherit each process whose parent has died, so none can leave the tree.
     until_s = time.monotonic() + KILLING_S
     while (left := _descendants()) and time.monotonic() < until_s:
         for pid in left:
