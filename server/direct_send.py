@@ -53,7 +53,7 @@ def http_protocol() -> type[asyncio.Protocol] | str:
 
 
 def _missing(part: type[Any], used: frozenset[str]) -> set[str]:
-    # Its attributes exist from the constructor on, on no class: the names that its code sets tell them without a call.
+    # Its attributes exist from the constructor on, on no class: the names that its code sets show them without a call.
     code = getattr(part.__init__, "__code__", None)
     return set(used.difference(code.co_names if code else ()))
 

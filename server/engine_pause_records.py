@@ -59,7 +59,7 @@ class PauseRecords:
             os.unlink(self._path(run_id))
         except FileNotFoundError:
             return
-        sync_directory(self._folder)
+        sync_directory(self._folder)  # else a crash of the machine may bring the record back
 
     def _path(self, run_id: str) -> Path:
         return self._folder / f"{run_id}.json"

@@ -266,7 +266,7 @@ class EnginePauses:
     async def _expire(self, record: PauseRecord) -> None:
         await asyncio.sleep(max(0.0, record.until_s - self._clock.wall()))
         async with self._locked(record.run_id, record.urls):
-            logger.warning("run %s: its engines go on, nobody told them to in %g s", record.run_id, record.limit_s)
+            logger.warning("run %s: its engines go on, nobody asked them to within %g s", record.run_id, record.limit_s)
             self._end_pause(record.run_id)
             self._expired[record.run_id] = expired = msgspec.structs.replace(record, kind="expired")
             await self._let_go(expired)
@@ -276,7 +276,7 @@ class EnginePauses:
         left = await self._resumed(record, RESUME_NOW_S)
         self._mark(record.run_id, is_paused=False)
         if left:
-            logger.warning("run %s: told to go on, no answer from %s; asking again", record.run_id, ", ".join(left))
+            logger.warning("run %s: asked to go on, no answer from %s; asking again", record.run_id, ", ".join(left))
             self._resume_later(msgspec.structs.replace(record, urls=left))
         else:
             await self._forget(record)

@@ -21,19 +21,15 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ForebayError, _forebay_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(ClientGone, _client_gone)  # else it would be logged as an error of the server's
     app.add_exception_handler(Exception, _internal_error)
-
-
-def is_slime(path: str) -> bool:
-    """Whether slime's client calls this path."""
-    return not path.startswith("/v1/")
 
 
 def reply(request: Request, error: ForebayError) -> JSONResponse:
     """The reply to ``error``."""
     body = error_body(error)
-    if is_slime(request.url.path):
+    # Slime's envelope also under /w/: generators written for slime get such an address for their buffer.
+    if not request.url.path.startswith("/v1/"):
         message = f"{error.message} ({error.hint})" if error.hint else error.message
         body = {"success": False, "message": message, "data": None, **body}
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
@@ -47,7 +43,7 @@ async def _forebay_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    first = error.errors()[0]  # its place begins with where it was looked for: query, path or header
     name = ".".join(str(part) for part in first["loc"][1:]) or "body"
     body = {"code": "invalid_input", "message": f"{name}: {first['msg']}", "hint": "", "field": name}
     return JSONResponse({"error": body}, status_code=422)

@@ -46,6 +46,7 @@ class RunGateway:
                 "the run names no engine", hint="start it with remote_engine_url", field="remote_engine_url"
             )
         url = self._process.start()
+        # Each time: a process that asks again may have another payload, or the gateway may have forgotten the run.
         await self._process.register(run.run_id, self._registration(run))
         if run.run_id not in self._watching:
             self._watching[run.run_id] = asyncio.create_task(self._watch(run.run_id))
@@ -109,6 +110,7 @@ def _is_over(run: Run) -> bool:
 
 
 def _key(run: Run, use: str) -> str:
+    # A digest leads nowhere else: whoever has one key learns neither the run's own nor the one for the other use.
     return hmac.digest(run.run_key.encode(), f"{run.run_id}/{use}".encode(), "sha256").hex()[:40]
 
 

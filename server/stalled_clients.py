@@ -73,7 +73,7 @@ class ClientProgress:
         return _COUNTS.unpack(info) if len(info) == _COUNTS.size else (0, 0)
 
     def break_off(self) -> None:
-        """End the connection at once. Whoever is sending over it, past the framework or not, is told by an error."""
+        """End the connection at once. Whoever is sending over it, past the framework or not, gets an error."""
         with suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._transport.abort()

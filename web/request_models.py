@@ -19,6 +19,7 @@ def _no_flag(value: object) -> object:
 
 
 NotFlag = BeforeValidator(_no_flag)
+# Up to what every reader of JSON holds exactly: many read numbers as float64.
 Count = Annotated[int, NotFlag, Field(ge=1, le=1 << 53)]
 Step = Annotated[int, NotFlag, Field(ge=0, le=1 << 53)]
 WaitSeconds = Annotated[float, NotFlag, Field(ge=0)]
@@ -37,7 +38,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Read a JSON object. Raises ``InvalidInput``."""
     try:
         value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply for Python's reader
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object", field="body")
@@ -48,4 +49,5 @@ def invalid(error: ValidationError) -> InvalidInput:
     """The first complaint of a pydantic error, as ours."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "body"
+    # Cut short: a complaint may quote what was sent.
     return InvalidInput(f"{name}: {first['msg']}"[:500], field=name)

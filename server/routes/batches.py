@@ -98,6 +98,7 @@ async def set_checkpoint(request: Request, leases: RunLeases, services: Server) 
 @router.post("/rewind")
 async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
     """Make everything ready again that the trainer's checkpoint of a step does not hold; null for everything."""
+    # No body is no request for everything: null must be written.
     asked = parse(RewindRequest, await body_of(request))
     undone = await rewind(leases, asked.step)
     num_groups = sum(len(row.group_ids) for row in undone.batches)

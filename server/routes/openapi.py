@@ -60,11 +60,12 @@ def add_sample_routes(app: FastAPI) -> None:
 
     To be called when ``app`` has all its routes.
     """
+    # Last: where the framework has a route for another method, that one answers.
     app.router.routes += [Route(path, _OtherMethods(app, path), include_in_schema=False) for path in SAMPLE_PATHS]
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
+        if app.openapi_schema is None:  # FastAPI keeps the document that it made, and these paths in it
             document = framework()
             for path, described in SAMPLE_PATHS.items():
                 document["paths"].setdefault(path, {})["post"] = _operation(path, *described)

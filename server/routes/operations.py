@@ -72,6 +72,7 @@ def _run_counts(buffer: Buffer) -> Counter[str]:
 
 def snapshot(buffer: Buffer) -> Snapshot:
     """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
+    # By no run's name: Prometheus keeps a series for each value of a label that it has ever seen.
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
     counts = sum((entry.buffer.counts for entry in entries), Counter())

@@ -60,6 +60,7 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
     closed, taken = [], []
     for group in groups.by_id.values():
         key = (group.instance_id, group.row.epoch)
+        # A full group is judged when somebody reads; no sample of it need be made once more.
         if group.state is not GroupState.OPEN or groups.is_full(group):
             closed.append(key)
         elif group.slots:

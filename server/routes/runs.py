@@ -20,6 +20,7 @@ RUNS: list[str | Enum] = ["runs"]
 async def start(request: Request, services: Server) -> dict[str, Any]:
     """Start a run. The whole object is handed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
     payload = parse_object(await body_of(request))
+    # A name of null is none: clients send the fields that they have no value for.
     run = await services.runs.start(payload, check_name(str(payload.get("name") or "")), "native")
     return run_view(services.buffer.get(run.run_id))
 

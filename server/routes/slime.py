@@ -66,6 +66,7 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
 async def peek(services: Server, name: str = "") -> dict[str, Any]:
     """Preview the oldest groups that could be read, without taking them."""
     entry = by_name(services, name)
+    # A preview: bodies are read from the disk, and samples are as large as they like.
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
     for group in groups:

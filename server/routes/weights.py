@@ -63,6 +63,7 @@ async def set_weight_version(run_id: str, request: Request, services: Server) ->
     if asked.model_path is None:
         await announcement()
         return {"weight_version": asked.weight_version}
+    # The version is announced by the update, between the pause and the first token of the new weights.
     engines, mode = RunEngines.of(services.buffer.get(run_id).run), asked.mode or "abort"
     done = await services.pauses.update(engines, asked.weight_version, asked.model_path, mode, announcement)
     return {"weight_version": asked.weight_version, "mode": mode, **done}

@@ -50,7 +50,7 @@ class RunProcess:
             report.close()
             raise
         finally:
-            os.close(reader)
+            os.close(reader)  # the monitor has its own copy; the other end stays here, and closes when the server dies
         return cls(process, writer, report)
 
     async def wait(self) -> Report:

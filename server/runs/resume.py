@@ -72,4 +72,5 @@ def _belongs_to_another(run: Run, request: StartRequest) -> bool:
 
     Two streams that both lost their data list the same; the second must not take over the first one's new run.
     """
+    # Multisets: an id that is listed twice was finished in two epochs.
     return run.state in WORKING and Counter(request.listed) <= Counter(run.start_skip)
