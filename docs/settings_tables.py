@@ -27,9 +27,9 @@ def server_table() -> str:
 
 def run_table() -> str:
     """Every setting of a run, under the name that it has on the wire."""
-    told = _docstrings(RunSettings)
+    sentences = _docstrings(RunSettings)
     rows = [
-        (f"`{field.alias or name}`", _default(field), told[name]) for name, field in RunSettings.model_fields.items()
+        (f"`{field.alias or name}`", _default(field), sentences[name]) for name, field in RunSettings.model_fields.items()
     ]
     return _table(("field", "default", "what it does"), rows)
 
@@ -50,14 +50,14 @@ def _docstrings(model: type) -> dict[str, str]:
     """The string below each field in the source of ``model``, in one line, with single backticks."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     assert isinstance(tree.body[0], ast.ClassDef)
-    told, name = {}, ""
+    sentences, name = {}, ""
     for node in tree.body[0].body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name)):
                 pass
             case ast.Expr(value=ast.Constant(value=str(text))) if name:
-                told[name] = " ".join(text.split()).replace("``", "`")
-    return told
+                sentences[name] = " ".join(text.split()).replace("``", "`")
+    return sentences
 
 
 def _default(field: Any) -> str:

@@ -62,8 +62,8 @@ def test_every_route_has_a_heading(route: str) -> None:
 
 
 def test_no_heading_names_a_route_that_is_not_there() -> None:
-    told = re.findall(r"`((?:GET|POST|PUT|DELETE) [^`]+)`", headings("http_api.md"))
-    assert set(told) <= set(routes())
+    named = re.findall(r"`((?:GET|POST|PUT|DELETE) [^`]+)`", headings("http_api.md"))
+    assert set(named) <= set(routes())
 
 
 def error_classes(base: type[ForebayError] = ForebayError) -> Iterator[type[ForebayError]]:

@@ -1,4 +1,4 @@
-"""The writers of generators that run elsewhere. Both say the same (``writing.py``); one blocks, one is awaited."""
+"""The writers of generators that run elsewhere. Both say the same (``protocol.py``); one blocks, one is awaited."""
 
 import logging
 import os

@@ -1,0 +1,82 @@
+"""What docs/architecture.md names is there, and what is there is on it; so is what other pages and docstrings name."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOPS = ("core", "telemetry", "web", "hooks", "engines", "client", "buffer", "generators", "gateway", "server")
+FOLDERS = sorted({path.parent.relative_to(ROOT) for top in TOPS for path in (ROOT / top).rglob("*.py")})
+SOURCES = sorted(path for top in (*TOPS, "examples") for path in (ROOT / top).rglob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"``([a-z]\w*\.py)``")
+_MODULE = re.compile(r"(?<![\w.\-/@])forebay((?:\.(?!py\b)[A-Za-z_]\w*)+)")
+_PRODUCT_FILE = re.compile(rf"(?<![\w/.])((?:{'|'.join(TOPS)})/[\w/]+\.py)\b")
+_USERS_FILE = re.compile(r"generators/(sums|my_task)_generator\.py")
+_NOT_MODULES = {"samples": "a content type ends so", "env": "a file of settings is called so"}
+
+
+def code_words(text: str) -> list[str]:
+    return [word for word in _CODE.findall(text) if re.fullmatch(r"[a-z_]+(/[\w.]+)*/?", word) and "/" in word]
+
+
+@pytest.mark.parametrize("path", sorted(set(code_words(ARCHITECTURE))))
+def test_every_path_on_the_page_exists(path: str) -> None:
+    assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_every_folder_of_the_product_has_a_row(folder: Path) -> None:
+    assert f"\n| `{folder}/` |" in ARCHITECTURE
+
+
+def test_the_page_shows_the_floors_that_are_checked() -> None:
+    floors = next(line for line in ARCHITECTURE.splitlines() if line.startswith("server >"))
+    assert set(re.findall(r"\w+", floors)) == set(TOPS)
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def named_in(pattern: re.Pattern[str]) -> list[Any]:
+    """What pages, and docstrings of the product and the examples, name; with the file that does."""
+    texts = [(path, path.read_text(encoding="utf-8")) for path in PAGES]
+    texts += [(path, text) for path in SOURCES for text in docstrings(path)]
+    found = {(match[1], path.relative_to(ROOT)) for path, text in texts for match in pattern.finditer(text)}
+    found = {(name, path) for name, path in found if not _USERS_FILE.match(name)}
+    return [pytest.param(name, id=f"{path}: {name}") for name, path in sorted(found, key=str)]
+
+
+@pytest.mark.parametrize("dotted", named_in(_MODULE))
+def test_every_name_in_the_package_leads_somewhere(dotted: str) -> None:
+    names = dotted[1:].split(".")
+    if names[0] in _NOT_MODULES:
+        return
+    module: Any = None
+    for number, name in enumerate(names, 1):
+        if hasattr(module, name):
+            module = getattr(module, name)
+        else:
+            module = importlib.import_module(".".join(("forebay", *names[:number])))
+
+
+@pytest.mark.parametrize("path", named_in(_PRODUCT_FILE))
+def test_every_file_of_the_product_that_is_named_exists(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+def test_modules_that_a_docstring_names_by_their_files_stand_in_the_same_part() -> None:
+    named = {(path, name) for path in SOURCES for text in docstrings(path) for name in _FILE.findall(text)}
+    lost = [(path, name) for path, name in named if not any((ROOT / path.relative_to(ROOT).parts[0]).rglob(name))]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(lost)] == []
