@@ -177,6 +177,7 @@ def _binary_arrays(row: Sequence[bytes | memoryview]) -> _Arrays:
 
 
 def _json_arrays(text: bytes) -> _Arrays:
+    # Most JSON rows have no tokens: a search of the bytes spares decoding them.
     return (b'"tokens"' in text and _lists(text)) or _Arrays(b"", None, None, text)
 
 
@@ -188,6 +189,7 @@ def _lists(text: bytes) -> _Arrays | None:
         return None
     given = {name: raw for name in ARRAYS if (raw := fields.get(name)) is not None and bytes(raw) != b"null"}
     arrays = {name: _list_bytes(raw, name) for name, raw in given.items()}
+    # The three belong together: where one cannot be an array, all stay lists.
     if (tokens := arrays.get("tokens")) is None or None in arrays.values():
         return None
     num_tokens, logprobs, loss_mask = len(tokens) // 4, arrays.get("logprobs"), arrays.get("loss_mask")

@@ -236,6 +236,7 @@ def _as_int(value: Any) -> Any:
 def float_bytes(values: Iterable[Any]) -> bytes | None:
     """``values`` as float32, None among them as NaN; None if one is neither that nor a number."""
     values = list(values)
+    # All at once first, which is done in C; one by one only if something does not fit.
     try:
         return array("f", values).tobytes()
     except (TypeError, OverflowError):

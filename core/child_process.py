@@ -38,6 +38,7 @@ def read_back(file: BinaryIO) -> bytes:
 
 def signal_group(leader_pid: int, signal_number: int) -> None:
     """Signal the process group of ``leader_pid``; a group that is gone is no error."""
+    # The whole group: users' code starts processes of its own.
     with suppress(ProcessLookupError):
         os.killpg(leader_pid, signal_number)
 

@@ -51,14 +51,15 @@ class BatchState(StrEnum):
 
 TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
     GroupState.OPEN: frozenset({GroupState.READY, GroupState.DISCARDED}),
+    # Acked without a lease: a trainer lists it in a resume, or acknowledges its batch late.
     GroupState.READY: frozenset({GroupState.LEASED, GroupState.DISCARDED, GroupState.ACKED}),
+    # Ready again: given back, expired, or lost by a trainer that has come back with a list.
     GroupState.LEASED: frozenset({GroupState.READY, GroupState.ACKED}),
-    # A rewind to an earlier checkpoint: what was trained on after it is wanted again.
+    # A rewind to an earlier checkpoint, or a resume with an earlier list: what was trained on since is wanted again.
     GroupState.ACKED: frozenset({GroupState.READY}),
     GroupState.DISCARDED: frozenset(),
 }
-"""From each state, where a group may go. A resumed run acks groups that its trainer lists and takes back the others;
-so does a batch that is acknowledged late, and a rewind."""
+"""From each state, where a group may go."""
 
 LIVE = frozenset({GroupState.OPEN, GroupState.READY, GroupState.LEASED})
 """The states in which a group's samples count against the buffer's limits."""

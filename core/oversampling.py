@@ -11,6 +11,7 @@ from forebay.core.errors import InvalidInput
 class Oversampling(BaseModel):
     """How many more are started, and what becomes of those that a step does not need."""
 
+    # A misspelt field would otherwise do nothing, and nobody would notice.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rollouts_per_group: int | None = Field(default=None, ge=1, le=65_536)

@@ -51,6 +51,7 @@ class Tally:
     @property
     def totals(self) -> Counter[str]:
         """All processes together."""
+        # Adding counters drops what is zero, so that nobody is shown what never happened.
         return Counter(self.earlier) + Counter(self.current)
 
 
@@ -82,6 +83,7 @@ class RunSettings(BaseModel):
     # The whole payload of a start is read: the rest of it is the generator's.
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
+    # The alias is slime's name for it.
     group_size: int = Field(alias="num_repeat_per_sample", ge=1, le=65_536)
     """Slots of a group."""
     min_valid_group_size_ratio: Ratio = 1.0

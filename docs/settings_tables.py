@@ -27,9 +27,9 @@ def server_table() -> str:
 
 def run_table() -> str:
     """Every setting of a run, under the name that it has on the wire."""
-    sentences = _docstrings(RunSettings)
+    texts = _docstrings(RunSettings)
     rows = [
-        (f"`{field.alias or name}`", _default(field), sentences[name]) for name, field in RunSettings.model_fields.items()
+        (f"`{field.alias or name}`", _default(field), texts[name]) for name, field in RunSettings.model_fields.items()
     ]
     return _table(("field", "default", "what it does"), rows)
 

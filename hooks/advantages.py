@@ -104,6 +104,7 @@ def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float
     """One advantage for each rollout's reward."""
     centre = mean(rewards)
     if normaliser == "grpo":
+        # Below ε the spread is rounding, and dividing by it would make noise of one size with real advantages.
         spread = _deviation(rewards, centre)
         scale = spread + EPSILON
         return [0.0] * len(rewards) if spread < EPSILON else [(reward - centre) / scale for reward in rewards]
@@ -140,6 +141,7 @@ class Padding:
     def of(cls, rollout_ids: Sequence[str], forks: Sequence[int], group_size: int) -> Self:
         """For rows with these columns; ``forks`` are 0 for main rows."""
         num_kept = num_rollouts(rollout_ids, forks)
+        # Only forks are left where a user's filter took their main sample.
         mains = [place for place, fork in enumerate(forks) if not fork] or range(len(forks))
         added = [mains[n % len(mains)] for n in range(max(0, group_size - num_kept))] if mains else []
         counts = Counter(added)

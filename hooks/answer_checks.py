@@ -57,6 +57,7 @@ def check_truth(hook: str, answer: object) -> bool:
 
 def check_verdict(hook: str, answer: object, num_samples: int, sizes: Sizes) -> Verdict:
     """``answer`` as a verdict: a pair of bools, or one bool, by which a group is finished once it is full."""
+    # Contract B knows no "not yet": once every sample is there, a group that is not valid never will be.
     if is_truth(answer):
         return Verdict(bool(answer), bool(answer) or num_samples >= sizes.group_size)
     if not isinstance(answer, tuple | list) or len(answer) != 2 or not all(map(is_truth, answer)):

@@ -53,6 +53,7 @@ def check_hooks(namespace: Mapping[str, object]) -> HookReport:
 
 def is_marked(value: object) -> bool:
     """Whether ``value`` carries the mark of ``forebay.hooks.hookimpl``."""
+    # pluggy's mark is a dict of options; anything else under this name is the user's own.
     return callable(value) and isinstance(getattr(value, f"{specs.PROJECT}_impl", None), dict)
 
 

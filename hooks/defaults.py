@@ -72,6 +72,7 @@ def _process(
     if num_kept < sizes.min_valid_item_size:
         return Processed([], num_kept, is_filtered=True)
     made = advantages.valid_advantages(rewards, rollout_ids, normaliser)
+    # Nothing to pad, as nearly always: every share would be scaled by 1.
     if num_kept == sizes.group_size:
         rows = [Row(n, made[place], rewards[place], None) for place, n in enumerate(kept)]
         return Processed(rows, num_kept, is_filtered=False)
@@ -158,6 +159,7 @@ class Defaults:
         for item, share in zip(items, shares, strict=True):
             if "reward" in item:  # a user's filter may keep what has none
                 item["reward"] = share
+        # Each copy is a row of its own: a plugin behind this may change one and not the other.
         return instance_id, items + [copy.deepcopy(items[place]) for place in padding.added]
 
     @hookimpl(trylast=True)

@@ -25,9 +25,10 @@ from forebay.hooks.types import Contract, Group, Item, Sizes
 
 
 class Completer:
-    """Waits for awaitable answers on one event loop, so that what a hook keeps open there lives from call to call."""
+    """Waits for awaitable answers."""
 
     def __init__(self) -> None:
+        # One loop for all calls: a client that a hook keeps open is bound to the loop that opened it.
         self._runner = asyncio.Runner()
 
     def __call__(self, answer: Any) -> Any:
@@ -92,6 +93,7 @@ class Host:
     def serve(self) -> None:
         """Answer until the server closes its end."""
         while (request := self._channel.receive()) is not None:
+            # The server forgets the last name with each request, and wants to be given the first one anew.
             self._asked = ""
             try:
                 reply = self._answer(request)
@@ -133,6 +135,7 @@ class Host:
         if request.bodies is None:
             done = group_sequence.index_rows(outcome)
         else:
+            # Items that are not plain JSON show only here: the last user's hook is the one that let them pass.
             culprit = group_sequence.last_outside(self._implementations, contract) or self._asked
             done = group_sequence.full_rows(outcome, uids, culprit)
         return host_messages.Rows(done.rows, done.num_kept, done.is_filtered, self._choice.decided)
@@ -153,7 +156,8 @@ class Host:
 
 
 def failure_message(error: HookFailed) -> host_messages.Failed:
-    """``error`` as a message. A lone surrogate in it would not travel."""
+    """``error`` as a message."""
+    # Half a surrogate pair, in a text of the user's, is no UTF-8 and would not travel.
     parts = (error.hook, error.message.removeprefix(f"hook {error.hook} failed: "), error.traceback)
     return host_messages.Failed(*(part.encode(errors="backslashreplace").decode() for part in parts))
 

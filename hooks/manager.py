@@ -93,6 +93,7 @@ class HookManager:
         self._on_ask(hook)
         try:
             answer = getattr(self._plugins.hook, hook)(task_type=self._task_type, **arguments)
+            # Of a notification pluggy returns a list, the answers of all; of other hooks the first that is not None.
             if hook in specs.NOTIFICATIONS:
                 return [self._complete(part) for part in answer]
             return self._complete(answer)

@@ -33,6 +33,7 @@ class Notifier:
             self._waiting.put_nowait((event, json.dumps(payload, default=str).encode()))
         except asyncio.QueueFull:
             self._num_dropped += 1
+            # Once: the log would fill as fast as the queue did. Their number is logged at the end.
             if self._num_dropped == 1:
                 logger.warning("plugins are slower than events come: notifications are being dropped")
         except Exception:  # a notification must not break what it reports, whatever the payload

@@ -56,6 +56,7 @@ def load_hooks(
 
 def _import_file(path: Path) -> Any:
     """Import ``path`` under its stem, so that classes in it pickle; a stem that is taken gets a prefix."""
+    # The file may import modules that lie beside it.
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem not in sys.modules else f"generator_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

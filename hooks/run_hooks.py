@@ -46,6 +46,7 @@ class HookRunner:
         start_limit_s: float = 120.0,
         log_path: Path | None = None,
     ) -> None:
+        # A file without hooks is never loaded into a host: it may import torch, which takes seconds.
         self._file = module_path if user_hooks else None
         self._user_hooks = frozenset(user_hooks)
         self._plugins = [point.name for point in installed_plugins()] if plugins else []
@@ -109,6 +110,7 @@ class HookRunner:
             return defaults.judge(group.rewards, sizes, self._choice.current)
         hook = "is_valid_group"
         await self._host.ready(is_refusable=True)
+        # Where only later hooks are the user's, the columns are enough to judge by.
         bodies = await group.bodies() if self._is_outside(hook) else None
         request = host_messages.Judge(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes))
         reply = cast(host_messages.Judged, await self._host.ask(request, hook, is_refusable=True))
@@ -156,6 +158,7 @@ class HookRunner:
         """Whether more than the built-in behaviour implements ``hook``, as far as is known."""
         if self._host.hello is not None:
             return set(self._host.hello.implementations[hook]) - {BUILT_IN} != set()
+        # Before a host has loaded the plugins, each of them may implement anything.
         return bool(self._plugins) or (self._file is not None and hook in self._user_hooks)
 
     def _expected(self, hook: str) -> list[str]:
