@@ -301,8 +301,10 @@ class Buffer:
 
     async def _loaded(self, row: RunRow) -> tuple[RunBuffer, dict[str, MetaWindow]]:
         old = self._entries.get(row.run_id)
+        # Memory has counted further than the disk may know, and no deadline is put off by a recovery.
         counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
-        buffer = await self._make(_restore(row), counted_s)
+        run = Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document)
+        buffer = await self._make(run, counted_s)
         return buffer, await load_run(buffer, self.store)
 
     def _install(self, buffer: RunBuffer, windows: dict[str, MetaWindow]) -> None:
@@ -363,7 +365,3 @@ class Buffer:
         for hooks in self._hooks.values():
             self._retire(hooks)
         await self._retiring.drain()
-
-
-def _restore(row: RunRow) -> Run:
-    return Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document)

@@ -38,28 +38,24 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
     is of those whose bodies are being moved. The caller must revive the groups before anything else happens, or their
     bodies may go.
     """
-    lost: dict[str, list[Sample]] = {}
-    while missing := [key for key in _acked(wanted) if not _are_there(buffer.store, lost.get(key))]:
+    store, lost = buffer.store, dict[str, list[Sample]]()
+
+    def is_there(sample: Sample) -> bool:
+        return sample.location is not None and store.holds(sample.location)
+
+    while True:
+        acked = [group.group_id for group in wanted() if group.state is GroupState.ACKED]
+        missing = [key for key in acked if key not in lost or not all(map(is_there, lost[key]))]
+        if not missing:
+            return lost
         # While a segment is being removed, a body in it may be about to have another place.
-        await buffer.store.wait_for_removals()
-        found = await buffer.store.samples_of(buffer.run.run_id, missing)
+        await store.wait_for_removals()
+        found = await store.samples_of(buffer.run.run_id, missing)
         lost.update({group_id: members(samples) for group_id, samples in found.items()})
-        gone = [group_id for group_id in missing if _are_removed(buffer.store, lost[group_id])]
+        locations = {key: [s.location for s in lost[key] if s.location is not None] for key in missing}
+        gone = [key for key in missing if any(map(store.has_removed, locations[key]))]
         if gone:
             raise BodiesGone(gone)
-    return lost
-
-
-def _acked(wanted: Callable[[], Iterable[SampleGroup]]) -> list[str]:
-    return [group.group_id for group in wanted() if group.state is GroupState.ACKED]
-
-
-def _are_there(store: Store, samples: list[Sample] | None) -> bool:
-    return samples is not None and all(s.location is not None and store.holds(s.location) for s in samples)
-
-
-def _are_removed(store: Store, samples: list[Sample]) -> bool:
-    return any(s.location is not None and store.has_removed(s.location) for s in samples)
 
 
 def to_sample(stored: StoredSample) -> Sample:

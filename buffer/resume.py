@@ -55,7 +55,7 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
         own = min(count, remaining[instance_id])
         result.base_skip += [instance_id] * own
         remaining[instance_id] -= own
-    for group in sorted(groups.by_id.values(), key=_order):
+    for group in sorted(groups.by_id.values(), key=lambda g: (batch_number(g.row.batch_id), g.row.closed_seq)):
         # Not known to the trainer: it stays what it is, and is delivered or reported as ever.
         if not group.row.is_reported:
             continue
@@ -69,15 +69,12 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
             result.ack.append(group)
         elif not is_listed:
             result.redeliver.append(group)
-    for group in sorted((g for g in groups.by_id.values() if _is_in_doubt(g)), key=lambda g: g.row.closed_seq):
+    in_doubt = (g for g in groups.by_id.values() if g.row.may_be_known and not g.row.is_reported)
+    for group in sorted(in_doubt, key=lambda g: g.row.closed_seq):
         if remaining[group.instance_id] > 0:
             remaining[group.instance_id] -= 1
             (result.known_undelivered if group.state is GroupState.DISCARDED else result.known).append(group)
     return result
-
-
-def _is_in_doubt(group: SampleGroup) -> bool:
-    return group.row.may_be_known and not group.row.is_reported
 
 
 def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
@@ -111,10 +108,6 @@ def book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow
     for group in (*known, *result.known_undelivered):
         group.row.batch_id = row.batch_id
     return [row]
-
-
-def _order(group: SampleGroup) -> tuple[int, int]:
-    return (batch_number(group.row.batch_id), group.row.closed_seq)
 
 
 def batch_number(batch_id: str) -> int:

@@ -216,20 +216,18 @@ class Retention:
 
     async def _relocate(self, number: int) -> None:
         """Let memory know where the bodies are now that were in the segment."""
+        # More than once: a recovery meanwhile may bring samples back that know the old place.
         for _ in range(RELOCATIONS):
             stale = {run_id: _in_segment(buffer, number) for run_id, buffer in self._buffers().items()}
             if not any(stale.values()):
                 return
-            for run_id, found in stale.items():
-                await self._relocate_in(run_id, found)
+            for run_id, groups in stale.items():
+                stored = await self._buffer.store.samples_of(run_id, list(groups))
+                for group_id, samples in groups.items():
+                    places = {each.row.uid: each.location for each in stored[group_id]}
+                    for sample in samples:
+                        sample.location = places.get(sample.uid, sample.location)
         raise StorageFailed("memory still needs bodies in it", what=f"segment {number} cannot be removed")
-
-    async def _relocate_in(self, run_id: str, stale: Mapping[str, list[Sample]]) -> None:
-        stored = await self._buffer.store.samples_of(run_id, list(stale))
-        for group_id, samples in stale.items():
-            places = {each.row.uid: each.location for each in stored[group_id]}
-            for sample in samples:
-                sample.location = places.get(sample.uid, sample.location)
 
     # --- what is there
 

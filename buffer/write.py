@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
-from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.binary_sample import head_of
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
@@ -47,7 +47,8 @@ class Placement(msgspec.Struct, frozen=True):
 
 def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
     """Accept a sample. Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``."""
-    buffer.check_storage()
+    if buffer.has_failed:
+        raise StorageFailed(AHEAD)
     if sample.uid in buffer.uids:
         return _write_duplicate(buffer, sample)
     now_s = buffer.active.now_s()

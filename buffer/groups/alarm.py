@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from forebay.core.group import GroupState
 
 
-class Alarm:
+class AlarmCounts:
     """Counts, by reason, the groups that were discarded in a row.
 
     Groups that never got ready are counted until one does, and groups that were discarded although they were ready

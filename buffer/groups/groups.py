@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import msgspec
 
-from forebay.buffer.groups.alarm import Alarm
+from forebay.buffer.groups.alarm import AlarmCounts
 from forebay.buffer.groups.ready_queue import ReadyQueue
 from forebay.buffer.store.rows import GroupRow, Location
 from forebay.core.group import LIVE, GroupState, check_transition
@@ -143,7 +143,7 @@ class Groups:
     """Every group that left the open state, in the order of ``closed_seq``."""
     states: Counter[GroupState] = field(default_factory=Counter)
     discard_reasons: Counter[str] = field(default_factory=Counter)
-    alarm: Alarm = field(default_factory=Alarm)
+    alarm: AlarmCounts = field(default_factory=AlarmCounts)
     num_live_samples: int = 0
     num_live_bytes: int = 0
     next_order: int = 1

@@ -314,7 +314,8 @@ class Delivery:
         """The batch's rows, to be read; with a mark in those of stale groups."""
         stale = set(batch.row.stale_ids)
         finish = {group.group_id: staleness.marked if group.group_id in stale else None for group in batch.groups}
-        planned = (staged.planned(finish[group.group_id]) for group, staged in _pairs(batch))
+        pairs = zip(batch.groups, batch.staged, strict=True)
+        planned = (staged.planned(finish[group.group_id]) for group, staged in pairs)
         return ReplyRows(self._buffer, list(chain.from_iterable(planned)))
 
     # --- after loading
@@ -324,7 +325,3 @@ class Delivery:
         self._buffer, self._pipeline = buffer, pipeline
         self._selection = Selection(buffer, pipeline)
         self.leases.resume_with(buffer, windows)
-
-
-def _pairs(batch: LeasedBatch) -> list[tuple[SampleGroup, Staged]]:
-    return list(zip(batch.groups, batch.staged, strict=True))

@@ -73,12 +73,16 @@ class BodyReader:
         """The bodies at ``locations``, in that order."""
         # Long ones are read alone, straight into the bytes that are returned.
         small = [location for location in locations if location.length <= SMALL_BYTES]
-        cut = iter(_cut(self.gather(_unchanged(small)), small))
-        return [next(cut) if each.length <= SMALL_BYTES else self._read_alone(each) for each in locations]
-
-    def _read_alone(self, location: Location) -> bytes:
-        with self._opened(location.segment) as file:
-            return read_span(file, location)
+        unchanged = [Edited(location, location.length, location.length, b"") for location in small]
+        cut = iter(_cut(self.gather(unchanged), small))
+        bodies: list[bytes] = []
+        for location in locations:
+            if location.length <= SMALL_BYTES:
+                bodies.append(next(cut))
+                continue
+            with self._opened(location.segment) as file:
+                bodies.append(read_span(file, location))
+        return bodies
 
     def gather_cached(self, pieces: Sequence[Piece]) -> bytes | bytearray | None:
         """As ``gather``, if it is little and in the page cache, else None; never waits for the disk."""
@@ -124,14 +128,12 @@ class BodyReader:
         """False if the disk would have to be waited for."""
         # In the order of the disk: neighbours are joined into one call.
         wanted.sort()
-        return all(
-            self._fill_from(segment, memoryview(result), list(members), may_wait=may_wait)
-            for segment, members in groupby(wanted, key=itemgetter(0))
-        )
-
-    def _fill_from(self, segment: int, result: memoryview, wanted: Sequence[_Wanted], *, may_wait: bool) -> bool:
-        with self._opened(segment) as file:
-            return all(_fill_span(file, segment, span, may_wait=may_wait) for span in _spans(wanted, result))
+        for segment, members in groupby(wanted, key=itemgetter(0)):
+            spans = _spans(list(members), memoryview(result))
+            with self._opened(segment) as file:
+                if not all(_fill_span(file, segment, span, may_wait=may_wait) for span in spans):
+                    return False
+        return True
 
     def open(self, segment: int) -> ReadFile:
         """The file of a segment, to be closed by the caller."""
@@ -259,10 +261,6 @@ def _fill_span(file: ReadFile, segment: int, span: _Span, *, may_wait: bool) -> 
     if may_wait:
         raise unreadable(segment, f"it ends before byte {span.end}")
     return False
-
-
-def _unchanged(locations: Sequence[Location]) -> list[Edited]:
-    return [Edited(location, location.length, location.length, b"") for location in locations]
 
 
 def _cut(data: bytes | bytearray, locations: Sequence[Location]) -> list[bytes]:

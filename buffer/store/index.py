@@ -88,7 +88,8 @@ class Index:
         try:
             self._connect()
             if self._version() == SCHEMA_VERSION:
-                self.position = self._load_position()
+                found = self._require().execute("SELECT segment, offset FROM complete_up_to").fetchone()
+                self.position = Position(*found)
             else:
                 self.clear()
         except sqlite3.DatabaseError as error:
@@ -170,9 +171,6 @@ class Index:
 
     def _version(self) -> int:
         return int(self._require().execute("PRAGMA user_version").fetchone()[0])
-
-    def _load_position(self) -> Position:
-        return Position(*self._require().execute("SELECT segment, offset FROM complete_up_to").fetchone())
 
     def _require(self) -> sqlite3.Connection:
         if self._connection is None:

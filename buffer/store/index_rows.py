@@ -145,7 +145,8 @@ def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Loca
     """The values of a row of new ``samples``, whose key is their run, their group and their segment."""
     num_bytes = sum(location.length for _, location in samples)
     newest_at_s = max(row.received_at_s for row, _ in samples)
-    return [*key, key[2], num_bytes, newest_at_s, _pack(samples)]
+    values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
+    return [*key, key[2], num_bytes, newest_at_s, _encode(values).decode()]
 
 
 def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
@@ -156,11 +157,6 @@ def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
     return values
 
 
-def _pack(samples: Iterable[tuple[SampleRow, Location]]) -> str:
-    values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
-    return _encode(values).decode()
-
-
 def unpack(texts: Iterable[str]) -> list[StoredSample]:
     """The samples in ``texts`` in the order in which they came; of the same uid only the last."""
     found: dict[str, StoredSample] = {}
@@ -168,7 +164,7 @@ def unpack(texts: Iterable[str]) -> list[StoredSample]:
         for values in _decode(text):
             # Not strict: behind the fields stands the place of the body.
             row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
-            # A body that was moved is told of twice; the later row names its new place.
+            # A body that was moved has two rows; the later one names its new place.
             found[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
     return sorted(found.values(), key=_arrival)
 

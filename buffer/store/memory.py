@@ -117,10 +117,8 @@ class MemoryStore(Store):
         return sorted(rows, key=lambda row: row.number)
 
     async def load_samples(self, run_id: str) -> list[StoredSample]:
-        return [sample for sample in self._of_run(run_id) if self._is_live_member(sample.row)]
-
-    def _is_live_member(self, row: SampleRow) -> bool:
-        return row.outcome == "member" and self._groups[row.run_id, row.group_id].state in LIVE
+        live = {group_id for (run, group_id), row in self._groups.items() if run == run_id and row.state in LIVE}
+        return [s for s in self._of_run(run_id) if s.row.outcome == "member" and s.row.group_id in live]
 
     def _of_run(self, run_id: str) -> Iterator[StoredSample]:
         for sample in self._samples.values():

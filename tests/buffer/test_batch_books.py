@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.groups.alarm import Alarm, alarm_text
+from forebay.buffer.groups.alarm import AlarmCounts, alarm_text
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.reads.staleness import marked
 from forebay.buffer.store.rows import BatchRow, CheckpointRow
@@ -101,7 +101,7 @@ def test_a_resume_keeps_of_each_batch_what_its_trainer_has() -> None:
     assert [row.state for row in (whole, part, leased, lost, late)] == [ACKED, ACKED, ACKED, REVOKED, REVOKED]
 
 
-def note(alarm: Alarm, *moves: tuple[GroupState, GroupState, str]) -> None:
+def note(alarm: AlarmCounts, *moves: tuple[GroupState, GroupState, str]) -> None:
     for source, target, reason in moves:
         alarm.note(source, target, reason)
 
@@ -110,7 +110,7 @@ OPEN, READY, GONE = GroupState.OPEN, GroupState.READY, GroupState.DISCARDED
 
 
 def test_groups_that_come_to_nothing_are_counted_until_one_gets_ready() -> None:
-    alarm = Alarm()
+    alarm = AlarmCounts()
     note(alarm, (OPEN, GONE, "invalid"), (OPEN, GONE, "invalid"), (OPEN, GONE, "failed"))
     assert alarm.reasons(4) is None
     reasons = alarm.reasons(3)
@@ -121,7 +121,7 @@ def test_groups_that_come_to_nothing_are_counted_until_one_gets_ready() -> None:
 
 
 def test_groups_that_get_ready_and_then_stale_raise_the_alarm_too() -> None:
-    alarm = Alarm()
+    alarm = AlarmCounts()
     note(alarm, *[(OPEN, READY, ""), (READY, GONE, "stale")] * 3)
     assert alarm.reasons(3) == {"stale": 3}
     note(alarm, (READY, GroupState.LEASED, ""))
