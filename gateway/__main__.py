@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> None:
         http="httptools",
         ws="none",
         lifespan="on",
+        # An agent gets the headers of its engine's reply, and those only.
         server_header=False,
         date_header=False,
         proxy_headers=False,

@@ -44,7 +44,7 @@ async def _take_over(registry: RunRegistry, run_id: str, registration: dict[str,
     """A run of the gateway before this one. One that fails must not take the others with it."""
     try:
         await registry.register(run_id, RegisterRun.model_validate(registration))
-    except Exception:  # whatever it is: else the gateway would crash for ever
+    except Exception:  # whatever it is: each gateway that the server starts would crash at it
         logger.exception("run %s cannot use the gateway any more", run_id)
     else:
         registry.runs[run_id].report_waiting(False)  # a gateway that crashed may have said the contrary

@@ -81,6 +81,7 @@ class Exchange:
 
     def _headers(self, kind: Header) -> Headers:
         """The engine's own, but for its content type where the protocol is another one."""
+        # By name, so that the content type is replaced and not doubled; of several cookies the last one is left.
         headers = dict(self._call.headers)
         headers.setdefault(*kind)
         if not self._dialect.is_engines_own:

@@ -79,6 +79,7 @@ class EngineHttp:
 
     def __init__(self, api_key: str | None) -> None:
         self._headers = {"content-type": "application/json", **auth_headers(api_key)}
+        # A connection for each request under way: behind the limit of a pool calls would wait unseen.
         self._connections = Connections()
         self.admin = httpx.AsyncClient(
             headers=auth_headers(api_key), timeout=ADMIN_TIMEOUT_S, transport=self._connections

@@ -1,4 +1,7 @@
-"""What the server hands to its gateway process, over inherited descriptors."""
+"""What the server hands to its gateway process, over inherited descriptors.
+
+The one module of the gateway that the server imports, and so apart from what only the process needs.
+"""
 
 import json
 import os
@@ -28,5 +31,5 @@ class GatewaySpec:
     def read(cls, descriptor: int) -> Self:
         """Read what ``write`` wrote, and close the descriptor."""
         with os.fdopen(descriptor, "rb") as file:
-            file.seek(0)
+            file.seek(0)  # parent and child share the position, which is behind what the parent wrote
             return cls(**json.load(file))

@@ -24,11 +24,12 @@ class ReplyDraft:
         """Take a chunk; returns its delta, empty where it has none."""
         self.usage = chunk.get("usage") or self.usage
         self.model = chunk.get("model") or self.model
+        # The first alone: neither protocol knows several choices, and the last chunk, with the usage, has none.
         choice = next((choice for choice in chunk.get("choices") or [] if not choice.get("index")), None)
         if choice is None:
             return {}
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        self.matched_stop = choice.get("matched_stop", self.matched_stop)
+        self.matched_stop = choice.get("matched_stop", self.matched_stop)  # SGLang's own field
         delta: Fields = choice.get("delta") or {}
         for name in self._texts:
             self._texts[name] += delta.get(name) or ""

@@ -98,6 +98,7 @@ class ReplyMemo:
 
     def _restored_call(self, call: Fields) -> Fields:
         function = call["function"]
+        # The newest first: where an id stands for several calls, the history most likely goes on from that one.
         known = reversed(self._arguments.get(call["id"], []))
         sampled = next((text for text in known if _same_object(text, function["arguments"])), function["arguments"])
         return {**call, "function": {**function, "arguments": sampled}}

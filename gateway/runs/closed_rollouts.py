@@ -27,6 +27,7 @@ class ClosedRollouts:
 
     def add(self, rollout_id: str, closing: "asyncio.Task[bytes]") -> None:
         """A rollout is closing: in the end there will be its record."""
+        # What an earlier rollout of this id left would be answered to those who ask for this one.
         self.forget(rollout_id)
         self._closing[rollout_id] = closing
         closing.add_done_callback(lambda _: self._keep(rollout_id, closing))
@@ -50,7 +51,7 @@ class ClosedRollouts:
             return
         del self._closing[rollout_id]
         if closed.cancelled() or closed.exception() is not None:
-            return
+            return  # nothing to keep: who waited for it got the error
         self._kept[rollout_id] = _Kept(closed.result(), time.monotonic() + KEEP_S)
         self._num_bytes += len(closed.result())
         self._trim()
@@ -59,6 +60,7 @@ class ClosedRollouts:
         now_s = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept))
+            # One record may be larger than all that is kept: it must be there for the caller that asks again.
             is_too_much = self._num_bytes > MAX_BYTES and len(self._kept) > 1
             if not is_too_much and self._kept[oldest].until_s > now_s:
                 return

@@ -1,4 +1,4 @@
-"""Which conversation a call, a sample or a row of a captured run belongs to, told by digests of messages.
+"""Which conversation a call, a sample or a row of a captured run belongs to, found by digests of messages.
 
 ``RowPrompts`` knows the beginnings of conversations by instance; ``TurnStore`` keeps recorded turns by the conversation
 that each ends, until a sample with the same messages takes them.
@@ -67,6 +67,7 @@ class RowPrompts:
 
     def __init__(self, path: Path) -> None:
         """Reads the file; lines that are no rows are left out. Raises ``OSError``."""
+        # Two arrays and a binary search: a dict of a million rows would take ten times as much.
         pairs = sorted(_pairs(path))
         self._instances = array("Q", (instance for instance, _ in pairs))
         self._prompts = array("Q", (prompt for _, prompt in pairs))
@@ -115,6 +116,7 @@ class TurnStore:
 
     def add(self, turn: Turn, now_s: float) -> None:
         """Keep a turn."""
+        # The digest of the whole conversation stands for it: a sample's messages up to a reply have the same.
         *_, place = digests([*turn.messages, turn.reply])
         kept = _Kept(turn, place, now_s + self._keep_s)
         self._by_place[place].append(kept)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_AFFINITIES = 10_000
 """Prompts whose engine is remembered."""
 FIRST_MESSAGES = 2
-"""So many messages tell prompts apart: the first is often the same for all."""
+"""By so many messages prompts differ: the first is often the same for all."""
 END_S = 5.0
 """Calls of a closed group at engines that know no aborts are ended so long after it."""
 GROUP_CLOSED = "its group is closed"
@@ -70,7 +70,7 @@ class CapturedCall:
 
 
 class Captured:
-    """The calls of one run, in flight and recorded. ``counts`` tell how many samples found their turns."""
+    """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
 
     def __init__(self, run_id: str, capturing: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
         self.capturing = capturing
@@ -93,7 +93,7 @@ class Captured:
             try:
                 self._prompts = await asyncio.to_thread(RowPrompts, Path(self.capturing.input_file))
             except OSError as error:
-                logger.warning("calls cannot be told apart by their rows: %s", error)
+                logger.warning("calls cannot be assigned to their rows: %s", error)
 
     def call(self) -> CapturedCall:
         """A new call."""
@@ -113,7 +113,7 @@ class Captured:
             turns.drop()
 
     def completed(self, content: bytes) -> bytes:
-        """A sample as it was written, with what its turns tell of its tokens."""
+        """A sample as it was written, with what its turns say of its tokens."""
         try:
             sample = _decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -143,7 +143,7 @@ class Captured:
         messages = session.messages if isinstance(session.messages, list) else []
         *_, prompt = 0, *digests(messages[:FIRST_MESSAGES])
         session.affinity = self._affinities.setdefault(prompt, session.affinity)
-        self._affinities.move_to_end(prompt)
+        self._affinities.move_to_end(prompt)  # those not used for longest go first
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
 

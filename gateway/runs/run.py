@@ -69,7 +69,7 @@ class GatewayRun:
     ) -> None:
         assert self._following is not None
         self._following.cancel()
-        await asyncio.wait([self._following])
+        await asyncio.wait([self._following])  # it starts tasks: it ends before they are waited for
         await self.tasks.drain()  # before the connections go: aborts are sent over them
         await self._stack.aclose()
 
@@ -104,7 +104,7 @@ class GatewayRun:
             self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report_counts)
         return await self._buffer.write(content)
 
-    # --- what the server tells, and is told
+    # --- news from the server, and reports to it
 
     async def _follow(self) -> None:
         """Note new policies and standstills; end the calls of groups that were closed without all their samples."""
@@ -129,6 +129,7 @@ class GatewayRun:
         self.tasks.start(self._buffer.report(waiting_for_engine=is_waiting))
 
     def _report_counts(self) -> None:
+        # Cleared first: a sample that is written from here on starts the next report.
         self._reporting = None
         if self.captured is not None:
             self.tasks.start(self._buffer.report(counts=self.captured.counts))

@@ -118,6 +118,7 @@ class Session:
                 try:
                     yield limit
                 finally:
+                    # It is in one of both: ``leave`` moves the call of an agent that is gone.
                     self._in_flight.discard(limit)
                     self._left.discard(limit)
                     self._news.notify()
@@ -166,7 +167,7 @@ class Session:
     async def wait_idle(self) -> None:
         """Return when no call is in flight any more, and everything is recorded."""
         while self._in_flight or self._left:
-            await self._news.wait(1.0)
+            await self._news.wait(1.0)  # looked at again each second, whatever was missed
         await self.turns.drain()
 
     def note_failure(self, kind: str, status: int, message: str) -> None:

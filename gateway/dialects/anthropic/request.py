@@ -58,7 +58,7 @@ class SearchResultBlock(MessagesModel):
 
 
 class ToolReferenceBlock(MessagesModel):
-    """SGLang's own: names a tool whose definition was held back."""
+    """SGLang's own: names a tool whose definition was deferred."""
 
     type: Literal["tool_reference"]
     tool_name: str

@@ -50,6 +50,7 @@ class MessagesStream(ProtocolStream):
 
     def fail(self, status: int, body: object) -> list[Fields]:
         self.is_over = True
+        # What was begun is ended first: clients that collect the blocks count on it.
         return [*self._start(), *self._close(), messages_error(status, body)[1]]
 
     def _opening(self, delta: Mapping[str, Any]) -> list[Fields]:
@@ -61,6 +62,7 @@ class MessagesStream(ProtocolStream):
         if self._started:
             return []
         self._started = True
+        # Nothing was sampled yet, whatever the first chunk with counts says; the last event has the number.
         usage = {**usage_fields(self._draft.usage), "output_tokens": 0}
         stop = {"stop_reason": None, "stop_sequence": None}
         model = self._draft.model or str(self._body["model"])

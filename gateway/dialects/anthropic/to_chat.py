@@ -141,6 +141,7 @@ def _user(message: InputMessage) -> list[Fields]:
             pending.append(block)
         else:
             raise MessagesRefused(f"a message of the role user cannot hold a block of the type {block.type}")
+    # An empty list is a message too: without one, two answers of the model would follow each other.
     return [*messages, *_spoken(pending)] if messages or pending else [{"role": "user", "content": ""}]
 
 
@@ -200,6 +201,7 @@ def _tool_fields(prompt: MessagesPrompt) -> Fields:
     """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of the chat, as far as they are needed."""
     choice = prompt.tool_choice
     if not prompt.tools:
+        # A choice without tools is refused only where it asks for a call, as by Anthropic's API.
         if choice is not None and choice.type in ("any", "tool"):
             raise MessagesRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
         return {}

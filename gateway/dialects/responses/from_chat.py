@@ -36,6 +36,7 @@ def from_chat(
     if memo:
         memo.remember(answer)
     status = status_of(choice["finish_reason"])
+    # An answer that failed has items all the same: what was sampled until then, the last one unfinished.
     last = "completed" if status == "completed" else "incomplete"
     begun = response_object(
         request,
@@ -77,7 +78,7 @@ def text_part(text: str) -> Fields:
 
 
 def message_item(item_id: str, content: list[Fields], phase: str | None, status: str = "completed") -> Fields:
-    """A message. Its phase tells whether calls follow."""
+    """A message. Its phase says whether calls follow."""
     item = {"id": item_id, "type": "message", "role": "assistant", "content": content, "status": status}
     return {**item, "phase": phase}
 

@@ -46,6 +46,7 @@ class ResponseStore:
 
     def history(self, response_id: str | None) -> list[Fields]:
         """Every item up to and with this answer, oldest first. Raises ``ResponsesRefused``."""
+        # Each answer knows the one before it: the chain is followed backwards.
         turns: list[list[Fields]] = []
         while response_id:
             entry = self._entry(response_id)

@@ -122,6 +122,7 @@ def _runs(items: Iterable[AnyItem]) -> list[list[AnyItem]]:
     """The items of one answer of the model together, each other item alone. Empty reasoning is left out."""
     runs: list[list[AnyItem]] = []
     for item in items:
+        # Reasoning that was not packed here, by OpenAI itself say, opens to nothing: it would cut a run in two.
         if isinstance(item, Reasoning) and not _thought(item):
             continue
         if runs and _is_assistants(item) and _is_assistants(runs[-1][0]):
@@ -203,6 +204,7 @@ def opened(blob: str | None) -> str:
     if not blob or not blob.startswith(PREFIX):
         return ""
     try:
+        # Not ``zlib.decompress``, which knows no bound.
         return zlib.decompressobj().decompress(base64.urlsafe_b64decode(blob.removeprefix(PREFIX)), MAX_BYTES).decode()
     except (ValueError, zlib.error):
         return ""
@@ -216,7 +218,7 @@ def _tool_fields(request: ResponsesRequest) -> Fields:
     choice = _choice(request.tool_choice or "auto", [tool.name for tool in request.tools])
     if not request.tools:
         return {}
-    parallel = request.parallel_tool_calls is not False
+    parallel = request.parallel_tool_calls is not False  # left out or null, it is on
     return {"tools": [_tool(tool) for tool in request.tools], "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
