@@ -1,15 +1,15 @@
 """Connections to engines, each taken by one request at a time; as many as there are requests under way.
 
-A pool of ``httpcore`` looks at all of its connections at the beginning and at the end of each request: with hundreds of
-calls in flight it takes longer than everything else, threads wait for each other there, and behind its limit calls wait
-unseen. Here a request gets a whole transport of ``httpx`` for itself.
+A pool of ``httpx`` or ``httpx2`` looks at all of its connections at the beginning and at the end of each request: with
+hundreds of calls in flight that takes as long as everything else, and behind its limit calls wait unseen. Here a
+request gets a whole transport for itself.
 """
 
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from urllib.request import getproxies
 
 import httpx
@@ -20,7 +20,7 @@ KEPT = 256
 T = TypeVar("T")
 
 
-class _Transports(Generic[T]):
+class Transports(Generic[T]):
     """Those of the requests under way, and those that wait for one. No lock: lists and sets are safe by themselves."""
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -29,9 +29,10 @@ class _Transports(Generic[T]):
         """By scheme and address of the server."""
         self._busy: set[T] = set()
 
-    def take(self, request: httpx.Request) -> T:
+    def take(self, request: Any) -> T:
         """One for ``request``: the one that was used last, whose connection is most likely still open."""
         idle = self._idle[request.url.scheme, request.url.netloc]
+        # Not `if idle`: another thread may take the last one in between.
         try:
             transport = idle.pop()
         except IndexError:
@@ -39,7 +40,7 @@ class _Transports(Generic[T]):
         self._busy.add(transport)
         return transport
 
-    def give_back(self, request: httpx.Request, transport: T) -> bool:
+    def give_back(self, request: Any, transport: T) -> bool:
         """Whether it is kept; otherwise it is to be closed."""
         self._busy.discard(transport)
         idle = self._idle[request.url.scheme, request.url.netloc]
@@ -56,13 +57,19 @@ class _Transports(Generic[T]):
         return taken
 
 
-class Connections(httpx.AsyncBaseTransport):
-    """For an ``httpx.AsyncClient``. Requests raise ``httpx.TransportError``, also those under way when it is closed."""
+class AsyncExchange:
+    """What an asynchronous transport does, of ``httpx`` or of ``httpx2``: their interfaces are the same.
 
-    def __init__(self) -> None:
-        self._transports = _Transports(lambda: httpx.AsyncHTTPTransport(verify=tls()))
+    Requests raise a ``TransportError``, also those under way when it is closed.
+    """
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    body_type: ClassVar[Callable[..., Any]]
+    """An ``AsyncBody`` that is a stream of that package, which insists on its own."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._transports = Transports(make)
+
+    async def handle_async_request(self, request: Any) -> Any:
         """See ``httpx``."""
         transport = self._transports.take(request)
         try:
@@ -70,8 +77,7 @@ class Connections(httpx.AsyncBaseTransport):
         except BaseException:  # also a call that was cancelled
             await self._give_back(request, transport)
             raise
-        assert isinstance(reply.stream, httpx.AsyncByteStream)
-        reply.stream = _Stream(reply.stream, lambda: self._give_back(request, transport))
+        reply.stream = self.body_type(reply.stream, lambda: self._give_back(request, transport))
         reply.request = request
         return reply
 
@@ -80,15 +86,15 @@ class Connections(httpx.AsyncBaseTransport):
         for transport in self._transports.take_all():
             await transport.aclose()
 
-    async def _give_back(self, request: httpx.Request, transport: httpx.AsyncHTTPTransport) -> None:
+    async def _give_back(self, request: Any, transport: Any) -> None:
         if not self._transports.give_back(request, transport):
             await transport.aclose()
 
 
-class _Stream(httpx.AsyncByteStream):
+class AsyncBody:
     """The body of a reply; its connection is idle once it is closed."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, give_back: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, inner: Any, give_back: Callable[[], Awaitable[None]]) -> None:
         self._inner = inner
         self._give_back: Callable[[], Awaitable[None]] | None = give_back
 
@@ -97,6 +103,7 @@ class _Stream(httpx.AsyncByteStream):
             yield part
 
     async def aclose(self) -> None:
+        # Once: a body may be closed again when its connection already carries another request.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             try:
@@ -105,52 +112,17 @@ class _Stream(httpx.AsyncByteStream):
                 await give_back()
 
 
-class ThreadConnections(httpx.BaseTransport):
-    """``Connections`` for an ``httpx.Client`` of many threads."""
+class _Body(AsyncBody, httpx.AsyncByteStream):
+    pass
+
+
+class Connections(AsyncExchange, httpx.AsyncBaseTransport):
+    """For an ``httpx.AsyncClient``."""
+
+    body_type = _Body
 
     def __init__(self) -> None:
-        self._transports = _Transports(lambda: httpx.HTTPTransport(verify=tls()))
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See ``httpx``."""
-        transport = self._transports.take(request)
-        try:
-            reply = transport.handle_request(request)
-        except BaseException:  # whatever ended it, the transport can be used again
-            self._give_back(request, transport)
-            raise
-        assert isinstance(reply.stream, httpx.SyncByteStream)
-        reply.stream = _ThreadStream(reply.stream, lambda: self._give_back(request, transport))
-        reply.request = request
-        return reply
-
-    def close(self) -> None:
-        """Close them all."""
-        for transport in self._transports.take_all():
-            transport.close()
-
-    def _give_back(self, request: httpx.Request, transport: httpx.HTTPTransport) -> None:
-        if not self._transports.give_back(request, transport):
-            transport.close()
-
-
-class _ThreadStream(httpx.SyncByteStream):
-    """As ``_Stream``."""
-
-    def __init__(self, inner: httpx.SyncByteStream, give_back: Callable[[], None]) -> None:
-        self._inner = inner
-        self._give_back: Callable[[], None] | None = give_back
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._inner
-
-    def close(self) -> None:
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            try:
-                self._inner.close()
-            finally:
-                give_back()
+        super().__init__(lambda: httpx.AsyncHTTPTransport(verify=tls()))
 
 
 def names_proxies() -> bool:

@@ -3,13 +3,14 @@
 import asyncio
 from typing import Any, Self
 
-import httpx
+import httpx2
 import openai
 
 from forebay.core.backoff import Backoff
-from forebay.engines.connections import Connections, ThreadConnections, names_proxies
+from forebay.engines.connections import names_proxies
 from forebay.engines.continuation.parts import Json, Part
 from forebay.engines.continuation.rest import finish, finish_in_thread
+from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from forebay.generators.rollouts.engine_calls import CutShort, EngineCalls, is_unavailable
 from forebay.generators.rollouts.recorded_streams import AsyncRecordedStream, RecordedStream
 from forebay.generators.rollouts.recording import CallRecorder
@@ -147,14 +148,13 @@ async def _replaced(calls: EngineCalls, pause: Backoff) -> None:
 
 def make_client(api_key: str | None) -> RolloutClient:
     """The client that those of the rollouts are copies of. The environment's key never travels to an engine."""
-    # The package stands on httpx or on httpx2, depending on its version, and takes clients of httpx in both cases.
-    http: Any = None if names_proxies() else httpx.Client(transport=ThreadConnections(), follow_redirects=True)
+    http = None if names_proxies() else httpx2.Client(transport=ThreadConnections(), follow_redirects=True)
     return RolloutClient(**_common(api_key), http_client=http)
 
 
 def make_async_client(api_key: str | None) -> AsyncRolloutClient:
     """The same for ``async`` rollout functions."""
-    http: Any = None if names_proxies() else httpx.AsyncClient(transport=Connections(), follow_redirects=True)
+    http = None if names_proxies() else httpx2.AsyncClient(transport=RolloutConnections(), follow_redirects=True)
     return AsyncRolloutClient(**_common(api_key), http_client=http)
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import httpx
+import httpx2
 import openai
 
 from forebay.core.ids import request_id
@@ -204,6 +205,5 @@ def is_unavailable(error: openai.APIError) -> bool:
     if isinstance(error, openai.APIStatusError):
         return error.status_code in UNAVAILABLE_STATUSES
     if isinstance(error, openai.APITimeoutError):
-        # By name: the package stands on httpx or on httpx2, depending on its version.
-        return type(error.__cause__).__name__ == "ConnectTimeout"
+        return isinstance(error.__cause__, httpx2.ConnectTimeout)
     return isinstance(error, openai.APIConnectionError)

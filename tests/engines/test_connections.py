@@ -2,23 +2,40 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import httpx2
 import openai
 import pytest
 from openai._models import FinalRequestOptions
 
 from forebay.engines.admin import admin_client
-from forebay.engines.connections import Connections, ThreadConnections
+from forebay.engines.connections import Connections
 from forebay.generators.rollouts.client import UNBOUND_URL, make_async_client, make_client
+from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from tests.kit import TIME_LIMIT_S
 from tests.serving import in_thread
 
 AT_ONCE = 24
+
+Client = httpx.AsyncClient | httpx2.AsyncClient
+
+
+def client_of_forebay() -> httpx.AsyncClient:
+    """As the gateway and administrative calls have it."""
+    return httpx.AsyncClient(transport=Connections(), timeout=TIME_LIMIT_S)
+
+
+def client_of_openai() -> httpx2.AsyncClient:
+    """As the ``openai`` clients of rollouts have it."""
+    return httpx2.AsyncClient(transport=RolloutConnections(), timeout=TIME_LIMIT_S)
+
+
+each_client = pytest.mark.parametrize("make", [client_of_forebay, client_of_openai])
 
 
 class Server(ThreadingHTTPServer):
@@ -76,38 +93,43 @@ def server() -> Iterator[Server]:
         yield server
 
 
-async def ask_at_once(http: httpx.AsyncClient, server: Server, num: int) -> None:
+async def ask_at_once(http: Client, server: Server, num: int) -> None:
     server.barrier = threading.Barrier(num)
     replies = await asyncio.gather(*(http.get(server.url) for _ in range(num)))
     assert {reply.status_code for reply in replies} == {200}
 
 
-async def test_each_call_under_way_has_a_connection_and_later_ones_use_them_again(server: Server) -> None:
-    async with httpx.AsyncClient(transport=Connections()) as http:
+@each_client
+async def test_each_call_under_way_has_a_connection_and_later_ones_use_them_again(
+    server: Server, make: Callable[[], Client]
+) -> None:
+    async with make() as http:
         for _ in range(3):
             await ask_at_once(http, server, AT_ONCE)
         assert server.num_connections == AT_ONCE
 
 
 def test_threads_share_connections_as_well(server: Server) -> None:
-    with httpx.Client(transport=ThreadConnections()) as http, ThreadPoolExecutor(AT_ONCE) as pool:
+    with httpx2.Client(transport=ThreadConnections()) as http, ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in range(3):
             server.barrier = threading.Barrier(AT_ONCE)
             assert {reply.status_code for reply in pool.map(http.get, [server.url] * AT_ONCE)} == {200}
         assert server.num_connections == AT_ONCE
 
 
-async def test_each_server_has_its_own_connections(server: Server) -> None:
+@each_client
+async def test_each_server_has_its_own_connections(server: Server, make: Callable[[], Client]) -> None:
     with serving() as other:
-        async with httpx.AsyncClient(transport=Connections()) as http:
+        async with make() as http:
             for _ in range(3):
                 await ask_at_once(http, server, 2)
                 await ask_at_once(http, other, 1)
         assert (server.num_connections, other.num_connections) == (2, 1)
 
 
-async def test_a_cancelled_call_leaves_no_broken_connection_behind(server: Server) -> None:
-    async with httpx.AsyncClient(transport=Connections()) as http:
+@each_client
+async def test_a_cancelled_call_leaves_no_broken_connection_behind(server: Server, make: Callable[[], Client]) -> None:
+    async with make() as http:
         server.barrier = threading.Barrier(2)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -116,13 +138,14 @@ async def test_a_cancelled_call_leaves_no_broken_connection_behind(server: Serve
         await ask_at_once(http, server, 2)
 
 
-async def test_closing_ends_the_calls_under_way(server: Server) -> None:
+@each_client
+async def test_closing_ends_the_calls_under_way(server: Server, make: Callable[[], Client]) -> None:
     server.barrier = threading.Barrier(2)
-    http = httpx.AsyncClient(transport=Connections(), timeout=TIME_LIMIT_S)
+    http = make()
     asked = asyncio.create_task(http.get(server.url))
     await asyncio.to_thread(server.is_asked.wait, TIME_LIMIT_S)
     await http.aclose()
-    with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+    with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError, httpx2.ReadError, httpx2.RemoteProtocolError)):
         await asked
 
 
