@@ -37,6 +37,7 @@ async def generate_calls(backend: Backend, body: GenerateBody) -> list[PromptCal
     """The calls of ``/generate``, one for each prompt; ``InvalidInput`` as above."""
     backend.refuse_unserved(body)
     calls: list[PromptCall] = []
+    # One queue, so that a stream of a list gives each piece as it comes.
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
     first_index = 0
     for at, prompt in enumerate(body.prompts):
@@ -53,6 +54,7 @@ async def generate_calls(backend: Backend, body: GenerateBody) -> list[PromptCal
                 n=params.n,
                 first_index=first_index,
                 stream=body.stream,
+                # Asked for past its end, the prompt is scored from its last token on.
                 logprob_start=None if start is None else min(start, len(prompt_ids) - 1),
                 body={**body.given, "rid": body.rid_of(at), "sampling_params": params.given},
                 pieces=pieces,

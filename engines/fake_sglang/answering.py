@@ -47,6 +47,7 @@ class Answering:
                         has_begun = True
                         yield _event(chunk)
             except EngineError as error:
+                # Later the status is out already, and the error can only be an event.
                 if not has_begun:
                     raise
                 yield _event(writer.failed(error.message, error.status_code or error.status))
@@ -57,6 +58,7 @@ class Answering:
     @contextmanager
     def _submitted(self, request: Request, calls: Sequence[PromptCall]) -> Iterator[None]:
         """Have the calls run; a client that goes away ends them, and so does leaving the block."""
+        # Outside of the `try`: a duplicate must not free the id of the call that has it.
         self._reserve(calls)
         watcher = asyncio.create_task(_tell_departure(request, calls[0]))
         try:
@@ -70,6 +72,7 @@ class Answering:
                 self._backend.cancel(call)
 
     def _reserve(self, calls: Sequence[PromptCall]) -> None:
+        # Two calls of one list under one id are a duplicate as well: the later one takes the place in `new`.
         new = {call.rid: call for call in calls}
         for call in calls:
             if call.rid in self._calls or new[call.rid] is not call:

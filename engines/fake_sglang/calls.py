@@ -115,6 +115,7 @@ class Choice:
         self.reasoning += piece.reasoning
         self.tokens.extend(piece.tokens)
         self.versions.extend(piece.versions)
+        # The rest is said anew with every piece, and counts as the last one says it.
         self.tool_calls = piece.tool_calls
         self.num_retractions = piece.num_retractions
         self.finish_reason, self.matched_stop = piece.finish_reason, piece.matched_stop
@@ -130,6 +131,7 @@ async def grow(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Piece]]
     pieces, num_open = choices[0].call.pieces, len(choices)
     while num_open:
         piece = await pieces.get()
+        # The client has gone: what there is will be written for nobody.
         if piece is None:
             return
         if isinstance(piece, Exception):

@@ -59,7 +59,7 @@ class ChatWriter:
             yield self._chunk(choice, delta, self._new_logprobs(choice)) | self._running_usage(choice)
         if piece.finish_reason is not None:
             yield from self._tool_chunks(choice)
-            # Tokens without a text, the end token for one, have told their logprobs in no chunk yet.
+            # Tokens without a text, the end token for one, have their logprobs in no chunk yet.
             end = self._chunk(choice, {}, self._new_logprobs(choice))
             end["choices"][0] |= {"finish_reason": piece.finish_reason, "matched_stop": piece.matched_stop}
             yield end
@@ -77,6 +77,7 @@ class ChatWriter:
             yield {**head, "usage": _usage(choices)}
 
     def _head(self, kind: str) -> JSONObject:
+        # SGLang repeats whatever model was asked for.
         model = self._body.model or self._backend.name
         return {"id": self._call.rid, "object": kind, "created": self._created, "model": model}
 
@@ -108,6 +109,7 @@ class ChatWriter:
     def _tool_chunks(self, choice: Choice) -> Iterator[JSONObject]:
         for at, call in enumerate(choice.tool_calls):
             function = {"arguments": "", **call["function"]}
+            # As clients expect them: the name first, the arguments in a delta of their own.
             begun = {**call, "index": at, "function": {**function, "arguments": ""}}
             yield self._chunk(choice, {"tool_calls": [begun]})
             yield self._chunk(choice, {"tool_calls": [{"index": at, "function": {"arguments": function["arguments"]}}]})
@@ -191,6 +193,7 @@ def meta_info(choice: Choice, backend: Backend, *, with_logprobs: bool, with_tex
         "cached_tokens": 0,
         **weight_metadata(choice.versions, backend.weight_version),
     }
+    # In a stream SGLang gives the spans with the last chunk only.
     if choice.finish_reason is None:
         del info["weight_versions"]
     return info | (_meta_logprobs(choice, backend if with_texts else None) if with_logprobs else {})

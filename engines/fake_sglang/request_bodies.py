@@ -212,6 +212,7 @@ class GenerateBody(Body):
     @property
     def is_list(self) -> bool:
         """Whether several prompts were given, or one in a list."""
+        # A list with one prompt is answered with a list of one.
         if self.input_ids is None:
             return isinstance(self.text, list)
         return isinstance(self.input_ids[0], list)

@@ -88,7 +88,7 @@ class SGLangFace:
     async def abort(self, request: Request) -> Response:
         """End calls by the beginning of their ``rid``, or all; they answer 200 with what they have."""
         body = AbortBody.read(await request.body())
-        # An empty prefix means every call, and SGLang does not take it for a ``rid``.
+        # To the back end an empty prefix means every call; SGLang takes an empty ``rid`` for none.
         if body.abort_all or body.rid:
             self._backend.abort("" if body.abort_all else body.rid or "")
         return Response()

@@ -45,7 +45,7 @@ class ScriptedEngine:
         async with ScriptedEngine(lambda call: "4") as engine:
             ...  # engine.url, engine.calls, engine.aborts
 
-    Leaving stops every call that still runs. Can be entered again, on the same port.
+    Leaving stops every call that runs. Can be entered again, on the same port.
     """
 
     def __init__(self, script: Script, *, model: str = "scripted", port: int = 0) -> None:
@@ -65,6 +65,7 @@ class ScriptedEngine:
 
         self._backend.open()
         self._port = await self._stack.enter_async_context(serve_app(app, port=self._port))
+        # Called before the server shuts down: it waits for its connections, and those wait for their answers.
         self._stack.callback(self._backend.stop_all)
         return self
 
@@ -149,6 +150,7 @@ class ScriptedEngine:
         try:
             asyncio.run(serve())
         finally:
+            # Also where the start has failed: nobody should wait for it until the time-out.
             started.set()
 
 

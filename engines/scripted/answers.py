@@ -51,6 +51,7 @@ class ScriptedBackend:
     def stop_all(self) -> None:
         """Abort every call that runs, also those that a pause holds."""
         self._is_stopping = True
+        # Those that a pause holds cannot be aborted yet: they begin, and see that all is stopping.
         self.weights.resume()
         _abort(self._running)
 
@@ -103,8 +104,9 @@ class ScriptedBackend:
         self._changed.notify()
 
     def cancel(self, call: PromptCall) -> None:
-        """Stop what still runs of a call."""
+        """Stop what runs of a call."""
         for choice, task in self._tasks.pop(call, ()):
+            # The face cancels every call at its end; one that has ended keeps its reason.
             task.cancel()
             choice.finished = choice.finished or "disconnected"
 
@@ -165,6 +167,7 @@ class ScriptedBackend:
         finally:
             self._running.discard(choice)
             self._changed.notify()
+        # Last, so that a client that has its reply finds the choice out of the load.
         choice.finished = "error" if failure else choice.finished
         call.pieces.put_nowait(failure or choice.next_piece())
 
@@ -177,6 +180,7 @@ class ScriptedBackend:
         stopped = asyncio.create_task(choice.aborted.wait())
         try:
             await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            # Aborted before the script has answered: nothing was said.
             choice.reply = asking.result() if asking.done() else Reply()
         finally:
             asking.cancel()

@@ -1,4 +1,4 @@
-"""The scripted engine's parsers: reasoning and calls of tools out of a text, as SGLang's routes tell them."""
+"""The scripted engine's parsers: reasoning and calls of tools out of a text, as SGLang's routes answer them."""
 
 import json
 import re

@@ -73,6 +73,7 @@ async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[]
             call.finished = "abort"
             return
         start = len(call.sampled_ids)
+        # One that hangs comes by here again: it ends by an abort only.
         if start == len(plan) and not call.reply.hang:
             break
         num_said = await _say_some(call, plan, weights)
@@ -91,11 +92,14 @@ async def _say_some(call: ScriptedCall, plan: list[int], weights: ScriptedWeight
         return 0
     interval_s = _interval_s(call.reply, len(plan))
     if not interval_s:
+        # A stream without a speed comes word by word, in as many chunks as a real one.
         return _word(plan, start) if call.body.get("stream") else len(plan) - start
+    # Several tokens a tick where it is fast: a sleep is seldom much shorter than this.
     num_due = min(len(plan) - start, max(1, round(TICK_S / interval_s)))
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await weights.interrupted(call, num_due * interval_s)
+    # Interrupted: only what was due by now is said.
     if call.aborted.is_set() or weights.mode is not None:
         return min(num_due, int((loop.time() - began_s) / interval_s))
     return num_due

@@ -21,7 +21,7 @@ class Reply:
     ``tokens_per_s`` says how fast it is said, or ``delay_s`` how many seconds it takes in all; without them it is there
     at once. An abort, a pause or new weights in that time fall into the middle of it. ``hang`` says ``text`` and then
     never ends. An ``error_status`` is answered with ``text`` as the message. ``reasoning`` is sampled as
-    ``<think>\\n…\\n</think>\\n\\n`` before the text and told apart from it. ``finish_reason`` ``length`` leaves out the
+    ``<think>\\n…\\n</think>\\n\\n`` before the text and kept apart from it. ``finish_reason`` ``length`` leaves out the
     end token.
     """
 
@@ -111,7 +111,9 @@ class ScriptedCall:
         reasoning, text, start = self._sent
         self._sent = now = (*self._shown(), len(self.sampled_ids))
         tokens, versions = self.sampled_ids[start:], self.versions[start:]
+        # Each token with the one before it, which its logprob depends on.
         before = [self.prompt_ids[-1], *self.sampled_ids][start:]
+        # Half a call of a tool is no call: what an abort or the limit has cut has none.
         is_whole = self.is_chat and self.finished is not None and self.sampled_ids == self.reply.tokens()
         return Piece(
             self.choice,
@@ -131,6 +133,7 @@ class ScriptedCall:
         if not self.is_chat:  # what `/generate` gives is not parsed
             return "", said.decode(errors="ignore" if self.finished is None else "replace")
         thought, text = self.reply.thought.encode(), self.reply.text.encode()
+        # Cut by bytes, so that it holds for any number of tokens; half a character at the end is left out.
         reasoning = said[len(THINK) : len(thought) - len(THOUGHT)] if thought else b""
         answer = said[len(thought) : len(thought) + len(text)]
         return reasoning.decode(errors="ignore"), answer.decode(errors="ignore")

@@ -23,6 +23,7 @@ ASSISTANT = "<|im_start|>assistant\n"
 
 def encode(text: str) -> list[int]:
     """The tokens of a text; the two marks are one token each."""
+    # With a group in the pattern the marks themselves are among the parts.
     parts = re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text)
     return [token for part in parts for token in ([MARKS[part]] if part in MARKS else part.encode())]
 
@@ -34,7 +35,7 @@ def decode(tokens: Iterable[int], *, with_marks: bool = False) -> str:
 
 
 def logprob(before: int, token: int, version: str) -> float:
-    """The logprob told for ``token`` after ``before`` under the weights ``version``: made up, but always the same."""
+    """The logprob of ``token`` after ``before`` under the weights ``version``: made up, but always the same."""
     return -((31 * before + 17 * token + zlib.crc32(version.encode())) % 96 + 1) / 32
 
 
@@ -60,8 +61,8 @@ def call_text(call: Mapping[str, Any], *, is_canonical: bool) -> str:
     """A call of a tool as the model writes it; canonical with its arguments written anew."""
     function = call["function"]
     arguments = function.get("arguments") or "{}"
-    told = _rewritten(arguments) if is_canonical else arguments
-    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {told}}}\n</tool_call>'
+    spelled = _rewritten(arguments) if is_canonical else arguments
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {spelled}}}\n</tool_call>'
 
 
 def _mark(token: int, is_told: bool) -> bytes:
@@ -69,8 +70,8 @@ def _mark(token: int, is_told: bool) -> bytes:
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    told = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"<|im_start|>system\n# Tools\n{told}<|im_end|>\n"
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"<|im_start|>system\n# Tools\n{listed}<|im_end|>\n"
 
 
 def _message(message: Mapping[str, Any]) -> str:
@@ -92,6 +93,7 @@ def _rewritten(arguments: object) -> str:
     if not isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False)
     try:
+        # Parsed and dumped, as real templates do: `{"a":1}` comes out as `{"a": 1}`, and the turn drifts.
         return json.dumps(json.loads(arguments), ensure_ascii=False)
     except json.JSONDecodeError:
         return json.dumps(arguments, ensure_ascii=False)

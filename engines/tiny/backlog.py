@@ -43,6 +43,8 @@ class Backlog:
         calls: list[PromptCall] = []
         num_read, num_free = 0, num_free - len(self.retracted)
         for call in self.waiting:
+            # The choices of a call enter together, since they share its prefill. The queue stays in order: a wide
+            # call at its head is not overtaken by narrow ones, which could go on for ever.
             num_free -= call.n
             if num_free < 0 or num_read >= MAX_PREFILL_TOKENS:
                 break

@@ -31,13 +31,14 @@ class PrefillCache:
         self._num_tokens = 0
 
     def get(self, prompt_ids: tuple[int, ...]) -> Prefill | None:
-        """The prompt's prefill, if it is still there."""
+        """The prompt's prefill, if it is there."""
         return self._kept.get(prompt_ids)
 
     def put(self, prompt_ids: tuple[int, ...], prefill: Prefill) -> Prefill:
         """Keep a prefill, and let the oldest go; gives it back."""
         self._kept[prompt_ids] = prefill
         self._num_tokens += len(prompt_ids)
+        # A dict gives its keys in the order in which they came: the first is the oldest.
         while self._num_tokens > self._max_tokens and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
@@ -78,6 +79,7 @@ class RunningBatch(Generic[RowT]):
         return prefill, tuple(logprobs.gather(1, tokens[:, None]).squeeze(1).tolist())
 
     def _read(self, prompt_ids: Sequence[int], num_logits: int) -> tuple[Prefill, Any]:
+        # A cache of its own: a padded row beside it would change the numbers in the last bits.
         cache = self._cache_type()
         ids = self._torch.tensor([list(prompt_ids)])
         logits = self._network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=num_logits).logits
@@ -101,6 +103,7 @@ class RunningBatch(Generic[RowT]):
         if not kept:
             self._pairs = []
             return
+        # Padding is on the left, so the newest tokens of every row end in one column.
         index, length = self._torch.tensor(list(kept)), max(self._lengths)
         self._pairs = [(keys[index, :, -length:], values[index, :, -length:]) for keys, values in self._pairs]
 
@@ -112,6 +115,7 @@ class RunningBatch(Generic[RowT]):
         logits = self._network(
             input_ids=torch.tensor(list(token_ids))[:, None],
             attention_mask=self._mask(lengths),
+            # A row's own count of tokens, not its column: padding on the left would shift the positions.
             position_ids=lengths[:, None],
             past_key_values=cache,
             use_cache=True,

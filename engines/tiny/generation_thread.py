@@ -145,6 +145,7 @@ class GenerationThread:
     def _take_messages(self) -> None:
         if not self._batch.rows and not self._backlog:
             self._meter.idle()
+        # Nothing to generate: sleep until a message comes, which is all that can change that.
         if not self._can_advance:
             self._inbox.get()()
         while True:
@@ -168,6 +169,7 @@ class GenerationThread:
         self._meter.note(len(self._batch.rows), self._backlog.num_choices, self._batch.num_tokens)
 
     def _advance(self) -> None:
+        # Rows that run go before newcomers are read: `_pick` needs the logits of both in the order of the rows.
         decoded = self._batch.step([row.last_token for row in self._batch.rows]) if self._batch.rows else None
         added = self._admit()
         rows = self._batch.rows
@@ -205,6 +207,7 @@ class GenerationThread:
         return added
 
     def _prefill(self, call: PromptCall) -> Prefill:
+        # A prompt that is to be scored is read again: the logits of its own tokens are not kept.
         kept = self._prefills.get(call.prompt_ids)
         if kept is not None and call.logprob_start is None:
             self._meter.reused(len(call.prompt_ids))
@@ -225,6 +228,7 @@ class GenerationThread:
 
     def _update(self, path: Path, version: str | None) -> None:
         take_weights(self._model, path)
+        # What was read under the old weights must not answer for the new ones. Rows in flight keep their cache.
         self._prefills.clear()
         self.weights = CurrentWeights(path, version or self.weights.version)
 
@@ -259,6 +263,7 @@ class GenerationThread:
         for row in [*taken_out, *(row for row in self._batch.rows if matches(row.call))]:
             row.finish("abort")
         self._send([(row.call, piece) for row in taken_out if (piece := row.take_piece()) is not None])
+        # As SGLang does: rows that stand in place are answered when generation goes on.
         if self._backlog.mode != "in_place":
             self._send_pieces()
 
@@ -266,11 +271,13 @@ class GenerationThread:
         self._send([(call, Piece(index, finish_reason="abort")) for call in calls for index in call.indices])
 
     def _cancel(self, call: PromptCall) -> None:
+        # Nobody reads this one, so it goes at once, which an abort by id would not do to a call that a pause holds.
         self._end_queued(self._backlog.drop_set_aside(lambda other: other is call))
         self._abort(lambda other: other is call)
 
     def _stop(self) -> None:
         self._stopping = True
+        # Out of any pause first: what it has set aside must be answered, too.
         self._backlog.resume()
         self._abort(lambda _: True)
 
@@ -285,6 +292,7 @@ class GenerationThread:
             self._in_loop(_deliver, outbox)
 
     def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        # A loop that has closed has nobody left to answer.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 

@@ -41,6 +41,7 @@ class LoadMeter:
         """Say what is in flight after a step."""
         self.load = replace(self.load, num_running=num_running, num_waiting=num_waiting, num_tokens=num_tokens)
 
+    # Without this an engine that has nothing to do would tell the throughput of its last window for ever.
     def idle(self) -> None:
         """Say that nothing is in flight."""
         self.load = replace(self.load, num_running=0, num_waiting=0, num_tokens=0, tokens_per_s=0.0)

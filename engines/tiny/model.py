@@ -88,12 +88,12 @@ def take_weights(model: LoadedModel, path: Path) -> None:
         raise InvalidInput(f"{path} is not a model folder: it has no config.json", field="model_path")
     kind = require("transformers").AutoModelForCausalLM
     try:
-        network, told = kind.from_pretrained(path, local_files_only=True, output_loading_info=True)
+        network, info = kind.from_pretrained(path, local_files_only=True, output_loading_info=True)
     except Exception as error:  # a cut or foreign file raises whatever its reader raises
         raise InvalidInput(f"the weights in {path} cannot be read: {error}", field="model_path") from error
-    # What a file lacks is made up by the reader.
-    if told["missing_keys"]:
-        lacking = ", ".join(sorted(told["missing_keys"])[:3])
+    # What a file lacks is made up by the reader, at random and with no more than a warning.
+    if info["missing_keys"]:
+        lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise InvalidInput(f"the weights in {path} are not complete: {lacking} are missing", field="model_path")
     state = network.state_dict()
     if _shapes(state) != _shapes(model.network.state_dict()):
@@ -113,6 +113,7 @@ def _eos_token_ids(network: Any, tokenizer: Any) -> frozenset[int]:
 
 def _make(folder: Path, recipe: Recipe, threads: int) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its place, since a rename works within one file system only.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         with torch_threads(threads):

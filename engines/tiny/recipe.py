@@ -12,6 +12,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 
+# Every character of it is in the key of the cached folder: a change has each machine make its model anew.
 CHAT_TEMPLATE = (
     "{% if tools %}"
     "{{ '<|im_start|>system\\n# Tools\\n' }}"

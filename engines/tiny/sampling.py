@@ -21,6 +21,7 @@ def pick_tokens(
     A logprob is that of the distribution at the row's temperature before top-p and top-k, as SGLang reports it.
     """
     torch = require("torch")
+    # Greedy rows have temperature 0: they are scaled by 1, and their token is the likeliest anyway.
     scales = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
     logprobs = torch.log_softmax(logits.float() / scales[:, None], dim=-1)
     tokens = _draw(logprobs, params, dice)
@@ -40,6 +41,7 @@ def _draw(logprobs: Any, params: Sequence[SamplingParams], dice: Sequence[random
         if param.is_filtered:
             probabilities[row] = _filter(probabilities[row], param)
     heights = probabilities.cumsum(dim=-1)
+    # Scaled by the sum: with filters, and by rounding, the heights end below 1.
     points = torch.tensor([die.random() for die in dice], dtype=torch.float64) * heights[:, -1]
     drawn = torch.searchsorted(heights, points[:, None], right=True).squeeze(1).clamp(max=logprobs.shape[1] - 1)
     greedy = torch.tensor([p.is_greedy for p in params])
@@ -54,6 +56,7 @@ def _filter(probabilities: Any, params: SamplingParams) -> Any:
         values[params.top_k :] = 0
     values = values / values.sum()
     before = values.cumsum(dim=-1) - values
+    # The most probable one stays, whatever rounding has made of the sum before it.
     values[1:][before[1:] >= params.top_p] = 0
     return torch.zeros_like(probabilities).scatter(0, order, values)
 

@@ -49,6 +49,7 @@ def serve(
     ``InvalidInput`` for a folder that holds no model and for an address that cannot be had.
     """
     with _bound(host, port) as listener, _exit_on_sigterm(), suppress(KeyboardInterrupt):
+        # The address is bound before the model is made: a port that is taken is found out at once.
         require("transformers").utils.logging.disable_progress_bar()
         model = load_model(model_path or ensure_model(threads=threads))
         engine = TinyEngine(model, name=name, threads=threads, max_rows=max_rows)
@@ -81,6 +82,7 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before uvicorn waits for its connections: they would only end when their answers do.
         self._generation.abort_all()
         await super().shutdown(sockets=sockets)
 

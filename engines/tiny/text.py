@@ -42,6 +42,7 @@ class TextStream:
             return
         before = self._decode(self._ids[self._context : self._read])
         after = self._decode(self._ids[self._context :])
+        # A character of several tokens decodes to this until its last token has come.
         if after.endswith(REPLACEMENT) and not even_if_incomplete:
             return
         self._context, self._read = self._read, len(self._ids)
@@ -50,12 +51,14 @@ class TextStream:
     def _append(self, piece: str) -> None:
         start = len(self.text)
         self.text += piece
+        # Of several stop strings the one that begins first counts, whichever was found first.
         hits = [(at, stop) for stop in self._stop if (at := self._find(stop, start)) >= 0]
         if hits:
             at, self.stopped_by = min(hits)
             self.text = self.text[:at]
 
     def _find(self, stop: str, start: int) -> int:
+        # A stop string may begin in the text before and end in this piece.
         return self.text.find(stop, max(0, start - len(stop) + 1))
 
     def _held_back(self) -> int:

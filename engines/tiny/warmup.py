@@ -68,8 +68,8 @@ def _encode(tokenizer: Any, left: int, right: int) -> tuple[list[int], list[int]
     messages = [{"role": "user", "content": question(left, right)}]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     asked = tokenizer.encode(prompt, add_special_tokens=False)
-    told = [*tokenizer.encode(answer(left + right), add_special_tokens=False), tokenizer.eos_token_id]
-    return asked + told, [IGNORED] * len(asked) + told
+    completion = [*tokenizer.encode(answer(left + right), add_special_tokens=False), tokenizer.eos_token_id]
+    return asked + completion, [IGNORED] * len(asked) + completion
 
 
 def _train(network: Any, optimizer: Any, tokens: Any, labels: Any) -> None:
