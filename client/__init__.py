@@ -11,7 +11,7 @@ from forebay.client.model import (
     RunStats,
     WeightUpdate,
 )
-from forebay.client.sample_writer.outbox import Limits
+from forebay.client.sample_writer.outbox import WriteLimits as Limits
 from forebay.client.sample_writer.writer import AsyncSampleWriter, SampleWriter
 from forebay.client.trainer.async_buffer_client import AsyncBufferClient
 from forebay.client.trainer.buffer_client import BufferClient

@@ -5,7 +5,7 @@ A process opens one transport for an address, which may have a path (``http://ho
     transport = AsyncTransport("http://127.0.0.1:8889/w/KEY")      # Transport is the same, blocking
     call = json_call("POST", "progress", {"opened": []})           # or Call(method, path, body, headers, query=...)
 
-    reply = await transport.ask(call)                              # once: a Reply of any status, or Lost
+    reply = await transport.ask(call)                              # once: a ServerReply of any status, or Lost
     reply = await transport.run(answered(call, 120.0))             # again while nobody answers or the server is busy
     reply = await transport.run(answered(call, ENDLESS_S, BUSY))    # without end, and for statuses of your own
     body = decoded(reply, call)                                    # its JSON object; raises what the server said

@@ -16,11 +16,10 @@ CONNECTED = ("connect_tcp.complete", "start_tls.complete")
 
 
 class Connections:
-    """Those of a transport that blocks.
+    """Those of a transport that blocks."""
 
-    A thread that waits for an answer cannot be interrupted, and does not notice that its socket is closed; it does
-    notice that the connection is shut down, and so does the server.
-    """
+    # A thread that waits for an answer cannot be interrupted, and does not notice that its socket is closed; it does
+    # notice that the connection is shut down, and so does the server.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +32,7 @@ class Connections:
             return
         with self._lock:
             self._streams.add(info["return_value"])
-            if self._cut.is_set():
+            if self._cut.is_set():  # it was being connected while the others were cut
                 _shut_down(info["return_value"])
 
     def cut(self) -> None:
@@ -77,8 +76,8 @@ class Breakable:
                 self._limits.add(limit)
                 yield
         except TimeoutError:
-            self.check()
-            raise
+            self.check()  # the limit has no time of its own: it runs out by ``cut`` alone
+            raise  # and this one came from inside
         finally:
             self._limits.discard(limit)
             if not self._limits:
@@ -90,7 +89,7 @@ class Breakable:
         self._idle.clear()
         for limit in self._limits:
             if not limit.expired():
-                limit.reschedule(0.0)
+                limit.reschedule(0.0)  # a time that is over: each part ends at its next step of the event loop
         if self._limits:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CUT_S):

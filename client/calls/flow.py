@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
+# 500 is none of them: an error of the server's own code comes again as often as one asks.
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
 """Statuses that say: the same request is right a little later."""
 LONGEST_RETRY_AFTER_S = 60.0
@@ -33,7 +34,7 @@ JSON_BODY = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Send this request. The answer is a ``Reply`` or, where none came, ``Lost``."""
+    """Send this request. The answer is a ``ServerReply`` or, where none came, ``Lost``."""
 
     method: str
     path: str
@@ -64,7 +65,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """What the server answered."""
 
     status: int
@@ -96,7 +97,7 @@ Flow: TypeAlias = Generator[Wish, Any, T]
 """Is sent what came of each wish; returns a ``T``."""
 
 
-class Patience:
+class TimeLimit:
     """Seconds that are used up from now on; without a number they never are."""
 
     def __init__(self, wait_s: float | None) -> None:
@@ -107,41 +108,41 @@ class Patience:
         return max(0.0, self._until_s - time.monotonic())
 
 
-def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[Reply]:
+def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[ServerReply]:
     """The answer to ``call``, asked again while nobody answers or the server has one of the ``transient`` statuses.
 
     Raises ``ServerUnreachable``, or what the server said last, ``retry_for_s`` seconds
     after the first failure. A status that is not transient is an answer, whether of success or not.
     """
     pause = Backoff()
-    limit: Patience | None = None
+    limit: TimeLimit | None = None
     while True:
-        reply: Reply | Lost = yield call
-        if isinstance(reply, Reply) and reply.status not in transient:
+        reply: ServerReply | Lost = yield call
+        if isinstance(reply, ServerReply) and reply.status not in transient:
             return reply
-        if limit is None:  # from the first failure on: a long poll may have waited for much longer than the limit
-            limit = Patience(retry_for_s)
-            log_repetition(reply, call, retry_for_s)
+        if limit is None:  # from the first failure on: a long poll may have waited for longer than that before
+            limit = TimeLimit(retry_for_s)
+            _log_repetition(reply, call, retry_for_s)
         if limit.left_s <= 0:
             raise failure(reply, call)
         yield Pause(min(pause.next_s(reply.retry_after_s), limit.left_s))
 
 
-def log_repetition(reply: Reply | Lost, call: Call, retry_for_s: float) -> None:
+def _log_repetition(reply: ServerReply | Lost, call: Call, retry_for_s: float) -> None:
     """Whoever waits for the call should see why."""
     reason = reply.reason if isinstance(reply, Lost) else f"status {reply.status}"
     limit = "until it is answered" if retry_for_s == ENDLESS_S else f"for up to {retry_for_s:.0f} s"
     logger.warning("%s: %s; trying again %s", call, reason, limit)
 
 
-def failure(reply: Reply | Lost, call: Call) -> Exception:
+def failure(reply: ServerReply | Lost, call: Call) -> Exception:
     """What an answer that is no success means."""
     if isinstance(reply, Lost):
         return ServerUnreachable(reply.reason)
     return error_of(reply.status, reply.body, str(call), reply.retry_after_s)
 
 
-def decoded(reply: Reply | Lost, call: Call) -> Json:
+def decoded(reply: ServerReply | Lost, call: Call) -> Json:
     """The object in a successful reply. Raises what the server said otherwise, or that nobody answers."""
     if isinstance(reply, Lost) or not reply.is_success:
         raise failure(reply, call)
@@ -149,7 +150,7 @@ def decoded(reply: Reply | Lost, call: Call) -> Json:
         value = read_json(reply.body)
     except ValueError:
         value = None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict):  # a success of something else that listens there
         raise error_of(reply.status, b"", str(call))
     return value
 

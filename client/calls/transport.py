@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import httpx
 
 from forebay.client.calls.cutting import Breakable, Connections
-from forebay.client.calls.flow import Call, Flow, Lost, Pause, Reply, Work
+from forebay.client.calls.flow import Call, Flow, Lost, Pause, ServerReply, Work
 from forebay.core.addresses import is_http_url, is_local_url
 from forebay.core.errors import InvalidInput
 
 T = TypeVar("T")
 
+# Shorter than a call's own: a machine that is gone refuses nothing, and a long poll would wait for it as for an answer.
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -35,8 +36,9 @@ class Transport:
         """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
         return drive(flow, self.ask, pause or (lambda wish: self._connections.pause(wish.seconds)))
 
-    def ask(self, call: Call) -> Reply | Lost:
+    def ask(self, call: Call) -> ServerReply | Lost:
         """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
+        # Checked before, for what is asked after the cut, and after: a cut connection looks like one that was lost.
         self._connections.check()
         try:
             reply = self._send(call, trace=self._connections.trace)
@@ -59,7 +61,7 @@ class Transport:
         """Let go of the connections."""
         self._http.close()
 
-    def _send(self, call: Call, **extensions: Any) -> Reply | Lost:
+    def _send(self, call: Call, **extensions: Any) -> ServerReply | Lost:
         try:
             return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
         except httpx.RequestError as error:
@@ -77,7 +79,7 @@ class AsyncTransport:
         """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
         return await _drive_awaited(flow, self.ask, pause or self._pause)
 
-    async def ask(self, call: Call) -> Reply | Lost:
+    async def ask(self, call: Call) -> ServerReply | Lost:
         """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
         async with self._breakable.part():
             return await self._send(call)
@@ -98,14 +100,14 @@ class AsyncTransport:
         """Let go of the connections."""
         await self._http.aclose()
 
-    async def _send(self, call: Call) -> Reply | Lost:
+    async def _send(self, call: Call) -> ServerReply | Lost:
         try:
             return _reply(await self._http.request(call.method, call.path, **_request(call)))
         except httpx.RequestError as error:
             return _lost(error)
 
 
-def drive(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[Pause], object]) -> T:
+def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Callable[[Pause], object]) -> T:
     """Run ``flow`` to its end with these two; its result."""
     answer: Any = None
     try:
@@ -126,7 +128,7 @@ def drive(flow: Flow[T], ask: Callable[[Call], Reply | Lost], pause: Callable[[P
 
 
 async def _drive_awaited(
-    flow: Flow[T], ask: Callable[[Call], Awaitable[Reply | Lost]], pause: Callable[[Pause], Awaitable[object]]
+    flow: Flow[T], ask: Callable[[Call], Awaitable[ServerReply | Lost]], pause: Callable[[Pause], Awaitable[object]]
 ) -> T:
     answer: Any = None
     try:
@@ -158,11 +160,12 @@ class Background:
     def _run(self, transport: Transport, flow: Flow[None]) -> None:
         try:
             transport.run(flow, self._pause)
-        except Exception:  # whatever it is: once the client is closed, nobody wants to know
-            if not self._stopping.is_set():  # a request may be under way when the connections are let go of
+        except Exception:  # whatever it is: a request may be under way when the connections are let go of
+            if not self._stopping.is_set():  # and then nobody wants to know
                 raise
 
     def _pause(self, pause: Pause) -> None:
+        # The thread cannot be ended from outside, and sees only the event that it waits for: ``stop`` sets both.
         event = self._woken if pause.is_wakeable else self._stopping
         event.wait(pause.seconds)
         self._woken.clear()
@@ -197,7 +200,7 @@ class AsyncBackground:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause.seconds):
                 await self._woken.wait()
-        self._woken.clear()
+        self._woken.clear()  # after the wait, not before: a wake that came in between two pauses ends the next one
 
     def wake(self) -> None:
         """End the present pause, if it may be, or the next."""
@@ -244,8 +247,8 @@ def _request(call: Call) -> dict[str, Any]:
     }
 
 
-def _reply(response: httpx.Response) -> Reply:
-    return Reply(response.status_code, response.headers, response.content)
+def _reply(response: httpx.Response) -> ServerReply:
+    return ServerReply(response.status_code, response.headers, response.content)
 
 
 def _lost(error: httpx.RequestError) -> Lost:

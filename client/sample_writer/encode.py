@@ -19,6 +19,7 @@ def encode_sample(sample: Mapping[str, Any]) -> bytes:
     lists, NumPy arrays or torch tensors of one dimension. A sample with other values in one of them is sent as JSON, as
     it is. Raises ``TypeError`` if it cannot be JSON.
     """
+    # An array whose values do not fit is None here, and then none goes as numbers: the buffer judges the whole sample.
     arrays = {
         name: array_bytes(sample[name], code) for name, code in TYPE_CODES.items() if sample.get(name) is not None
     }
@@ -72,8 +73,9 @@ def _plain_tensor(tensor: Any) -> Any:
 def _numpy_bytes(values: Any, code: str) -> bytes | None:
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
-    if code != "f" and values.dtype.kind == "f":
+    if code != "f" and values.dtype.kind == "f":  # a loss mask of floats: whole numbers go, others do not fit
         return number_bytes(values.tolist(), code)
+    # Numbers that are too large wrap around without a word.
     converted = values.astype(_NUMPY_TYPES[code])
     if code != "f" and not (converted == values).all():
         return None

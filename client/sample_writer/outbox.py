@@ -15,7 +15,7 @@ NEVER_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WriteLimits:
     """A batch goes out when it has so many samples or bytes, or is so old; so much may wait before writing blocks."""
 
     max_samples: int = 64
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class QueuedSample:
     """A sample and the bytes that stand for it."""
 
     sample: Sample
@@ -46,13 +46,13 @@ class Outbox:
     ``changed`` is called when there may be room again, or nothing left to wait for.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: WriteLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: deque[Outgoing] = deque()
+        self._waiting: deque[QueuedSample] = deque()
         self._waiting_bytes = 0
-        self._sending: list[Outgoing] = []
+        self._sending: list[QueuedSample] = []
         self._sending_bytes = 0
         self._num_urgent = 0
         """How many of those that wait are not to wait for others: someone flushes."""
@@ -71,6 +71,7 @@ class Outbox:
         with self._lock:
             is_full = len(self._waiting) + len(self._sending) >= self._limits.max_waiting
             is_full = is_full or self._waiting_bytes + self._sending_bytes >= self._limits.max_waiting_bytes
+            # What is being sent counts as well: it comes back where the buffer has no room.
             return not is_full or self._failure is not None or self._is_closing
 
     def put(self, sample: Sample, body: bytes) -> bool:
@@ -82,7 +83,7 @@ class Outbox:
         with self._lock:
             if self._is_closing:
                 raise WriterClosed
-            self._waiting.append(Outgoing(sample, body, self._clock()))
+            self._waiting.append(QueuedSample(sample, body, self._clock()))
             self._waiting_bytes += len(body)
             return len(self._waiting) == 1 or self._is_full_batch()
 
@@ -108,19 +109,19 @@ class Outbox:
         self.changed()
 
     @property
-    def is_settled(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether nothing is under way, or never will be again."""
         with self._lock:
             return self._failure is not None or not (self._waiting or self._sending)
 
     @property
-    def num_unsettled(self) -> int:
+    def num_unjudged(self) -> int:
         """Samples of which it is not known whether the buffer has them."""
         with self._lock:
             return len(self._waiting) + len(self._sending)
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing will ever be under way again: it failed, or it is closed and empty."""
         with self._lock:
             return self._failure is not None or (self._is_closing and not (self._waiting or self._sending))
@@ -128,7 +129,7 @@ class Outbox:
     # --- for the flow that sends
 
     @property
-    def is_done(self) -> bool:
+    def is_empty_for_good(self) -> bool:
         """Closed, and nothing is left."""
         with self._lock:
             return self._is_closing and not self._waiting
@@ -146,9 +147,9 @@ class Outbox:
     def _is_full_batch(self) -> bool:
         return len(self._waiting) >= self._limits.max_samples or self._waiting_bytes >= self._limits.max_bytes
 
-    def take(self) -> list[Outgoing]:
-        """The next batch: at least one sample, if any waits. It counts as waiting until it is settled."""
-        batch: list[Outgoing] = []
+    def take(self) -> list[QueuedSample]:
+        """The next batch: at least one sample, if any waits. It counts as waiting until it is judged."""
+        batch: list[QueuedSample] = []
         size = 0
         with self._lock:
             while self._waiting and len(batch) < self._limits.max_samples:
@@ -157,40 +158,41 @@ class Outbox:
                     break
                 batch.append(self._waiting.popleft())
                 self._waiting_bytes -= len(batch[-1].body)
+            # Those that came after the flush wait for others again.
             self._num_urgent = max(0, self._num_urgent - len(batch))
             self._sending += batch
             self._sending_bytes += sum(len(each.body) for each in batch)
         return batch
 
-    def acknowledged(self, sent: Iterable[Outgoing]) -> None:
+    def acknowledged(self, sent: Iterable[QueuedSample]) -> None:
         """The buffer has these."""
-        self.num_acknowledged += self._settle(sent)
+        self.num_acknowledged += self._remove(sent)
 
-    def replace(self, sent: Outgoing, sample: Sample, body: bytes) -> Outgoing:
+    def replace(self, sent: QueuedSample, sample: Sample, body: bytes) -> QueuedSample:
         """``sample`` is under way in place of one that was refused, also when nothing more is taken."""
-        other = Outgoing(sample, body, sent.put_s)
+        other = QueuedSample(sample, body, sent.put_s)
         with self._lock:
             self._sending.append(other)
-        self._settle([sent])
+        self._remove([sent])  # only now: between the two, nobody may find the outbox drained
         return other
 
-    def refused(self, sent: Outgoing, error: ForebayError, *, is_told: bool) -> None:
-        """The buffer will not take this one; ``is_told`` if somebody knows already."""
-        if not is_told:
+    def refused(self, sent: QueuedSample, error: ForebayError, *, is_reported: bool) -> None:
+        """The buffer will not take this one; ``is_reported`` if somebody knows already."""
+        if not is_reported:
             with self._lock:
                 self._refused.append((sent.sample, error))
-        self.num_refused += self._settle([sent])
+        self.num_refused += self._remove([sent])
 
-    def _settle(self, sent: Iterable[Outgoing]) -> int:
-        gone = {id(each) for each in sent}
+    def _remove(self, sent: Iterable[QueuedSample]) -> int:
+        judged = {id(each) for each in sent}
         with self._lock:
-            self._sending = [each for each in self._sending if id(each) not in gone]
+            self._sending = [each for each in self._sending if id(each) not in judged]
             self._sending_bytes = sum(len(each.body) for each in self._sending)
         self.changed()
-        return len(gone)
+        return len(judged)
 
     def fail(self, error: Exception) -> None:
-        """Nothing can be sent any more. What was under way stays unsettled."""
+        """Nothing can be sent any more. What was under way stays unjudged."""
         with self._lock:
             self._failure = error
         self.changed()

@@ -1,7 +1,4 @@
-"""What a writer says to the server, as flows.
-
-What the buffer says of each sample of a write.
-"""
+"""What a writer says to the server, as flows, and what the buffer says of each sample."""
 
 import gzip
 import logging
@@ -13,53 +10,41 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from forebay.client.calls.flow import (
-    ENDLESS_S,
-    TRANSIENT,
-    Call,
-    Flow,
-    Lost,
-    Patience,
-    Pause,
-    Reply,
-    Work,
-    failure,
-    log_repetition,
-)
+from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Pause, ServerReply, Work, answered
 from forebay.client.errors import error_in, error_of
 from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
-from forebay.client.sample_writer.outbox import NEVER_S, Limits, Outbox, Outgoing, Sample
+from forebay.client.sample_writer.outbox import NEVER_S, Outbox, QueuedSample, Sample, WriteLimits
 from forebay.core.backoff import Backoff
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
-
-REPEATABLE_CODES = frozenset({"buffer_full", "storage_failed"})
-"""Codes of errors that say: the same sample is right a little later."""
-
-
-def read_verdicts(body: bytes, count: int) -> list[ForebayError | None] | None:
-    """What is wrong with each of ``count`` samples, None for one that is stored; None if the reply has no verdicts."""
-    try:
-        results = msgspec.json.decode(body).get("results")
-    except (msgspec.DecodeError, AttributeError):
-        return None
-    if not isinstance(results, list) or len(results) != count:
-        return None
-    return [error_in(result.get("error"), result.get("status")) for result in results]
-
 
 logger = logging.getLogger(__name__)
 
 Encoding: TypeAlias = Literal["gzip", "zstd"]
 OnRefused: TypeAlias = Callable[[Sample, ForebayError], object]
+Verdicts: TypeAlias = Sequence[ForebayError | None]
+"""What is wrong with each sample of a batch, None for one that is stored."""
 
 NDJSON_TYPE = "application/x-ndjson"
 LEVEL = 1
 SMALLEST_COMPRESSED_BYTES = 1_024
 WRITE_TIMEOUT_S = 90.0
+REPEATABLE_CODES = frozenset({"buffer_full", "storage_failed"})
+"""Codes of errors that say: the same sample is right a little later."""
 NO_ROOM = frozenset({429, 507})
 FATAL = frozenset({401, 403, 404, 405, 410})
 """Statuses that say the same to every sample: wrong address, wrong token, no such run."""
+
+
+def read_verdicts(body: bytes, count: int) -> Verdicts | None:
+    """What a reply says of ``count`` samples; None if it has no verdicts."""
+    try:
+        results = msgspec.json.decode(body).get("results")
+    except (msgspec.DecodeError, AttributeError):
+        return None
+    if not isinstance(results, list) or len(results) != count:  # then they are of another server, or of other samples
+        return None
+    return [error_in(result.get("error"), result.get("status")) for result in results]
 
 
 class Writing:
@@ -76,7 +61,7 @@ class Writing:
     def __init__(
         self,
         path: str,
-        limits: Limits,
+        limits: WriteLimits,
         encoding: Encoding | None = None,
         retry_for_s: float = ENDLESS_S,
         on_refused: OnRefused | None = None,
@@ -94,7 +79,7 @@ class Writing:
 
         Raises ``TypeError`` if it cannot be encoded, and what ``Outbox.put`` raises.
         """
-        if "uid" not in sample:
+        if "uid" not in sample:  # by it the buffer knows a sample whose acknowledgement was lost
             sample = {**sample, "uid": token_hex(12)}
         return self.outbox.put(sample, encode_sample(sample))
 
@@ -106,102 +91,82 @@ class Writing:
             self.outbox.fail(error)
 
     def _send_all(self) -> Flow[None]:
-        """What the buffer has no room for is offered again later, and holds up nothing that follows.
-
-        That may be of open groups, which are taken, and without which no trainer can make room.
-        """
-        pause, left, again_at_s = Backoff(), list[Outgoing](), 0.0
-        while left or not self.outbox.is_done:
+        pause, left, again_at_s = Backoff(), list[QueuedSample](), 0.0
+        while left or not self.outbox.is_empty_for_good:
             fresh_s, again_s = self.outbox.pause_s, again_at_s - time.monotonic() if left else NEVER_S
             if min(fresh_s, again_s) > 0:
                 yield Pause(min(fresh_s, again_s), is_wakeable=True)
                 continue
+            # What there is no room for holds up nothing that follows: that may be of open groups, which are taken, and
+            # without which no trainer can make room.
             offered = self.outbox.take() if fresh_s <= 0 else []
             if again_s <= 0:
                 offered, left = left + offered, []
-            without_room, told_s = yield from self._offer(offered)
-            if len(without_room) < len(offered):
-                pause = Backoff()
-            if without_room and not left:
-                again_at_s = time.monotonic() + pause.next_s(told_s)
-            left += without_room
+            again, retry_after_s = yield from self._offer(offered)
+            if len(again) < len(offered):
+                pause.reset()
+            # Those that wait already keep their time: else each new one would put it off.
+            if again and not left:
+                again_at_s = time.monotonic() + pause.next_s(retry_after_s)
+            left += again
 
-    def _offer(self, batch: list[Outgoing]) -> Flow[tuple[list[Outgoing], float | None]]:
-        """Offer until judged; what there was no room for, and in how many seconds there may be.
+    def _offer(self, batch: list[QueuedSample]) -> Flow[tuple[list[QueuedSample], float | None]]:
+        """Offer until judged; what is to be offered again, and in how many seconds there may be room for it.
 
         Raises what makes it impossible to go on.
         """
         if len(batch) > self._max_samples:  # those without room gather
             return (yield from self._offer_halves(batch))
-        told = yield from self._answered(batch)
-        if told.status in self.no_room:
+        call = yield from self.call([queued.body for queued in batch])
+        reply = yield from answered(call, self.retry_for_s, TRANSIENT - self.no_room)
+        if reply.status in self.no_room:
             if self.splits_without_room and len(batch) > 1:
                 return (yield from self._offer_halves(batch))
-            return batch, told.retry_after_s
-        verdicts = self.verdicts(told, len(batch))
+            return batch, reply.retry_after_s
+        verdicts = self.verdicts(reply, len(batch))
         if verdicts is not None:
-            return self._judge(batch, verdicts), told.retry_after_s
-        error = error_of(told.status, told.body, f"POST {self._path}")
-        if (hopeless := self.hopeless(told, error)) is not None:
+            return self._judge(batch, verdicts), reply.retry_after_s
+        error = error_of(reply.status, reply.body, str(call))
+        if (hopeless := self.hopeless(reply, error)) is not None:
             raise hopeless
         if len(batch) == 1:
             return self._judge(batch, [error]), None
         return (yield from self._offer_halves(batch))  # what is wrong with all may be due to one, or to their number
 
-    def _offer_halves(self, batch: list[Outgoing]) -> Flow[tuple[list[Outgoing], float | None]]:
+    def _offer_halves(self, batch: list[QueuedSample]) -> Flow[tuple[list[QueuedSample], float | None]]:
         middle = len(batch) // 2
         first, _ = yield from self._offer(batch[:middle])
-        second, told_s = yield from self._offer(batch[middle:])
-        return first + second, told_s
+        second, retry_after_s = yield from self._offer(batch[middle:])
+        return first + second, retry_after_s
 
-    def _answered(self, batch: Sequence[Outgoing]) -> Flow[Reply]:
-        """The answer to a batch, asked again while there is none. A buffer without room has answered."""
-        pause, patience = Backoff(), None
-        call = yield from self.call([sent.body for sent in batch])
-        while True:
-            told: Reply | Lost = yield call
-            if isinstance(told, Reply) and told.status not in TRANSIENT - self.no_room:
-                return told
-            if patience is None:
-                patience = Patience(self.retry_for_s)
-                log_repetition(told, call, self.retry_for_s)
-            if patience.left_s <= 0:
-                raise failure(told, call)
-            yield Pause(min(pause.next_s(told.retry_after_s), patience.left_s))
-
-    def _judge(self, batch: Sequence[Outgoing], verdicts: Sequence[ForebayError | None]) -> list[Outgoing]:
-        """Note what the buffer says of each sample; those that are to be offered again."""
+    def _judge(self, batch: list[QueuedSample], verdicts: Verdicts) -> list[QueuedSample]:
+        """Note what the buffer says of each sample; what is to be offered again."""
         judged = list(zip(batch, verdicts, strict=True))
-        self.outbox.acknowledged([sent for sent, error in judged if error is None])
-        again: list[Outgoing] = []
-        for sent, error in judged:
-            if error is None:
-                continue
-            if error.code in REPEATABLE_CODES:
-                again.append(sent)
-            elif (other := self._refuse(sent, error)) is not None:
-                again.append(other)
-        return again
+        self.outbox.acknowledged([queued for queued, error in judged if error is None])
+        again = [self._next_of(queued, error) for queued, error in judged if error is not None]
+        return [queued for queued in again if queued is not None]
 
-    def _refuse(self, sent: Outgoing, error: ForebayError) -> Outgoing | None:
-        """What goes out in place of a refused sample, if anything does."""
-        logger.error("the buffer refused sample %r: %s", sent.sample.get("uid"), error)
-        if (replacement := self.replacement(sent.sample, error)) is not None:
-            return self.outbox.replace(sent, replacement, encode_sample(replacement))
+    def _next_of(self, queued: QueuedSample, error: ForebayError) -> QueuedSample | None:
+        """What is offered after ``error``: the sample again, another in its place, or nothing."""
+        if error.code in REPEATABLE_CODES:
+            return queued
+        logger.error("the buffer refused sample %r: %s", queued.sample.get("uid"), error)
+        if (replacement := self.replacement(queued.sample, error)) is not None:
+            return self.outbox.replace(queued, replacement, encode_sample(replacement))
         if self._on_refused is not None:
-            self._on_refused(sent.sample, error)
-        self.outbox.refused(sent, error, is_told=self._on_refused is not None)
+            self._on_refused(queued.sample, error)
+        self.outbox.refused(queued, error, is_reported=self._on_refused is not None)
         return None
 
     def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:  # noqa: ARG002 - others look at both
         """What to offer in place of a sample that the buffer will not take."""
         return None
 
-    def verdicts(self, reply: Reply, count: int) -> list[ForebayError | None] | None:
+    def verdicts(self, reply: ServerReply, count: int) -> Verdicts | None:
         """What ``reply`` says of each of ``count`` samples, None if it says nothing of them."""
         return read_verdicts(reply.body, count)
 
-    def hopeless(self, reply: Reply, error: ForebayError) -> ForebayError | None:
+    def hopeless(self, reply: ServerReply, error: ForebayError) -> ForebayError | None:
         """Why no sample will ever be taken, if that is what ``reply``, which means ``error``, says."""
         is_of_samples = 400 <= reply.status < 500 and reply.status not in FATAL and error.field != "Content-Encoding"
         return None if is_of_samples else error
@@ -211,6 +176,7 @@ class Writing:
         has_arrays = any(is_binary(body) for body in bodies)
         body = join_samples(bodies) if has_arrays else b"\n".join(bodies)
         headers = {"Content-Type": SAMPLES_TYPE if has_arrays else NDJSON_TYPE}
+        # In a thread: compressing megabytes would hold up the event loop that the generator runs in.
         if self._encoding and len(body) >= SMALLEST_COMPRESSED_BYTES:
             body = yield Work(partial(self._compress, body))
             headers["Content-Encoding"] = self._encoding

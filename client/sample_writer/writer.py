@@ -9,7 +9,7 @@ from typing import Self
 
 from forebay.client.calls.transport import AsyncBackground, AsyncTransport, Background, Transport
 from forebay.client.errors import WriterClosed
-from forebay.client.sample_writer.outbox import Limits, Sample
+from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Encoding, OnRefused, Writing
 from forebay.client.trainer.buffer_client import RETRY_FOR_S
 from forebay.core.waiting import Patience, Signal
@@ -38,28 +38,29 @@ class _Writer:
         """Samples that the buffer will not take."""
         return self._outbox.num_refused
 
-    def _check_settled(self) -> None:
+    def _check_drained(self) -> None:
         """Raise what went wrong; also if there was no time for all."""
         self._outbox.check()
-        if num := self._outbox.num_unsettled:
+        if num := self._outbox.num_unjudged:
             raise WriterClosed(f"{num} samples were not sent, as there is no more time")
 
-    def _leaving(self) -> None:
+    def _hurry(self) -> None:
+        # An error is on its way through the block: it should not wait two minutes for a server that is gone.
         self._writing.retry_for_s = min(self._writing.retry_for_s, LEAVING_RETRY_S)
 
-    def _tell_unsent(self, error: Exception) -> None:
-        logger.error("%d samples are not known to be sent: %s", self._outbox.num_unsettled, error)
+    def _log_unsent(self, error: Exception) -> None:
+        logger.error("%d samples are not known to be sent: %s", self._outbox.num_unjudged, error)
 
 
 def _writing(
     run_id: str | None,
-    limits: Limits | None,
+    limits: WriteLimits | None,
     encoding: Encoding | None,
     retry_for_s: float,
     on_refused: OnRefused | None,
 ) -> Writing:
     path = "samples" if run_id is None else f"v1/runs/{run_id}/samples"
-    return Writing(path, limits or Limits(), encoding, retry_for_s, on_refused)
+    return Writing(path, limits or WriteLimits(), encoding, retry_for_s, on_refused)
 
 
 class SampleWriter(_Writer):
@@ -79,7 +80,7 @@ class SampleWriter(_Writer):
     binary numbers.
 
     A sample that the buffer will not take goes to ``on_refused(sample, error)``, called from the writer's thread, or
-    without one is told by ``SamplesRefused`` at the next call; the others go on. Where nobody answers for
+    without one is raised in ``SamplesRefused`` at the next call; the others go on. Where nobody answers for
     ``retry_for_s`` seconds, or the run or the token is unknown, every further call raises why.
 
     Leaving the ``with`` block sends all that waits; by an error too, with a few seconds of patience, and then what
@@ -92,7 +93,7 @@ class SampleWriter(_Writer):
         run_id: str | None = None,
         token: str | None = None,
         *,
-        limits: Limits | None = None,
+        limits: WriteLimits | None = None,
         encoding: Encoding | None = None,
         retry_for_s: float = RETRY_FOR_S,
         on_refused: OnRefused | None = None,
@@ -120,7 +121,7 @@ class SampleWriter(_Writer):
         """
         self._outbox.hurry()
         self._background.wake()
-        self._wait(lambda: self._outbox.is_settled)
+        self._wait(lambda: self._outbox.is_drained)
         self._outbox.check()
 
     def close(self) -> None:
@@ -131,16 +132,16 @@ class SampleWriter(_Writer):
         self._outbox.close()
         self._background.wake()
         try:
-            self._wait(lambda: self._outbox.is_settled, wait_s)
-            self._check_settled()
+            self._wait(lambda: self._outbox.is_drained, wait_s)
+            self._check_drained()
         finally:
             self._background.stop()
-            self._background.join(LEAVING_RETRY_S)
+            self._background.join(LEAVING_RETRY_S)  # or it would ask over connections that are closed under it
             self._transport.close()
 
     def _wait(self, condition: Callable[[], bool], wait_s: float = NEVER_S) -> None:
         with self._changed:
-            self._changed.wait_for(condition, min(wait_s, threading.TIMEOUT_MAX))
+            self._changed.wait_for(condition, min(wait_s, threading.TIMEOUT_MAX))  # more overflows
 
     def _notify(self) -> None:
         with self._changed:
@@ -155,11 +156,11 @@ class SampleWriter(_Writer):
         if error is None:
             self.close()
             return
-        self._leaving()
+        self._hurry()
         try:
             self._close(LEAVING_WAIT_S)
         except Exception as also:  # noqa: BLE001 - the error that is under way must arrive
-            self._tell_unsent(also)
+            self._log_unsent(also)
 
 
 class AsyncWriter(_Writer):
@@ -171,6 +172,7 @@ class AsyncWriter(_Writer):
         self._outbox.changed = self._changed.notify
         self._transport = transport
         self._background: AsyncBackground | None = None
+        """From the first sample on: a writer may be made where no event loop runs."""
 
     async def write(self, sample: Sample) -> None:
         """As ``SampleWriter.write``."""
@@ -182,7 +184,7 @@ class AsyncWriter(_Writer):
         """As ``SampleWriter.flush``."""
         self._outbox.hurry()
         self._wake()
-        await self._wait(lambda: self._outbox.is_settled)
+        await self._wait(lambda: self._outbox.is_drained)
         self._outbox.check()
 
     async def close(self) -> None:
@@ -193,8 +195,8 @@ class AsyncWriter(_Writer):
         self._outbox.close()
         self._wake()
         try:
-            await self._wait(lambda: self._outbox.is_settled, wait_s)
-            self._check_settled()
+            await self._wait(lambda: self._outbox.is_drained, wait_s)
+            self._check_drained()
         finally:
             await self.stop()
 
@@ -205,7 +207,7 @@ class AsyncWriter(_Writer):
 
     async def watch(self) -> None:
         """Return once it is closed and all was sent. Raises, as soon as it is so, why nothing can be sent any more."""
-        await self._wait(lambda: self._outbox.is_over)
+        await self._wait(lambda: self._outbox.has_ended)
         self._outbox.check()
 
     def _wake(self) -> None:
@@ -228,7 +230,7 @@ class AsyncSampleWriter(AsyncWriter):
         run_id: str | None = None,
         token: str | None = None,
         *,
-        limits: Limits | None = None,
+        limits: WriteLimits | None = None,
         encoding: Encoding | None = None,
         retry_for_s: float = RETRY_FOR_S,
         on_refused: OnRefused | None = None,
@@ -249,8 +251,8 @@ class AsyncSampleWriter(AsyncWriter):
         if error is None:
             await self.close()
             return
-        self._leaving()
+        self._hurry()
         try:
             await self._close(LEAVING_WAIT_S)
         except Exception as also:  # noqa: BLE001 - the error that is under way must arrive
-            self._tell_unsent(also)
+            self._log_unsent(also)

@@ -15,9 +15,9 @@ from forebay.client.calls.flow import (
     Flow,
     Json,
     Lost,
-    Patience,
     Pause,
-    Reply,
+    ServerReply,
+    TimeLimit,
     answered,
     decoded,
     failure,
@@ -166,7 +166,7 @@ class Reading:
 
     def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
         """A batch, or None once ``wait_s`` is over."""
-        limit, poll_s = Patience(wait_s), 0.0  # the first look does not wait: what is there is had even without time
+        limit, poll_s = TimeLimit(wait_s), 0.0  # the first look does not wait: what is there is had even without time
         while True:
             batch = yield from self._lease(wanted, min(poll_s, limit.left_s))
             if batch is not None or limit.left_s <= 0:
@@ -219,7 +219,7 @@ class Reading:
         call = json_call("POST", path, body, body["wait_s"] + REPLY_TIMEOUT_S)
         return replace(call, headers={**call.headers, "Accept": TENSORS_TYPE}) if self._as_tensors else call
 
-    def _taken(self, reply: Reply, call: Call, wanted: Wanted) -> Batch | None:
+    def _taken(self, reply: ServerReply, call: Call, wanted: Wanted) -> Batch | None:
         """What a reply has, which is this client's from here on."""
         content = reply.body if is_blob(reply.body) else b""
         batch = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
@@ -279,12 +279,12 @@ class Reading:
     def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
         # Asked once, and not for long: other leases wait for their turn meanwhile.
         call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
-        reply: Reply | Lost = yield call
-        if isinstance(reply, Reply) and reply.is_success:
+        reply: ServerReply | Lost = yield call
+        if isinstance(reply, ServerReply) and reply.is_success:
             self.leases.extended(batch_id, is_done=True)
             return
         error = failure(reply, call)
-        if isinstance(reply, Reply) and reply.status in (404, 409) and not isinstance(error, BatchAcked):
+        if isinstance(reply, ServerReply) and reply.status in (404, 409) and not isinstance(error, BatchAcked):
             self.leases.lose(batch_id, _as_lost(batch_id, error))
             return
         logger.warning("the lease of %s could not be extended, trying again: %s", batch_id, error)

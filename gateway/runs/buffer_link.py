@@ -7,7 +7,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
-from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, Reply, answered, decoded, json_call
+from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, ServerReply, answered, decoded, json_call
 from forebay.client.calls.transport import AsyncTransport
 from forebay.web.replies import encode
 
@@ -42,14 +42,14 @@ class BufferLink:
     ) -> None:
         await self._server.close()
 
-    async def write(self, content: bytes) -> Reply:
+    async def write(self, content: bytes) -> ServerReply:
         """Write a sample as slime's client does; the server's answer, or a 503 if there is none."""
         # Once only: the generator repeats it by itself, as it would without a gateway in between.
         reply = await self._server.ask(Call("POST", "/buffer/write", content, JSON_BODY, WRITE_S))
-        if isinstance(reply, Reply):
+        if isinstance(reply, ServerReply):
             return reply
         body = {"success": False, "message": f"the buffer does not answer: {reply.reason}", "data": None}
-        return Reply(HTTPStatus.SERVICE_UNAVAILABLE, {"content-type": "application/json"}, encode(body))
+        return ServerReply(HTTPStatus.SERVICE_UNAVAILABLE, {"content-type": "application/json"}, encode(body))
 
     async def report(self, *, counts: Mapping[str, int] | None = None, waiting_for_engine: bool | None = None) -> None:
         """Report how far the run is. A report that is lost is made up for by the next."""

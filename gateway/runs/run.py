@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from forebay.client.calls.flow import Reply
+from forebay.client.calls.flow import ServerReply
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.engines.capture.fill_gaps import weight_version_of
@@ -94,7 +94,7 @@ class GatewayRun:
             self.tasks.start(self.ring.abort(session.rid_prefix))
         session.close(reason)
 
-    async def write(self, content: bytes) -> Reply:
+    async def write(self, content: bytes) -> ServerReply:
         """Pass a sample of a captured generator on, with its tokens if they were recorded."""
         assert self.captured is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.

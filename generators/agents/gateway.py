@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from forebay.client.calls.flow import Call, Lost, Reply, json_call
+from forebay.client.calls.flow import Call, Lost, ServerReply, json_call
 from forebay.client.calls.transport import AsyncTransport
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
@@ -148,7 +148,7 @@ class GatewayLink:
             return self._gateway
 
 
-def _content(reply: Reply) -> bytes:
+def _content(reply: ServerReply) -> bytes:
     """The body of an answer."""
     # The error names no address: that of the server holds the key of the run.
     if reply.status >= 400:

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Reply, answered
+from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, ServerReply, answered
 from forebay.client.calls.transport import AsyncTransport
-from forebay.client.sample_writer.outbox import Limits, Sample
+from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Writing
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.errors import ForebayError
@@ -162,10 +162,10 @@ class RunWriting(Writing):
 
     def __init__(self, path: str, max_waiting: int, max_samples: int = 64) -> None:
         # What is finished goes out at once: who waits for its group should not wait for a batch as well.
-        limits = Limits(max_samples, max_age_s=0.0, max_waiting=max_waiting, max_waiting_bytes=NO_LIMIT_BYTES)
+        limits = WriteLimits(max_samples, max_age_s=0.0, max_waiting=max_waiting, max_waiting_bytes=NO_LIMIT_BYTES)
         super().__init__(path, limits, on_refused=_ignore)
 
-    def hopeless(self, reply: Reply, error: ForebayError) -> ForebayError | None:  # noqa: ARG002 - the status says it
+    def hopeless(self, reply: ServerReply, error: ForebayError) -> ForebayError | None:  # noqa: ARG002 - the status says it
         return RunGone(f"the buffer answers {reply.status}: {text_of(reply)}") if reply.status in GONE else None
 
 
@@ -173,7 +173,7 @@ def _ignore(sample: Sample, error: ForebayError) -> None:
     """The log has the refusal, and the run goes on."""
 
 
-def asked(call: Call) -> Flow[Reply]:
+def asked(call: Call) -> Flow[ServerReply]:
     """The answer to a call about the run, made again until there is one. Raises ``RunGone``."""
     reply = yield from answered(call, ENDLESS_S, BUSY)
     if reply.status in GONE:
@@ -181,6 +181,6 @@ def asked(call: Call) -> Flow[Reply]:
     return reply
 
 
-def text_of(reply: Reply) -> str:
+def text_of(reply: ServerReply) -> str:
     """The beginning of a reply, for people to read."""
     return reply.body[:300].decode(errors="replace")

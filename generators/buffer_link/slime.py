@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from forebay.client.calls.flow import JSON_BODY, Call, Flow, Reply
+from forebay.client.calls.flow import JSON_BODY, Call, Flow, ServerReply
 from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import as_json
 from forebay.core.errors import ForebayError
@@ -43,7 +43,7 @@ class _SlimeWriting(RunWriting):
         yield from ()
         return Call("POST", "buffer/write", as_json(bodies[0]), JSON_BODY, WRITE_TIMEOUT_S)
 
-    def verdicts(self, reply: Reply, count: int) -> list[ForebayError | None] | None:
+    def verdicts(self, reply: ServerReply, count: int) -> list[ForebayError | None] | None:
         if reply.status in GONE:
             return None
         return [LinkRefused(f"{reply.status}: {text_of(reply)}") if reply.status >= 400 else None] * count

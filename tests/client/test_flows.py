@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from forebay import client
-from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Lost, Pause, Reply, answered
+from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Lost, Pause, ServerReply, answered
 from forebay.client.calls.transport import Transport
 from forebay.client.errors import ClientClosed, error_of, make_error
-from forebay.client.sample_writer.outbox import Limits, Outbox
+from forebay.client.sample_writer.outbox import Outbox, WriteLimits
 from forebay.client.trainer.held_leases import HeldLeases
 from forebay.client.trainer.requests import Reading, Wanted
 from forebay.core import errors
@@ -20,7 +20,7 @@ from tests.kit import make_sample
 WANTED = Wanted(num_groups=1, batch_size=None, lease_s=60, step=None, max_staleness=None)
 LOST = Lost("ReadError")
 BATCH = b'{"batch_id": "b", "data": [], "meta_info": {}, "lease_s": 60, "group_sizes": []}'
-EMPTY = Reply(200, {}, b'{"batch_id": null, "data": [], "meta_info": {}}')
+EMPTY = ServerReply(200, {}, b'{"batch_id": null, "data": [], "meta_info": {}}')
 
 
 class Clock:
@@ -79,35 +79,35 @@ def test_an_answer_that_comes_after_the_end_is_not_taken_but_given_back() -> Non
     request_id = asked(late.send(None))["request_id"]
     trainer.reads.end()
     with pytest.raises(ClientClosed):
-        late.send(Reply(200, {}, BATCH))
+        late.send(ServerReply(200, {}, BATCH))
     assert trainer.leases.all_ids == []
     leaving = trainer.leave()
     listing = [{"batch_id": "b", "request_id": request_id}, {"batch_id": "another's", "request_id": None}]
     paths = [
         leaving.send(None).path,
-        leaving.send(Reply(200, {}, msgspec.json.encode({"batches": listing}))).path,
+        leaving.send(ServerReply(200, {}, msgspec.json.encode({"batches": listing}))).path,
     ]
     assert paths == ["v1/runs/run-1/batches?state=leased", "v1/runs/run-1/batches/b/release"]
-    leaving.send(Reply(200, {}, b"{}"))
+    leaving.send(ServerReply(200, {}, b"{}"))
     with pytest.raises(StopIteration):
-        leaving.send(Reply(200, {}, b'{"batches": []}'))
+        leaving.send(ServerReply(200, {}, b'{"batches": []}'))
 
 
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504, 507])
 def test_a_busy_server_is_asked_again_when_it_says(status: int) -> None:
-    flow: Flow[Reply] = answered(Call("GET", "x"), retry_for_s=60)
+    flow: Flow[ServerReply] = answered(Call("GET", "x"), retry_for_s=60)
     flow.send(None)
-    pause = flow.send(Reply(status, {"retry-after": "7"}, b""))
+    pause = flow.send(ServerReply(status, {"retry-after": "7"}, b""))
     assert isinstance(pause, Pause)
     assert 7 <= pause.seconds <= 7.7
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 409, 410, 422, 500])
 def test_other_answers_are_final(status: int) -> None:
-    flow: Flow[Reply] = answered(Call("GET", "x"), retry_for_s=60)
+    flow: Flow[ServerReply] = answered(Call("GET", "x"), retry_for_s=60)
     flow.send(None)
     with pytest.raises(StopIteration):
-        flow.send(Reply(status, {}, b""))
+        flow.send(ServerReply(status, {}, b""))
 
 
 def test_pauses_grow_and_differ() -> None:
@@ -149,7 +149,7 @@ def test_a_lease_that_is_being_ended_cannot_be_lost() -> None:
 
 def test_a_batch_is_due_by_number_bytes_or_age() -> None:
     clock = Clock()
-    outbox = Outbox(Limits(max_samples=2, max_bytes=10, max_age_s=5.0), clock)
+    outbox = Outbox(WriteLimits(max_samples=2, max_bytes=10, max_age_s=5.0), clock)
     outbox.put(make_sample(), b"123")
     assert outbox.pause_s == 5.0
     clock.now_s = 3.0
@@ -188,14 +188,14 @@ def test_an_answer_that_is_not_forebays_says_so(body: bytes) -> None:
 
 
 def test_a_call_may_be_asked_without_end_and_for_statuses_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    flow: Flow[Reply] = answered(Call("GET", "x"), ENDLESS_S, TRANSIENT | {500})
+    flow: Flow[ServerReply] = answered(Call("GET", "x"), ENDLESS_S, TRANSIENT | {500})
     flow.send(None)
-    for answer in [Lost("ReadError"), Reply(500, {}, b"")] * 5:
+    for answer in [Lost("ReadError"), ServerReply(500, {}, b"")] * 5:
         assert isinstance(flow.send(answer), Pause)
         assert isinstance(flow.send(None), Call)
     assert caplog.messages == ["GET x: ReadError; trying again until it is answered"]
     with pytest.raises(StopIteration):
-        flow.send(Reply(404, {}, b""))
+        flow.send(ServerReply(404, {}, b""))
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:0", "http://[::1", "http://a\nb", "127.0.0.1:8889"])
