@@ -159,12 +159,14 @@ def _ones(num_tokens: int, response: int | None) -> Sequence[bytes]:
 
 
 def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:
+    # Two pieces, not one sum: the stored bytes are sent from where they lie.
     return [bytes(num_missing_bytes), piece] if num_missing_bytes else [piece]
 
 
 def _number(value: Any) -> float:
     if type(value) is float:
         return value
+    # Exact types: a user's hook may have left a bool or a string as reward, which is no number to train on.
     try:
         return float(value) if type(value) is int else math.nan
     except OverflowError:
@@ -173,6 +175,7 @@ def _number(value: Any) -> float:
 
 def _binary_arrays(row: Sequence[bytes | memoryview]) -> _Arrays:
     sample = unpack(row[0])
+    # The JSON was cut where a new reward went in; the arrays are all in the first piece.
     return _Arrays(sample.tokens, sample.logprobs, sample.loss_mask, b"".join((sample.json, *row[1:])))
 
 
@@ -217,6 +220,7 @@ def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Seque
     num_rows, offsets = len(rows), [*accumulate(map(attrgetter("num_tokens"), rows), initial=0)]
     group_index = chain.from_iterable([number] * size for number, size in enumerate(group_sizes))
     return [
+        # Larger items first, so that each tensor begins at a multiple of its item.
         TensorColumn("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
         TensorColumn("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
         _numbers("weight_version", "I64", "weight_version", rows),

@@ -63,6 +63,7 @@ class ActiveClock:
 
     def run(self, is_running: bool) -> None:
         """Let it count, or let it stand still."""
+        # Asked again and again with the same answer, which must not begin a second count.
         if is_running and self._since_s is None:
             self._since_s = self._clock.monotonic()
         elif not is_running:

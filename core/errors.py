@@ -48,11 +48,13 @@ class ForebayError(Exception):
         self.hint = hint
         self.field = field
 
+    # Errors travel between processes. Pickle would call the class with ``args``, and subclasses take other arguments.
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
 def _rebuild(kind: type[ForebayError], args: tuple[object, ...], state: dict[str, object]) -> ForebayError:
+    # Past ``__init__``: what it made of its arguments is in ``args`` and in the state already.
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)

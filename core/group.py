@@ -61,6 +61,7 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 }
 """From each state, where a group may go."""
 
+# Not the acked ones: their bodies are kept for a rewind, but on the disk alone.
 LIVE = frozenset({GroupState.OPEN, GroupState.READY, GroupState.LEASED})
 """The states in which a group's samples count against the buffer's limits."""
 

@@ -43,4 +43,5 @@ def group_rid_prefix(run_id: str, group: str) -> str:
 
 def request_id(run_id: str, group: str, slot: int, attempt: int, call: int = 0) -> str:
     """The engine request id of one call: run, group, slot, attempt and call number, all of fixed length."""
+    # Engines abort by prefix: were the lengths not fixed, slot 1 would end the calls of slot 10.
     return f"{group_rid_prefix(run_id, group)}{slot:04x}-{attempt:02x}-{call:03x}"

@@ -72,6 +72,7 @@ def read_blob(blob: bytes | bytearray | memoryview) -> dict[str, View]:
 
 def _view(buffers: memoryview, name: str, info: TensorInfo) -> View:
     start, end = info.data_offsets
+    # Checked here: slicing a view beyond its end would quietly give a shorter tensor.
     if not 0 <= start <= end <= len(buffers) or end - start != info.shape[0] * ITEM_BYTES[info.dtype]:
         raise InvalidInput(f"the tensor {name} is cut off", field=name)
     return View(info.dtype, buffers[start:end])

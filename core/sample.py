@@ -130,6 +130,7 @@ def _check_numbers(body: bytes) -> None:
 
 def _wrong_field(complaint: str) -> InvalidInput:
     """The decoder's complaint as ours: what is wrong, and with which field."""
+    # As in ``Expected `str`, got `int` - at `$.uid` ``.
     message, _, path = complaint.partition(" - at `$.")
     missing = _missing_field(message)
     name = missing[1] if missing else path.rstrip("`").partition("[")[0] or "body"

@@ -82,6 +82,7 @@ def load_settings(config: Path | None = None, **flags: object) -> Settings:
     if config is not None and not config.is_file():
         raise FileNotFoundError(f"there is no configuration file {config}")
 
+    # A class for each call: pydantic-settings takes the path of a file only from the class.
     class Configured(Settings):
         model_config = SettingsConfigDict(toml_file=config)
 
@@ -94,7 +95,9 @@ def load_settings(config: Path | None = None, **flags: object) -> Settings:
             dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
             file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # The first that has a value wins. ``.env`` and files of secrets are no sources.
             return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
 
     given = {name: value for name, value in flags.items() if value is not None}
+    # Checked already; a ``Settings`` of its own would read the environment a second time.
     return Settings.model_construct(**Configured(**given).model_dump())  # type: ignore[arg-type]
