@@ -16,7 +16,7 @@ from forebay.core.addresses import is_http_url
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
-from forebay.engines.connections import Connections, names_proxies, tls
+from forebay.engines.connections import EngineConnections, names_proxies, tls
 
 UNAVAILABLE_STATUSES = frozenset({502, 503})
 """What a proxy or a starting server answers: wait, the rollout has not failed."""
@@ -41,7 +41,7 @@ def auth_headers(api_key: str | None) -> dict[str, str]:
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
     """The connections that administrative calls go over; an answer may take ``timeout_s`` seconds."""
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, ADMIN_TIMEOUT_S))
-    transport = None if names_proxies() else Connections()
+    transport = None if names_proxies() else EngineConnections()
     return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout, verify=tls(), transport=transport)
 
 

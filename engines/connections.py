@@ -1,4 +1,4 @@
-"""Connections to engines, each taken by one request at a time; as many as there are requests under way.
+"""EngineConnections to engines, each taken by one request at a time; as many as there are requests under way.
 
 A pool of ``httpx`` or ``httpx2`` looks at all of its connections at the beginning and at the end of each request: with
 hundreds of calls in flight that takes as long as everything else, and behind its limit calls wait unseen. Here a
@@ -116,7 +116,7 @@ class _Body(AsyncBody, httpx.AsyncByteStream):
     pass
 
 
-class Connections(AsyncExchange, httpx.AsyncBaseTransport):
+class EngineConnections(AsyncExchange, httpx.AsyncBaseTransport):
     """For an ``httpx.AsyncClient``."""
 
     body_type = _Body

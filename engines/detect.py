@@ -12,6 +12,7 @@ from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.sglang import SGLangEngine
 
+# The second for servers before 0.5, the last for routers.
 SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
 
 

@@ -54,6 +54,7 @@ class Member:
         self.last_asked_ns = 0
         self.failures = 0
         self._clock = clock or SystemClock()
+        self._rests = Backoff(REST_FIRST_S, REST_MAX_S, is_exact=True)
         self._rests_until_s = 0.0
 
     @property
@@ -66,13 +67,13 @@ class Member:
         # Many calls in flight at once fail for one reason: they count as one failure.
         if self.resting:
             return
-        rest_s = min(REST_FIRST_S * 2**self.failures, REST_MAX_S)
         self.failures += 1
-        self._rests_until_s = self._clock.monotonic() + rest_s
+        self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
         """Forget earlier failures: it has answered."""
         self.failures = 0
+        self._rests.reset()
         self._rests_until_s = 0.0
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.admin import auth_headers, unreachable
-from forebay.engines.connections import Connections
+from forebay.engines.connections import EngineConnections
 
 DONE_DATA = b"[DONE]"
 DONE = b"data: %b\n\n" % DONE_DATA
@@ -80,7 +80,7 @@ class EngineHttp:
     def __init__(self, api_key: str | None) -> None:
         self._headers = {"content-type": "application/json", **auth_headers(api_key)}
         # A connection for each request under way: behind the limit of a pool calls would wait unseen.
-        self._connections = Connections()
+        self._connections = EngineConnections()
         self.admin = httpx.AsyncClient(
             headers=auth_headers(api_key), timeout=ADMIN_TIMEOUT_S, transport=self._connections
         )

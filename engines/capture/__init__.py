@@ -1,1 +1,12 @@
-"""Token-exact capture: what an engine was asked and what it sampled, turn by turn, and the samples made of it."""
+"""Token-exact capture: what an engine was asked and what it sampled, turn by turn, and the samples made of it.
+
+1. ``request_fields.py`` adds to a chat what makes SGLang give token ids, logprobs and weight versions, and takes out of
+   the reply what its client has not asked for.
+2. ``read_reply.py`` and ``read_stream.py`` make turns (``turn.py``) of whole replies and of streams; ``fill_gaps.py``
+   asks the engine for what a stream leaves out.
+3. ``trajectory.py`` collects the turns of a rollout in a tree of tokens (``token_tree.py``): a prompt goes on from the
+   tokens of an earlier turn, is realigned with them, or forks.
+4. ``sample_fields.py`` makes a sample of each branch: tokens, loss mask, logprobs, spans of weight versions.
+
+``checking.py`` feeds a sample back through an engine, to see that its tokens have its logprobs.
+"""

@@ -6,7 +6,8 @@
   reward; ``rollout.py`` is what the function finds as ``client.rollout``;
 - ``client.py`` is the ``openai`` client that it is given. Each call passes ``engine_calls.py`` (address, ``rid``,
   time limit, another engine when one is gone) and, if it is a chat, ``recording.py``; ``recorded_streams.py`` for
-  streams, ``whole_chat.py`` for replies in one piece, which go on after an abort;
+  streams, ``whole_chat.py`` for replies in one piece, which go on after an abort. ``connections.py`` is what it goes
+  over: a connection for each call under way;
 - ``single_turn.py``: the rollout function for one question and one answer;
 - ``samples.py`` makes samples of what was returned and recorded, or one that says why the rollout failed.
 """

@@ -135,7 +135,7 @@ class EngineCalls:
             raise GroupClosed(self.group.group_id) from None
 
     def abandon(self, url: str, rid: str) -> None:
-        """Have the engine told that nobody waits for ``rid`` any more; returns at once."""
+        """Let the engine know that nobody waits for ``rid`` any more; returns at once."""
         # A thread may outlive the run that its group was of.
         if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._ring.abandon(url, rid), self._loop)

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 from forebay.generators.rollouts.recording import CallRecorder
 
 DRAIN_S = 3.0
-"""How long the rest of a stream is read after its reader has stopped: an engine that was told needs milliseconds."""
+"""How long the rest of a stream is read after its reader has stopped: an engine that stops it needs milliseconds."""
 
 
 class RecordedStream(openai.Stream[ChatCompletionChunk]):

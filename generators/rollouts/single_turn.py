@@ -114,15 +114,15 @@ def _arguments(body: Json) -> dict[str, Any]:
 
 
 def _part(body: Json, reply: "ChatCompletion") -> Part:
-    told = reply.model_dump(exclude_unset=True, warnings=False)
-    return Part(told, turns_of_chat(body, told))
+    fields = reply.model_dump(exclude_unset=True, warnings=False)
+    return Part(fields, turns_of_chat(body, fields))
 
 
 def _finish_reason(reply: "ChatCompletion") -> str:
     if not reply.choices:
         raise EngineError("the engine answered without a choice", status_code=200)
-    told: Any = reply.choices[0].finish_reason  # the package's types promise a reason; some servers send null
-    return str(told or "stop")
+    reason: Any = reply.choices[0].finish_reason  # the package's types promise a reason; some servers send null
+    return str(reason or "stop")
 
 
 def _answer(messages: Sequence[Message], reply: Mapping[str, Any], finish_reason: str) -> Answer:

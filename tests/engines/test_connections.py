@@ -1,4 +1,4 @@
-"""Connections to engines: one for each call under way, used again, and gone when they are closed."""
+"""EngineConnections to engines: one for each call under way, used again, and gone when they are closed."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ import pytest
 from openai._models import FinalRequestOptions
 
 from forebay.engines.admin import admin_client
-from forebay.engines.connections import Connections
+from forebay.engines.connections import EngineConnections
 from forebay.generators.rollouts.client import UNBOUND_URL, make_async_client, make_client
 from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from tests.kit import TIME_LIMIT_S
@@ -27,7 +27,7 @@ Client = httpx.AsyncClient | httpx2.AsyncClient
 
 def client_of_forebay() -> httpx.AsyncClient:
     """As the gateway and administrative calls have it."""
-    return httpx.AsyncClient(transport=Connections(), timeout=TIME_LIMIT_S)
+    return httpx.AsyncClient(transport=EngineConnections(), timeout=TIME_LIMIT_S)
 
 
 def client_of_openai() -> httpx2.AsyncClient:
