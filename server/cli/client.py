@@ -50,7 +50,7 @@ class ServerClient:
         matching = [view for view in views if run in (view["run_id"], view["name"])]
         if not matching:
             raise ForebayError(f"the server knows no run {run!r}", hint="`forebay status` lists the runs")
-        return matching[-1]
+        return matching[-1]  # they come oldest first
 
     def _ask(self, call: "Call") -> dict[str, Any]:
         from forebay.client.calls.flow import Lost, decoded

@@ -58,6 +58,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except InvalidInput as error:
         show_error(error)
         raise SystemExit(USAGE_EXIT_CODE) from None
-    except (ForebayError, OSError) as error:
+    except (ForebayError, OSError) as error:  # anything else is a defect, whose traceback should be seen
         show_error(error)
         raise SystemExit(1) from None

@@ -1,9 +1,4 @@
-"""Options that several commands have.
-
-Folders that a command keeps things in.
-
-Loading the parts of the command line quickly.
-"""
+"""What several commands share: their options, the folders that they write in, and loading their parts quickly."""
 
 import errno
 import gc
@@ -35,6 +30,7 @@ def make_writable(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
+    # Asked before anything is opened: the first write would fail in the middle of a start, with a traceback.
     if not reason and not os.access(folder, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
     if reason:

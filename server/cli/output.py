@@ -14,6 +14,7 @@ WIDTH_OF_NO_TERMINAL = 160
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output (or error); where that is no terminal, wide enough not to break paths."""
     console = Console(stderr=stderr, highlight=False)
+    # Where there is no terminal, rich assumes 80 columns and breaks paths in two.
     if not console.is_terminal:
         console = Console(stderr=stderr, highlight=False, width=WIDTH_OF_NO_TERMINAL)
     return console

@@ -32,6 +32,7 @@ class RateMeter:
         """Note the total so far; the rate."""
         now_s = self.clock()
         self._seen.append((now_s, count))
+        # One that is older than the window stays: without it there would be no rate after a long pause.
         while len(self._seen) > 2 and self._seen[1][0] <= now_s - RATE_WINDOW_S:
             self._seen.popleft()
         first_s, first = self._seen[0]

@@ -63,7 +63,7 @@ def state_text(view: dict[str, Any]) -> str:
 
 def failure_of(view: dict[str, Any]) -> ForebayError:
     """That a run failed, with the first line of its reason; tracebacks are left to ``status``."""
-    reason = str(view["reason"]).partition("\n")[0]
+    reason = str(view["reason"]).partition("\n")[0]  # a traceback may follow
     return ForebayError(f"{view['run_id']} failed: {reason}", hint=f"`forebay status {view['run_id']}` tells it all")
 
 

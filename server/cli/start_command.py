@@ -57,7 +57,7 @@ def command(
     payload = (read_payload(file) if file else {}) | {key: value for key, value in flags.items() if value is not None}
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_sampling(payload, {key: value for key, value in sampling.items() if value is not None})
-    payload |= dict(map(parse_assignment, assignments or ()))
+    payload |= dict(map(parse_assignment, assignments or ()))  # last: --set overrules flags, and flags the file
     check_complete(payload)
     with ServerClient(url, token) as server:
         view = server.post("/v1/runs", payload)
@@ -116,6 +116,7 @@ def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
 
 def _found_here(path_text: str) -> str:
     """The absolute path of a file or folder that is here: the server may run in another folder."""
+    # One that is not here goes as it is: the server may be on another machine, and have it.
     path = Path(path_text)
     return str(path.resolve()) if path.exists() else path_text
 

@@ -1,4 +1,9 @@
-"""``forebay demo``: everything at once, on this machine, with nothing but this package."""
+"""``forebay demo``: everything at once, on this machine, with nothing but this package.
+
+It starts a server and a tiny engine as processes that end with it (``children.py``, each by way of ``child.py``),
+starts a run of the built-in math task, reads its groups as slime's client does (``trainer.py``), shows progress
+meanwhile, and what happened at the end (``summary.py``).
+"""
 
 import json
 import os
@@ -101,6 +106,7 @@ def run(demo: Demo) -> tuple[RunProgress, SlimeTrainer, float]:
     """All steps; the last look at the run, the trainer with what it read, and the seconds that the run took."""
     input_file = write_sums(demo.folder / "sums.jsonl", demo.num_instances)
     _show_done(demo, f"wrote {demo.num_instances} sums to {input_file}")
+    # Both at once: the engine may take ten times as long as the server.
     engine, server = _start_engine(demo), _start_server(demo)
     with _step(demo, "the tiny engine is getting ready (the first time, it learns to add: about 10 s)"):
         engine_url = str(json.loads(engine.first_line(ENGINE_LIMIT_S))["url"])
@@ -112,7 +118,7 @@ def run(demo: Demo) -> tuple[RunProgress, SlimeTrainer, float]:
     client = demo.stack.enter_context(ServerClient(server_url))
     began_s = time.monotonic()
     run_id = trainer.start(start_payload(input_file, engine_url, server_url))
-    demo.stack.callback(_stop_run, client, run_id)
+    demo.stack.callback(_stop_run, client, run_id)  # before the children end, or there is nobody to stop it
     _show_done(demo, f"started {run_id}: task type math, groups of {GROUP_SIZE}\n")
     progress = _train(demo, trainer, client, run_id)
     return progress, trainer, time.monotonic() - began_s

@@ -29,6 +29,7 @@ class Child:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - our own modules and arguments
+                # -P: the folder that it runs in is the user's, and may have a module of any name.
                 [sys.executable, "-P", "-m", "forebay.server.cli.demo.child", str(os.getpid()), module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -73,6 +74,7 @@ class Child:
         self.ask_to_stop()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
+        # Also after an orderly end: what the process itself had started may have outlived it.
         signal_group(self.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
@@ -112,6 +114,7 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A second Ctrl-C would end this process between two children, and leave the others.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)

@@ -23,6 +23,7 @@ class RewardMean:
 
     def add(self, meta_info: dict[str, Any], *, is_consumed: bool) -> None:
         """Note one reply."""
+        # Until a reply brings rows, each describes the same samples as the one before it, and those that came since.
         count = int(meta_info["total_samples"])
         self._newest = (count, count * float(meta_info["avg_reward"]))
         if is_consumed:
