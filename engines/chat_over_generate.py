@@ -66,6 +66,7 @@ def rendered(body: Mapping[str, Any], template: ChatTemplate) -> list[int] | Non
     That is one with tools, a stream, one without a limit of tokens (there it would be 128), and others that have what
     only a chat knows. Messages that the template refuses are for the engine to refuse.
     """
+    # A field that says nothing (null, false, 0, empty) may stand there; a parameter of 0 does say something.
     asked = {name for name, value in body.items() if value or name in PARAM_NAMES}
     if not asked <= KNOWN_NAMES or not any(body.get(name) for name in LIMIT_NAMES):
         return None

@@ -42,6 +42,7 @@ class Transports(Generic[T]):
 
     def give_back(self, request: Any, transport: T) -> bool:
         """Whether it is kept; otherwise it is to be closed."""
+        # Gone already where `take_all` was faster: its request ends with an error.
         self._busy.discard(transport)
         idle = self._idle[request.url.scheme, request.url.netloc]
         if len(idle) >= KEPT:

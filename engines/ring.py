@@ -158,6 +158,7 @@ class EngineRing:
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
         """Stop the ``calls`` in flight, then whatever else has ``rid_prefix``, until it is gone or for 5 s."""
+        # By their own ids first: an abort by prefix reaches SGLang only by a detour (see `aborts.py`).
         await asyncio.gather(*(self.abandon(url, rid) for url, rid in calls))
         await asyncio.gather(*(engine.abort(rid_prefix, timeout_s=ABORT_S) for engine in self._engines))
 

@@ -72,6 +72,7 @@ async def flush(admins: Sequence[WorkerAdmin], mode: PauseMode) -> None:
 
     ``update`` sees to that itself. Raises ``WeightUpdateFailed``.
     """
+    # Calls that were paused in place go on with the cache that they have.
     if mode != "in_place":
         await _at_all(admins, "flushing the cache", lambda admin: admin.flush_cache())
 

@@ -51,6 +51,7 @@ async def complete(
     """
     version_after = await version_of(http, url)
     if version_before is None or version_after != version_before:
+        # Which tokens are of which weights is not known, so nothing can be scored.
         seen = [version for version in (version_before, version_after) if version is not None]
         return [_seen(turn, seen) for turn in turns]
     known = [_of_one_version(turn, version_before) for turn in turns]
@@ -75,6 +76,7 @@ async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: 
     if not any(map(math.isnan, streamed)):
         return turn
     try:
+        # One before the first sampled token: SGLang gives no logprob for the token at which it begins.
         ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
         scores = await score(http, url, ids, start=start, extra_key=extra_key)
     except (EngineError, TimeoutError) as error:

@@ -67,10 +67,12 @@ def turns_of_generate(
 
 def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: int) -> dict[str, Any]:
     prompt = token_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
+    # SGLang's names first, then vLLM's.
     sampled = choice.get("response_token_ids")
     sampled_ids = token_ids(choice.get("token_ids") if sampled is None else sampled)
     meta_info = choice.get("meta_info") or reply.get("metadata") or {}
     fields = _sampled_fields(prompt, sampled_ids, meta_info)
+    # Where `meta_info` has none: an engine that is not SGLang.
     if fields["logprobs"] is None and sampled_ids is not None:
         fields["logprobs"] = _chat_logprobs(choice.get("logprobs"), len(sampled_ids))
     return {
@@ -120,7 +122,7 @@ def _version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan
 
 
 def _stretched(spans: Sequence[VersionSpan], num_tokens: int) -> list[VersionSpan]:
-    """Spans that cover ``num_tokens`` exactly, whatever the engine counted."""
+    # An engine may count the end token, or not: the spans are to cover exactly the tokens that came.
     kept = [span for span in spans if span.start < num_tokens] or list(spans[:1])
     return [*kept[:-1], VersionSpan(kept[-1].version, kept[-1].start, num_tokens)]
 

@@ -45,6 +45,7 @@ class StreamReader:
         for choice in chunk.get("choices") or []:
             self._choice(choice.get("index") or 0).feed(choice, _num_sampled(chunk))
             self._note_first(choice)
+        # Counts of a chunk with choices are those so far; the last chunk has none and counts everything.
         if chunk.get("usage") and not chunk.get("choices"):
             self._usage = dict(chunk["usage"])
         self._read_ids(chunk)
@@ -114,6 +115,7 @@ class _Choice:
         fields: dict[str, Any] = {"reply": self._reply(), "finish_reason": self.finish_reason}
         if prompt_ids is None or self.sampled_ids is None:
             return fields
+        # The engine samples on after its reader has stopped: nobody saw those tokens.
         sampled_ids = self.sampled_ids[: self.num_read] if self.is_stopped else self.sampled_ids
         return fields | {
             "prompt_ids": prompt_ids,

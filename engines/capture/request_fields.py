@@ -63,6 +63,7 @@ def _without_sglext(reply: Mapping[str, Any], client_body: Mapping[str, Any]) ->
 
 def _strip_choice(choice: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
     shown = dict(choice)
+    # They are asked for always, and stand in two places.
     if not client_body.get("logprobs"):
         shown |= {"logprobs": None} if "logprobs" in shown else {}
         meta_info = _object(shown.get("meta_info"))

@@ -80,6 +80,7 @@ def match(roots: Sequence[Node], ids: "array[int]") -> Match:
     whole: Node | None = None
     left: Node | None = None
     left_at = 0
+    # Newest among equals: a prompt that was asked twice is gone on with from the later answer.
     for node, at in _reached(roots, ids):
         if at == node.end and (whole is None or (at, node.number) > (whole.end, whole.number)):
             whole = node
@@ -112,6 +113,7 @@ def _leaves(node: Node, ids: "array[int]") -> int:
 
 def common(one: "array[int]", other: "array[int]") -> int:
     """The length of their common prefix."""
+    # Mostly they are the same, and this comparison is C's.
     if one == other:
         return len(one)
     pairs = zip(one, other, strict=False)

@@ -174,6 +174,7 @@ class Trajectory:
         return _Place(whole, end, Drift.FORK)
 
     def _insert(self, turn: Turn, ids: "array[int]", place: "_Place") -> None:
+        # The ids stand in the node, in less memory.
         bare = msgspec.structs.replace(turn, prompt_ids=None, sampled_ids=None)
         sampled = as_ids(turn.sampled_ids or ())
         node = Node(bare, place.parent, place.kept, ids[place.kept :], sampled, self._num_added)
@@ -228,6 +229,7 @@ class SharedMessages:
         return msgspec.structs.replace(turn, messages=messages, tools=tools, reply=_copy(turn.reply))
 
     def _copies(self, objects: Sequence[Mapping[str, Any]]) -> list[Object]:
+        # By their JSON: a rollout function may change a message in place before it sends it again.
         encoded = (msgspec.json.encode(each, enc_hook=_plain) for each in objects)
         return [self._copy_by_json.setdefault(key, msgspec.json.decode(key)) for key in encoded]
 

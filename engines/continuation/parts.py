@@ -84,6 +84,7 @@ class Parts:
     def request(self) -> Json:
         """The body of the next call."""
         request = {**self.body, **self._left()}
+        # Choices are gone on with one by one.
         if "n" in request:
             request["n"] = 1
         ids, text = self._known_ids(), "".join(self.texts)

@@ -91,6 +91,7 @@ class EngineCalls:
         with self._lock:
             member = self._member
             call = (member.server.url, next(self._names))
+        # In flight before it is sent: whoever closes the group must find every call that an engine may have.
         try:
             with self.group.in_flight(call):
                 bound = self._bound(options, default_timeout, call)
