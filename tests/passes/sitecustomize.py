@@ -36,7 +36,7 @@ def passed(until_s: float = float("inf")) -> list[str]:
 
 def _product_name(file: str) -> str:
     """The path below the root; empty for a file that is no part of the product."""
-    path = Path(file)
+    path = Path(file).resolve()  # the packages may be reached by a link
     if not path.is_relative_to(ROOT):
         return ""
     below = path.relative_to(ROOT)
