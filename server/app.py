@@ -20,7 +20,6 @@ from forebay.server.engine_pause_records import PauseMarks
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
-from forebay.server.gateway_runs import RunGateway
 from forebay.server.routes import (
     batches,
     groups,
@@ -35,6 +34,7 @@ from forebay.server.routes import (
 from forebay.server.routes.openapi import add_sample_routes
 from forebay.server.routes.sample_routes import SampleRouter
 from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.service import RunService

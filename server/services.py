@@ -9,7 +9,7 @@ from forebay.buffer.retention import Retention
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
-from forebay.server.gateway_runs import RunGateway
+from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.service import RunService
 from forebay.telemetry.metrics import Metrics
 from forebay.web.bodies import BodyBudget

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.kit import ServerProcess
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 MakeServer = Callable[..., ServerProcess]
 SERVERS = pytest.StashKey[list[ServerProcess]]()

@@ -1,8 +1,12 @@
 """The folders are the packages, and nothing reaches them by a bare name."""
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +85,93 @@ def test_test_files_have_names_of_their_own() -> None:
 def test_no_file_is_too_long_to_be_read() -> None:
     sizes = {path: len(path.read_text().splitlines()) for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
     assert {str(path): size for path, size in sizes.items() if size > 400} == {}
+
+
+MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
+NAMED = [path for path in MODULES if path.stem not in ("__init__", "__main__")]
+NAMES = [str(path.relative_to(ROOT)) for path in NAMED]
+
+
+def test_no_folder_is_a_crowd() -> None:
+    sizes = Counter(str(Path(name).parent) for name in NAMES)
+    assert {folder: size for folder, size in sizes.items() if size > 22} == {}
+
+
+def test_a_module_name_stands_for_one_file_of_its_package() -> None:
+    """The dialects of the gateway apart, which are built alike."""
+    places = Counter((name.split("/")[0], Path(name).stem) for name in NAMES if "/dialects/" not in name)
+    assert {place: number for place, number in places.items() if number > 1} == {}
+
+
+def classes_of(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text())
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    names = Counter(name for path in MODULES for name in classes_of(path))
+    assert {name: number for name, number in names.items() if number > 1} == {}
+
+
+SHORT = {
+    "core/addresses.py": "checks that the server, the command line, clients and engines share",
+    "core/backoff.py": "the one way to pause between tries, from hooks to the server",
+    "core/chunking.py": "buffer and server cut sequences alike",
+    "core/fields.py": "flags in a payload, for every layer that reads one",
+    "core/outcome.py": "a word of the documentation",
+    "core/weight_versions.py": "a word of the documentation",
+    "engines/tiny/extra.py": "the error for a missing extra, before anything of it is imported",
+    "gateway/spec.py": "what the server imports of the gateway, without the rest",
+    "generators/math_generator.py": "a user reads and copies it",
+    "server/auth.py": "the token's check, where one looks for it",
+    "server/cli/demo/child.py": "a main",
+    "telemetry/log.py": "the log's form, for all processes",
+}
+"""Modules below 40 lines, and why each of them is one."""
+
+
+def test_short_modules_have_a_reason() -> None:
+    short = {name for path, name in zip(NAMED, NAMES, strict=True) if len(path.read_text().splitlines()) < 40}
+    assert short == set(SHORT)
+
+
+OUT_OF_USE = {"told", "desk", "outlet", "fruitless", "keeping", "condemned", "express", "settle", "settled"}
+"""Words for which the documentation has others: a reply, a payload, a message; store, rank, drain."""
+
+
+def bound_names(path: Path) -> Iterator[str]:
+    """Every name that a file gives to something."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.split(r"_|(?<=[a-z0-9])(?=[A-Z])", name)}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_names_are_words_of_the_documentation(folder: Path) -> None:
+    found = {
+        f"{path.name}: {name}"
+        for path in (ROOT / folder).glob("*.py")
+        for name in (path.stem, *bound_names(path))
+        if words_of(name) & OUT_OF_USE
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_a_folder_shows_the_map_of_its_modules(folder: Path) -> None:
+    page = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    shown = set(re.findall(r"\w+", page))
+    modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", "__main__"}
+    folders = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert (modules | folders) - shown == set()
 
 
 @pytest.mark.parametrize("module", ["forebay.client", "forebay.generators.base", "forebay.hooks.host"])

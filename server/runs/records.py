@@ -7,7 +7,7 @@ from forebay.buffer import write
 from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
-from forebay.server.gateway_runs import RunGateway, is_captured
+from forebay.server.runs.gateway_registration import RunGateway, is_captured
 from forebay.server.runs.process import ProcessOutcome
 from forebay.server.runs.start_checks import engine_urls
 
