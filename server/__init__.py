@@ -6,8 +6,7 @@
 A request comes in through ``app.create_app``: ``auth`` asks for the token, ``routes/sample_routes`` takes what carries
 samples as plain ASGI, and FastAPI takes the rest, one file of ``routes/`` for each resource. Routes reach everything
 by ``services``: the buffer for runs, groups and batches; ``runs/`` for what starts and stops; ``engine_pauses`` (and
-its records on the disk) for engines whose weights change; ``gateway_registration`` for the gateway's address and keys, of
-which ``gateway_process`` keeps the process alive.
+its records, ``engine_pause_records``) for engines whose weights change. ``gateway_process`` keeps the gateway alive.
 
 What goes out is JSON made by ``views`` and ``errors``, or a batch. A large batch goes from the store straight to the
 socket: ``direct_send``, the one module that knows uvicorn's inside. ``stalled_clients`` ends replies that nobody takes

@@ -8,6 +8,7 @@ does the rest in the background: a slow generator's verdict, the process, the re
 ``supervisor`` keeps one ``process`` for each run: it restarts one that crashed, after a pause that doubles, and has
 the engines drop the calls of one that is gone. ``records`` gives it what each process is started with, and writes down
 what becomes of processes and runs; from there the buffer, the gateway and the readers know that a run has ended.
+``gateway_registration`` gives the gateway the keys of a run, and takes them back when it is over.
 ``steps`` is what a run's process follows while it works: the trainer's step, closed groups, standstills.
 
 Two orders matter everywhere: the code before the hooks before the process, so that an edited file changes no run
