@@ -65,8 +65,8 @@ def call_text(call: Mapping[str, Any], *, is_canonical: bool) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {spelled}}}\n</tool_call>'
 
 
-def _mark(token: int, is_told: bool) -> bytes:
-    return NAMES[token].encode() if is_told else b""
+def _mark(token: int, is_shown: bool) -> bytes:
+    return NAMES[token].encode() if is_shown else b""
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
