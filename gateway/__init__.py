@@ -2,8 +2,8 @@
 
 The server starts it (``__main__.py``, with a ``spec.py`` over an inherited descriptor) and registers runs at it; a run
 opens rollouts (``control_routes.py``, with the bodies of ``request_bodies.py``); an agent calls with a rollout's key
-(``agent_routes.py``). ``app.py`` puts the routes together, ``runs/`` holds who may call and what is known of each run and
-rollout.
+(``agent_routes.py``). ``app.py`` puts the routes together, ``runs/`` holds who may call and what is known of each run
+and rollout.
 
 The way of a chat:
 

@@ -1,6 +1,7 @@
 """The hooks by which users change what a read does to groups, and the process in which theirs run.
 
-``specs`` names every hook and says when it is called, ``types`` has what they are given and give. The buffer has one ``HookRunner`` (``run_hooks``) for each run:
+``specs`` names every hook and says when it is called, ``types`` has what they are given and give. The buffer has one
+``HookRunner`` (``run_hooks``) for each run:
 
     judge, process, meta_info
       ├── nobody but the built-in behaviour answers: ``defaults``, on columns, in process

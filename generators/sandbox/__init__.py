@@ -1,7 +1,7 @@
 """Running commands of agents, tools and verifiers: in a folder of their own, within limits, and never left behind.
 
-``keeper`` is the program that starts each command in a process tree of its own and ends the whole tree; ``output`` keeps
-the beginning and the end of what a command prints.
+``keeper`` is the program that starts each command in a process tree of its own and ends the whole tree; ``output``
+keeps the beginning and the end of what a command prints.
 
 This holds programs that run wild; it is no jail for programs that mean harm. Those need a container or another machine.
 """
