@@ -1,4 +1,13 @@
-"""What a trainer, or a generator that runs elsewhere, imports: batches out of the buffer, samples into it."""
+"""What a trainer, or a generator that runs elsewhere, imports: batches out of the buffer, samples into it.
+
+``trainer/`` reads: batches under leases, acks, checkpoints, weight versions (``BufferClient``, ``AsyncBufferClient``);
+what it hands out is in ``model``. ``tensors/`` makes padded tensors of a batch, ``slime/`` is slime's rollout function
+over the same clients. ``sample_writer/`` writes (``SampleWriter``, ``AsyncSampleWriter``).
+
+All of them ask by ``calls/``, the one HTTP client of our own server, which the command line, run processes and the
+gateway have as well. A protocol is written once, without I/O, as a flow of calls; a blocking and an awaited driver make
+them. What goes wrong here, and not at the server, is in ``errors``.
+"""
 
 from forebay.client.errors import ClientClosed, SamplesRefused, ServerUnreachable, WriterClosed
 from forebay.client.model import (

@@ -114,13 +114,8 @@ def _arguments(body: Json) -> dict[str, Any]:
 
 
 def _part(body: Json, reply: "ChatCompletion") -> Part:
-<<<<<<< HEAD
     fields = reply.model_dump(exclude_unset=True, warnings=False)
     return Part(fields, turns_of_chat(body, fields))
-=======
-    content = reply.model_dump(exclude_unset=True, warnings=False)
-    return Part(content, turns_of_chat(body, content))
->>>>>>> d6868eb (Every folder shows a map of its modules)
 
 
 def _finish_reason(reply: "ChatCompletion") -> str:
