@@ -7,7 +7,7 @@ from contextlib import suppress
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.abc import ABORT_TIMEOUT_S
-from forebay.engines.admin import WorkerAdmin, admin_client, root_url
+from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 
 ROUND_FIRST_S = 0.05
 ROUND_MAX_S = 0.5

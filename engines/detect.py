@@ -7,9 +7,9 @@ from typing import Self
 
 from forebay.core.errors import EngineError
 from forebay.engines.abc import ABORT_TIMEOUT_S, Engine, EngineLoad, ModelInfo
-from forebay.engines.admin import PROBE_TIMEOUT_S, WorkerAdmin, admin_client, root_url
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.openai import OpenAIEngine
+from forebay.engines.router_workers import PROBE_TIMEOUT_S, WorkerAdmin, admin_client, root_url
 from forebay.engines.sglang import SGLangEngine
 
 # The second for servers before 0.5, the last for routers.

@@ -6,7 +6,7 @@ from typing import Self
 import httpx
 
 from forebay.engines.abc import Engine, ModelInfo
-from forebay.engines.admin import WorkerAdmin, admin_client, root_url
+from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 
 
 class OpenAIEngine(Engine):

@@ -14,9 +14,9 @@ import httpx
 from forebay.core.backoff import Backoff
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
-from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
+from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.engines.sglang import SGLangEngine
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.abc import ABORT_TIMEOUT_S, Engine, EngineLoad, ModelInfo
 from forebay.engines.aborts import check_prefix, stop_everywhere
-from forebay.engines.admin import (
+from forebay.engines.chat_template import ChatTemplate
+from forebay.engines.router_workers import (
     PROBE_TIMEOUT_S,
     UNAVAILABLE_STATUSES,
     ListedWorker,
@@ -22,7 +23,6 @@ from forebay.engines.admin import (
     admin_client,
     root_url,
 )
-from forebay.engines.chat_template import ChatTemplate
 
 WORKERS_TTL_S = 5.0
 """How long a router's list of workers is used before it is asked again."""

@@ -18,7 +18,7 @@ import httpx
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput, WeightUpdateFailed
 from forebay.core.weight_versions import PauseMode
-from forebay.engines.admin import ADMIN_TIMEOUT_S, WorkerAdmin
+from forebay.engines.router_workers import ADMIN_TIMEOUT_S, WorkerAdmin
 
 PROBE_S = 0.05
 IDLE_TIMEOUT_S = 60.0

@@ -15,13 +15,13 @@ import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.admin import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.engines.capture.turn import ABORTED, Turn
+from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
-from forebay.engines.continuation.rest import Join, Rest, finish
 from forebay.engines.ring import Target
+from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
 from forebay.gateway.recording import Recording
 from forebay.gateway.refusals import EngineLost, Over

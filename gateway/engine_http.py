@@ -10,8 +10,8 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineUnavailable
-from forebay.engines.admin import auth_headers, unreachable
 from forebay.engines.connections import EngineConnections
+from forebay.engines.router_workers import auth_headers, unreachable
 
 DONE_DATA = b"[DONE]"
 DONE = b"data: %b\n\n" % DONE_DATA

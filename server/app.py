@@ -27,7 +27,7 @@ from forebay.server.routes import (
     read_batches,
     run_process,
     runs,
-    slime,
+    slime_runs,
     weights,
     write_samples,
 )
@@ -57,8 +57,8 @@ def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
     # Without services: documents and tests ask which routes there are, and open nothing.
     api = FastAPI(title="Forebay", version=version("forebay"))
-    api.state.refusals = slime.Refusals()
-    for module in (slime, runs, groups, batches, run_process, weights, operations):
+    api.state.refusals = slime_runs.Refusals()
+    for module in (slime_runs, runs, groups, batches, run_process, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
     add_sample_routes(api)

@@ -18,7 +18,7 @@ from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
-from forebay.engines.admin import WorkerAdmin, admin_client, root_url
+from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 from forebay.server.engine_pause_records import Kind, PauseMarks, PauseRecord, PauseRecords
 from forebay.server.runs.start_checks import engine_urls
 

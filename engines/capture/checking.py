@@ -8,8 +8,8 @@ import httpx
 import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.engines.admin import auth_headers, root_url
 from forebay.engines.capture.fill_gaps import score
+from forebay.engines.router_workers import auth_headers, root_url
 
 CHECK_TIMEOUT_S = 60.0
 

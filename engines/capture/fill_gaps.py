@@ -10,9 +10,9 @@ import httpx
 import msgspec
 
 from forebay.core.errors import EngineError
-from forebay.engines.admin import WorkerAdmin, status_error, unreachable
 from forebay.engines.capture.read_reply import UNKNOWN, logprob_of
 from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.router_workers import WorkerAdmin, status_error, unreachable
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 from forebay.core.errors import EngineError
-from forebay.engines.admin import WorkerAdmin
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import TextOf
+from forebay.engines.router_workers import WorkerAdmin
 
 logger = logging.getLogger(__name__)
 

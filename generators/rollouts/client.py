@@ -8,8 +8,8 @@ import openai
 
 from forebay.core.backoff import Backoff
 from forebay.engines.connections import names_proxies
+from forebay.engines.continuation.continued_call import finish, finish_in_thread
 from forebay.engines.continuation.parts import Json, Part
-from forebay.engines.continuation.rest import finish, finish_in_thread
 from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from forebay.generators.rollouts.engine_calls import CutShort, EngineCalls, is_unavailable
 from forebay.generators.rollouts.recorded_streams import AsyncRecordedStream, RecordedStream

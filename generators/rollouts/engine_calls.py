@@ -13,10 +13,10 @@ import httpx2
 import openai
 
 from forebay.core.ids import request_id
-from forebay.engines.admin import UNAVAILABLE_STATUSES
 from forebay.engines.capture.request_fields import asking
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
+from forebay.engines.router_workers import UNAVAILABLE_STATUSES
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup
 
 T = TypeVar("T")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import EngineError
 from forebay.core.task_row import Message
-from forebay.engines.admin import WorkerAdmin, admin_client, root_url
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.turn import ABORTED
+from forebay.engines.continuation.continued_call import Join, Rest, finish, finish_in_thread
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Json, Part, ends_with_text
-from forebay.engines.continuation.rest import Join, Rest, finish, finish_in_thread
+from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 
 if TYPE_CHECKING:  # the package takes half a second to import, and each inspected generator file would wait for it
     from openai import AsyncOpenAI, OpenAI

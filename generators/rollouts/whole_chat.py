@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.engines.admin import WorkerAdmin
 from forebay.engines.capture.turn import ABORTED
 from forebay.engines.chat_over_generate import with_body
+from forebay.engines.continuation.continued_call import Join, Rest
 from forebay.engines.continuation.message import Whole, whole_message, whole_text
 from forebay.engines.continuation.parts import Json, Part
 from forebay.engines.continuation.reply import joined_reply
-from forebay.engines.continuation.rest import Join, Rest
+from forebay.engines.router_workers import WorkerAdmin
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ and the run by the path, reads the body and turns errors into replies; ``write_s
 ``read_batches`` leases batches and sends them, with ``tensor_replies`` where a trainer asks for tensors. ``openapi``
 names these routes in the framework's document, and answers other methods on their paths.
 
-The others are FastAPI's: ``slime`` (slime's client, but for its samples), ``runs`` (start, stop, look, generators),
+The others are FastAPI's: ``slime_runs`` (slime's client, but for its samples), ``runs`` (start, stop, look),
 ``groups``, ``batches`` (acknowledge, release, extend, checkpoints, rewind), ``weights`` (versions, updates, pauses),
 ``run_process`` (what a run's own process asks, behind the run's key) and ``operations`` (health, metrics, retention).
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
-from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.server.engine_pauses import RunEngines
 from forebay.server.runs.steps import announce
 from forebay.server.services import Services, body_of, services_of

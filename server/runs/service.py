@@ -12,7 +12,7 @@ from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.core.tasks import TaskSet
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
-from forebay.server.runs.resume import find_run, keeps_deliveries
+from forebay.server.runs.resumed_run import find_run, keeps_deliveries
 from forebay.server.runs.start_checks import StartRequest
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import pytest
 
 from forebay.core.clock import ManualClock
 from forebay.core.errors import EngineError
-from forebay.engines.admin import admin_client
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.chat_over_generate import as_chat, generate_body, rendered
+from forebay.engines.router_workers import admin_client
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode, encode_chat
 from forebay.engines.sglang import ASK_AGAIN_S, Reach, SGLangEngine

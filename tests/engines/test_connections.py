@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai._models import FinalRequestOptions
 
-from forebay.engines.admin import admin_client
 from forebay.engines.connections import EngineConnections
+from forebay.engines.router_workers import admin_client
 from forebay.generators.rollouts.client import UNBOUND_URL, make_async_client, make_client
 from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from tests.kit import TIME_LIMIT_S

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.admin import WorkerAdmin, admin_client
 from forebay.engines.capture.turn import Turn, VersionSpan, continues, cut, merge
 from forebay.engines.continuation.message import Whole, whole_message
+from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode
 from forebay.web.serving import serve_app

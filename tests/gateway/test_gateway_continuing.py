@@ -112,7 +112,7 @@ async def test_each_of_several_choices_is_gone_on_with_by_itself(stage: Stage) -
 async def test_an_engine_that_aborts_everything_is_given_up_in_the_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.engines.continuation.rest.MAX_EMPTY_PARTS", 2)
+    monkeypatch.setattr("forebay.engines.continuation.continued_call.MAX_EMPTY_PARTS", 2)
     stage(Reply(finish_reason="abort"))
     rollout = await stage.open()
     reply = await rollout.post("chat/completions", {"messages": [USER]})

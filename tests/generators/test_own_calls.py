@@ -134,7 +134,7 @@ async def test_calls_at_the_same_time_are_each_gone_on_with(buffer, write_rows) 
 async def test_an_engine_that_aborts_everything_is_a_failure_of_the_engine(
     buffer, write_rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.engines.continuation.rest.MAX_EMPTY_PARTS", 2)
+    monkeypatch.setattr("forebay.engines.continuation.continued_call.MAX_EMPTY_PARTS", 2)
     script = lambda _: Reply(finish_reason="abort")  # noqa: E731 - short
     sample, bodies = await sample_of(script, buffer, write_rows, calling("plain", []), max_attempts=1)
     assert sample["outcome"] == "engine_failure"

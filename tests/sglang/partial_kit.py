@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from forebay.core.errors import EngineError
-from forebay.engines.admin import WorkerAdmin, admin_client
+from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.generators.base import BaseGenerator, single_turn
 from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer

@@ -8,8 +8,8 @@ import pytest
 
 from forebay.core.weight_versions import PauseMode
 from forebay.engines import weight_updates
-from forebay.engines.admin import admin_client
 from forebay.engines.capture.checking import SampleCheck, check
+from forebay.engines.router_workers import admin_client
 from tests.kit import Json
 from tests.sglang.partial_kit import check_whole, fake_buffer, put_weights, start_rollouts, until_in_the_middle
 
