@@ -51,7 +51,10 @@ async def test_logprobs_of_the_prompt_begin_where_asked(http: httpx.AsyncClient)
     assert first == [None, 70, None]
     assert all(logprob < 0 for logprob, _, _ in rest)
     late = await generate(http, input_ids=prompt, return_logprob=True, logprob_start_len=2)
-    assert late["meta_info"]["input_token_logprobs"] == [[None, 72, None], rest[-1]]
+    unknown, last = late["meta_info"]["input_token_logprobs"]
+    assert unknown == [None, 72, None]
+    # Another number of rows is another way through the matrices: on some processors the sixth digit differs.
+    assert last == [pytest.approx(rest[-1][0], abs=1e-4), 73, None]
     assert (await generate(http, input_ids=prompt, return_logprob=True))["meta_info"]["input_token_logprobs"] == []
     spelled = await generate(http, input_ids=prompt, return_logprob=True, return_text_in_logprobs=True)
     tokens = [text for _, _, text in spelled["meta_info"]["output_token_logprobs"]]
