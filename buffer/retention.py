@@ -3,15 +3,14 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.groups.groups import Sample, SampleGroup
+from forebay.buffer.groups.groups import Sample
 from forebay.buffer.retention_rules import Keep, Keeper, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
@@ -62,9 +61,7 @@ class Retention:
             self._tasks.start(self._keep_collecting(self._every_s))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.cancel()
 
     def ask(self) -> None:
@@ -251,12 +248,10 @@ def _has_old_checkpoint(buffer: RunBuffer) -> bool:
 def _in_segment(buffer: RunBuffer, number: int) -> dict[str, list[Sample]]:
     """The samples in memory, by group, whose bodies are in the segment."""
     found: dict[str, list[Sample]] = {}
-    for group in _live(buffer):
+    for group in buffer.groups.by_id.values():
+        if group.state not in LIVE:
+            continue
         samples = [s for s in group.samples if s.location is not None and s.location.segment == number]
         if samples:
             found[group.group_id] = samples
     return found
-
-
-def _live(buffer: RunBuffer) -> Iterable[SampleGroup]:
-    return (group for group in buffer.groups.by_id.values() if group.state in LIVE)

@@ -1,7 +1,7 @@
 """Tasks that run beside their starter, kept until they end."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,12 +13,6 @@ class TaskSet:
     def __init__(self) -> None:
         # The event loop itself keeps weak references only, and could lose a task in mid-work.
         self._running: set[asyncio.Task[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        return iter(tuple(self._running))
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` in a task of its own. What it raises is the business of whoever awaits the task."""
@@ -35,6 +29,6 @@ class TaskSet:
 
     async def cancel(self) -> None:
         """Cancel all of them and wait until they have ended. Raises nothing of theirs."""
-        for task in self:
+        for task in tuple(self._running):
             task.cancel()
         await self.drain()

@@ -1,4 +1,4 @@
-"""EngineConnections to engines, each taken by one request at a time; as many as there are requests under way.
+"""Connections to engines, each taken by one request at a time; as many as there are requests under way.
 
 A pool of ``httpx`` or ``httpx2`` looks at all of its connections at the beginning and at the end of each request: with
 hundreds of calls in flight that takes as long as everything else, and behind its limit calls wait unseen. Here a

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from forebay.core.errors import EngineError
@@ -51,9 +50,7 @@ class DetectedEngine(Engine):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._finding is not None:
             self._finding.cancel()
         await self._stack.aclose()

@@ -1,6 +1,5 @@
 """Any OpenAI-compatible engine: what it serves, and whether it answers."""
 
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -27,9 +26,7 @@ class OpenAIEngine(Engine):
         self._http.follow_redirects = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._http is not None:
             await self._http.aclose()
             self._http = None

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -68,9 +67,7 @@ class SGLangEngine(Engine):
         self._reach = Reach(self._http)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
         self._http = None
         self._for_chats, self._for_admin = [], []

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, Self, cast
 
 from forebay.core.errors import InvalidInput
@@ -64,9 +63,7 @@ class Rewarder:
             self._idle.put_nowait(worker)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.close()
         self._threads.shutdown()

@@ -4,36 +4,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.core.ids import InstanceId
 from forebay.hooks import advantages, answer_checks, defaults
-from forebay.hooks.manager import BUILT_IN
+from forebay.hooks.manager import BUILT_IN, HookManager
 from forebay.hooks.specs import CONTRACT_HOOKS
 from forebay.hooks.types import Contract, Group, Item, Processed, Row, Sizes
 
 _ROW = "row"
-
-
-class GroupHooks(Protocol):
-    """What is asked of a valid group: by a manager, where others implement hooks; of the built-in behaviour directly,
-    where nobody does, since a manager's way of asking costs more than the answers."""
-
-    def filter_item(self, item: Item) -> bool:
-        """Decide whether the sample is kept."""
-        ...
-
-    def normalize_group_data(self, group: Group) -> Group:
-        """Turn rewards into what is trained on."""
-        ...
-
-    def pad_group_data(self, group: Group, group_size: int) -> Group:
-        """Bring the group to ``group_size`` rows."""
-        ...
-
-    def transform_group(self, group: Group) -> Group:
-        """Turn the group into the rows to deliver."""
-        ...
 
 
 @dataclass(slots=True)
@@ -61,7 +40,7 @@ def full_items(bodies: Sequence[bytes]) -> list[Item]:
     return [json.loads(body) for body in bodies]
 
 
-def process(hooks: GroupHooks, group: Group, sizes: Sizes, contract: Contract) -> Outcome:
+def process(hooks: HookManager, group: Group, sizes: Sizes, contract: Contract) -> Outcome:
     """Filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
     if contract == "B":
         items = hooks.transform_group(group)[1]

@@ -186,7 +186,8 @@ class HostClient:
             raise answer_checks.failure(child.asked, f"it took longer than {limit_s:g} s") from None
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
             code = await child.ended()  # the socket's end is seen before the process's
-            raise answer_checks.failure(child.asked, f"its process died ({_exit_text(code)})") from None
+            ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            raise answer_checks.failure(child.asked, f"its process died ({ending})") from None
         except asyncio.CancelledError:
             # A host in the middle of a request cannot be asked anything else: its answer would be taken for the next.
             await child.kill()
@@ -297,7 +298,3 @@ def _seen(task: asyncio.Task[Any]) -> None:
     # Nobody may be waiting for it any more, and asyncio complains of errors at which nobody looked.
     if not task.cancelled():
         task.exception()
-
-
-def _exit_text(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"

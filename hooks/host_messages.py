@@ -22,8 +22,8 @@ class Setup(msgspec.Struct, tag="setup"):
     loads_plugins: bool
 
 
-class Judge(msgspec.Struct, tag="judge"):
-    """Ask ``is_valid_group``. Without bodies, about index items. ``sizes`` are the fields of ``Sizes``."""
+class AboutGroup(msgspec.Struct):
+    """What is asked about one group. Without bodies, about index items. ``sizes`` are the fields of ``Sizes``."""
 
     instance_id: bytes
     rewards: list[float]
@@ -33,15 +33,12 @@ class Judge(msgspec.Struct, tag="judge"):
     forks: list[int] = []
 
 
-class Process(msgspec.Struct, tag="process"):
-    """Ask for the rows of a group. Without bodies, about index items."""
+class Judge(AboutGroup, tag="judge"):
+    """Ask ``is_valid_group``."""
 
-    instance_id: bytes
-    rewards: list[float]
-    rollout_ids: list[str]
-    bodies: list[bytes] | None
-    sizes: tuple[int, int, int]
-    forks: list[int] = []
+
+class Process(AboutGroup, tag="process"):
+    """Ask for the rows of a group."""
 
 
 class MetaInfo(msgspec.Struct, tag="meta_info"):

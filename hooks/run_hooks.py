@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from forebay.core.errors import ForebayError
@@ -62,9 +61,7 @@ class HookRunner:
         self._notifier.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._notifier.close(_NOTIFY_GRACE_S)
         await self._host.close()
 

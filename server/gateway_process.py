@@ -7,7 +7,6 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.core.backoff import Backoff
@@ -57,9 +56,7 @@ class GatewayProcess:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._keeper is not None:  # the process ends with it
             self._keeper.cancel()
             await asyncio.wait([self._keeper])

@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.types import Receive, Scope
@@ -203,8 +203,8 @@ def _inflated(
     """What a stream of one or more members, or frames, stands for, in parts."""
     decoder = new_decoder()
     try:
-        for piece in _slices(body, slice_bytes):
-            left = piece
+        for at in range(0, len(body), slice_bytes):
+            left = body[at : at + slice_bytes]
             while left:
                 if decoder.eof:  # gzip members and zstd frames may follow one another, as `cat a.gz b.gz` makes them
                     decoder = new_decoder()
@@ -216,10 +216,6 @@ def _inflated(
         raise _BrokenStream(error) from None
     if not decoder.eof:
         raise _BrokenStream("it ends too early")
-
-
-def _slices(body: bytes, size: int) -> Iterable[bytes]:
-    return (body[at : at + size] for at in range(0, len(body), size))
 
 
 _DECODERS = {b"gzip": _gunzip, b"x-gzip": _gunzip, b"zstd": _unzstd}

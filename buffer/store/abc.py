@@ -5,7 +5,6 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from socket import socket
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -111,9 +110,7 @@ class Store(ABC):
         """Open, mend what a crash left, and bring the index up to date. Raises ``StorageFailed``."""
 
     @abstractmethod
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Write what is queued and close."""
 
     @abstractmethod

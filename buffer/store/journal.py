@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from socket import socket
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from forebay.buffer.store import index_queries, removal
@@ -66,9 +65,7 @@ class JournalStore(Store):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     async def _close(self) -> None:

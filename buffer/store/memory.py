@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from msgspec.structs import astuple, replace
@@ -47,9 +46,7 @@ class MemoryStore(Store):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:

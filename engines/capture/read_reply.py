@@ -35,36 +35,6 @@ def turns_of_chat(
     ]
 
 
-def turns_of_generate(
-    request_body: Mapping[str, Any],
-    reply_body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    *,
-    messages: Sequence[Mapping[str, Any]] = (),
-    engine_url: str = "",
-    began_s: float = 0.0,
-    ended_s: float = 0.0,
-) -> list[Turn]:
-    """A turn for every reply of ``/generate`` to one prompt of ``input_ids``, asked with ``return_logprob``.
-
-    ``messages`` are those that the prompt was rendered from.
-    """
-    call = call_fields({"messages": messages}, engine_url=engine_url, began_s=began_s)
-    prompt_ids = token_ids(request_body.get("input_ids"))
-    replies = [reply_body] if isinstance(reply_body, Mapping) else reply_body
-    return [
-        Turn(
-            **call | {"rid": reply["meta_info"].get("id")},
-            **_sampled_fields(prompt_ids, token_ids(reply.get("output_ids")), reply["meta_info"]),
-            reply={"role": "assistant", "content": reply.get("text") or ""},
-            finish_reason=(reply["meta_info"].get("finish_reason") or {}).get("type", ""),
-            choice=choice,
-            usage={name: reply["meta_info"].get(name) for name in ("prompt_tokens", "completion_tokens")},
-            ended_s=ended_s,
-        )
-        for choice, reply in enumerate(replies)
-    ]
-
-
 def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: int) -> dict[str, Any]:
     prompt = token_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
     # SGLang's names first, then vLLM's.

@@ -18,7 +18,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from starlette.responses import JSONResponse
@@ -69,9 +68,7 @@ class ScriptedEngine:
         self._stack.callback(self._backend.stop_all)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property

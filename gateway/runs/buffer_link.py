@@ -4,7 +4,6 @@ import logging
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, ServerReply, answered, decoded, json_call
@@ -37,9 +36,7 @@ class BufferLink:
         self._server = AsyncTransport(self._url, may_ask_proxy=False)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._server.close()
 
     async def write(self, content: bytes) -> ServerReply:

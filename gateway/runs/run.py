@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.client.calls.flow import ServerReply
@@ -64,9 +63,7 @@ class GatewayRun:
         self._following = asyncio.create_task(self._follow(), name=f"follow {self.run_id}")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._following is not None
         self._following.cancel()
         await asyncio.wait([self._following])  # it starts tasks: it ends before they are waited for

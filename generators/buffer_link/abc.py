@@ -65,7 +65,6 @@ class Plan:
     """Incomplete groups, with the slots that are there."""
     uids: frozenset[str] = frozenset()
     """Of the samples there, the uids that are not those of their slots."""
-    is_resumed: bool = False
     last_closed: int = 0
     """The number in the feed of the last group that was closed."""
     oversampling: "Oversampling | None" = None

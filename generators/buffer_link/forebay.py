@@ -54,7 +54,6 @@ class ServerLink(Link):
             closed=frozenset((instance_id, epoch) for instance_id, epoch in answer["closed"]),
             taken={(instance_id, epoch): frozenset(slots) for instance_id, epoch, slots, _ in taken},
             uids=frozenset(uid for *_, rest in taken for uids in rest for uid in uids),
-            is_resumed=bool(answer.get("is_resumed")),
             last_closed=int(answer.get("last_closed_seq") or 0),
             # Beyond its own settings the server lets the generator's code decide.
             oversampling=Oversampling(**answer["oversampling"])

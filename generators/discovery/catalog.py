@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from forebay.core.clock import Clock, SystemClock
@@ -50,9 +49,7 @@ class Catalog:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._tasks.cancel()
 
     async def scan(self) -> list[GeneratorInfo]:
@@ -109,7 +106,8 @@ class Catalog:
                 if not _is_inspected(file) or path in self._verdicts or path in self._inspections:
                     continue
                 if file.source == "built-in":
-                    self._verdicts[path] = (_built_in(file), self._clock.monotonic())
+                    info = replace(_known_from_source(file), status="ok", contract="A")
+                    self._verdicts[path] = (info, self._clock.monotonic())
                 else:
                     self._inspections[path] = (file.digest, self._tasks.start(self._inspect(file)))
 
@@ -159,10 +157,6 @@ class Catalog:
 
 def _is_inspected(file: FoundFile) -> bool:
     return file.fits and not file.error
-
-
-def _built_in(file: FoundFile) -> GeneratorInfo:
-    return replace(_known_from_source(file), status="ok", contract="A")
 
 
 def _known_from_source(file: FoundFile) -> GeneratorInfo:

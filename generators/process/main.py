@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     try:
         _call_run_rollout(spec)
     except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is reported
-        if not _is_plain_exit(error):
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
             _fail(error, report_fd)
     ending.is_returned = True
 
@@ -80,10 +80,6 @@ def _flush_every_line() -> None:
         if isinstance(stream, TextIOWrapper):
             # Half a surrogate pair in a print must not end the run.
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-
-
-def _is_plain_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _fail(error: BaseException, report_fd: int) -> NoReturn:

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -108,9 +107,7 @@ class Sandbox:
         self.folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="forebay-sandbox-"))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         # Also when we are cancelled: nobody else removes the folder.
         await asyncio.shield(asyncio.to_thread(_remove, self.folder))
 

@@ -1,7 +1,6 @@
 """The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
 
 import json
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from forebay.core.errors import ForebayError, InvalidInput
@@ -25,9 +24,7 @@ class ServerClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._transport.close()
 
     def get(self, path: str, **query: str | int) -> dict[str, Any]:

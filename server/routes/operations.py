@@ -66,16 +66,13 @@ async def metrics(services: Server) -> Response:
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _run_counts(buffer: Buffer) -> Counter[str]:
-    return sum((entry.run.tally.totals for entry in buffer.entries), Counter())
-
-
 def snapshot(buffer: Buffer) -> Snapshot:
     """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
     # By no run's name: Prometheus keeps a series for each value of a label that it has ever seen.
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
     counts = sum((entry.buffer.counts for entry in entries), Counter())
+    run_counts = sum((entry.run.tally.totals for entry in entries), Counter[str]())
     outcomes = sum((entry.buffer.outcomes for entry in entries), Counter())
     reasons = sum((each.discard_reasons for each in groups), Counter())
     stats = buffer.store.stats()
@@ -83,7 +80,7 @@ def snapshot(buffer: Buffer) -> Snapshot:
         "forebay_samples": {(o,): counts[o] for o in ("member", "failed", "late", "surplus", "duplicate")},
         "forebay_rollouts": {(outcome.value,): outcomes[outcome] for outcome in RolloutOutcome},
         "forebay_sample_bytes": {(): counts["bytes"]},
-        "forebay_run_counts": {(name,): number for name, number in _run_counts(buffer).items()},
+        "forebay_run_counts": {(name,): number for name, number in run_counts.items()},
         "forebay_rows_cut": {(): counts["rows_cut"]},
         "forebay_groups_discarded": {(reason,): number for reason, number in reasons.items()},
         "forebay_groups": {(state.value,): sum(each.states[state] for each in groups) for state in GroupState},

@@ -54,7 +54,8 @@ class NativeWrite(SampleRoute):
         began_s = time.perf_counter()
         coding, kind = call.header(b"content-encoding"), call.header(b"content-type")
         body = await plain_body(coding, call.body, call.services.bodies.max_body_bytes)
-        is_binary, lines = is_samples(kind), _split_lines(body) if _is_ndjson(kind) else None
+        is_ndjson = kind.partition(b";")[0].strip().lower() in NDJSON_TYPES
+        is_binary, lines = is_samples(kind), _split_lines(body) if is_ndjson else None
         is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
         split = split_samples if is_binary else _items
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
@@ -68,11 +69,6 @@ class NativeWrite(SampleRoute):
             raise answers[0]
         full = next((answer for answer in answers if isinstance(answer, BufferFull)), None)
         await send_json(call.send, 200, encode({"results": results}), error_headers(full) if full else ())
-
-
-def _is_ndjson(content_type: bytes) -> bool:
-    """Whether a body has one sample on each line."""
-    return content_type.partition(b";")[0].strip().lower() in NDJSON_TYPES
 
 
 def _split_lines(body: bytes) -> dict[int, bytes]:

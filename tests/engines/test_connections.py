@@ -1,4 +1,4 @@
-"""EngineConnections to engines: one for each call under way, used again, and gone when they are closed."""
+"""Connections to engines: one for each call under way, used again, and gone when they are closed."""
 
 import asyncio
 import threading

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from forebay.core.child_process import signal_group
@@ -111,9 +111,7 @@ class Children:
         self._before = {number: signal.signal(number, _exit) for number in heard}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A second Ctrl-C would end this process between two children, and leave the others.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in self._before:

@@ -1,7 +1,6 @@
 """The trainer of the demo: it starts a run and polls for groups over slime's routes, as slime's client does."""
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.core.errors import NoRun, RunEnded
@@ -58,9 +57,7 @@ class SlimeTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._transport.close()
 
     def start(self, payload: dict[str, Any]) -> str:

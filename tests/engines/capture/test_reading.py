@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.capture.read_reply import turns_of_chat, turns_of_generate
+from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
 from forebay.engines.capture.request_fields import asking, strip
 from forebay.engines.capture.turn import VersionSpan
@@ -121,15 +121,6 @@ def test_logprobs_that_are_not_one_for_each_token_are_none() -> None:
     assert (turn.sampled_ids, turn.logprobs) == ([3, 4], None)
     (turn,) = turns_of_chat(BODY, whole(choice(logprobs=None)))
     assert turn.logprobs is None
-
-
-def test_generate_gives_turns() -> None:
-    told = {"text": "ab", "output_ids": [3, 4], "meta_info": {**meta_info(("7", 0, 2)), "id": "r"}}
-    told["meta_info"]["finish_reason"] = {"type": "length", "length": 2}
-    one, two = turns_of_generate({"input_ids": [1, 2]}, [told, told], messages=BODY["messages"])
-    assert (one.prompt_ids, one.sampled_ids, one.logprobs) == ([1, 2], [3, 4], [-0.125, -0.0625])
-    assert (one.finish_reason, one.reply, one.rid) == ("length", {"role": "assistant", "content": "ab"}, "r")
-    assert (one.messages, two.choice) == (BODY["messages"], 1)
 
 
 def test_a_stream_is_a_turn_and_its_logprobs_stand_where_they_belong() -> None:
