@@ -65,7 +65,11 @@ async def test_what_is_much_too_long_or_too_deep_is_refused(http: httpx.AsyncCli
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/generate", {"text": "a", "sampling_params": PARAMS, "rid": "same"}), (CHAT, chat(rid="same"))],
+    # Long enough for the last to come while the first is under way, on a busy machine too.
+    [
+        ("/generate", {"text": "a", "sampling_params": PARAMS | {"max_new_tokens": 250}, "rid": "same"}),
+        (CHAT, chat(rid="same", max_tokens=250)),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_of_calls_with_one_id_at_one_time_one_is_answered(
