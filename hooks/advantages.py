@@ -91,13 +91,10 @@ def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], norma
     forks: dict[object, list[float]] = {}
     for key, reward in zip(keys, rewards, strict=True):
         forks.setdefault(key, []).append(reward)
-    made = dict(zip(forks, _centred([_common(group) for group in forks.values()], normaliser), strict=True))
+    # Equal rewards as they are: the mean of equal numbers may be another one in its last digit.
+    common = [group[0] if min(group) == max(group) else mean(group) for group in forks.values()]
+    made = dict(zip(forks, _centred(common, normaliser), strict=True))
     return [made[key] for key in keys]
-
-
-def _common(rewards: list[float]) -> float:
-    # The mean of equal floats can differ from them in the last bit.
-    return rewards[0] if min(rewards) == max(rewards) else mean(rewards)
 
 
 def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float]:

@@ -44,7 +44,8 @@ def encode_chat(
 ) -> list[int]:
     """The prompt of a chat, open for the assistant, or after the assistant's last message where that is continued."""
     closed = messages[:-1] if is_continued else messages
-    text = (_tools(tools) if tools else "") + "".join(map(_message, closed)) + ASSISTANT
+    turns = (f"<|im_start|>{message.get('role')}\n{_content(message)}<|im_end|>\n" for message in closed)
+    text = (_tools(tools) if tools else "") + "".join(turns) + ASSISTANT
     return encode(text + (_content(messages[-1]) if is_continued else ""))
 
 
@@ -72,10 +73,6 @@ def _mark(token: int, is_shown: bool) -> bytes:
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return f"<|im_start|>system\n# Tools\n{listed}<|im_end|>\n"
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    return f"<|im_start|>{message.get('role')}\n{_content(message)}<|im_end|>\n"
 
 
 def _content(message: Mapping[str, Any]) -> str:
