@@ -77,7 +77,10 @@ def test_a_read_that_waits_at_the_server_is_broken_off(run: NativeRun, relay: Re
     told = leave(relay.url, run, lambda: None, lambda: relay.wait_for(b'"wait_s":1.0'), error)
     assert isinstance(told, ClientClosed)
     assert run.read(num_groups=1, wait_s=20)["data"][0]["instance_id"] == "g0"
-    assert [batch["state"] for batch in run.batches()] == ["released", "leased"]
+    # The release of the first batch may reach the server before the end of the read's connection does: what that read
+    # was then still given is given back as well.
+    *earlier, last = [batch["state"] for batch in run.batches()]
+    assert (set(earlier), last) == ({"released"}, "leased")
 
 
 def test_a_batch_whose_reply_is_just_being_read_is_given_back(run: NativeRun, relay: Relay, leave: Leave) -> None:
