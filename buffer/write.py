@@ -297,7 +297,8 @@ def _place_next(groups: Groups, instance_id: InstanceId, now_s: float) -> Placem
     if home.row.surplus_due > 0:
         home.row.surplus_due -= 1
         return Placement(home, -1, "surplus", is_group_changed=True)
-    return Placement(home, -1, "late")
+    home.row.num_stragglers += 1
+    return Placement(home, -1, "late", is_group_changed=True)
 
 
 def _next_home(groups: Groups, known: Sequence[SampleGroup], now_s: float) -> SampleGroup | None:
@@ -308,10 +309,15 @@ def _next_home(groups: Groups, known: Sequence[SampleGroup], now_s: float) -> Sa
     for group in known:
         if group.row.surplus_due > 0:
             return group
-    if known:
-        # A group that closed short may have a straggler, which must not begin the next epoch; later it does.
-        row, settings = known[-1].row, groups.settings
-        is_short = row.num_samples < settings.group_size
-        if is_short and row.closed_s is not None and now_s - row.closed_s <= settings.group_timeout_seconds:
-            return known[-1]
-    return None
+    return known[-1] if known and _awaits_straggler(groups, known[-1].row, now_s) else None
+
+
+def _awaits_straggler(groups: Groups, row: GroupRow, now_s: float) -> bool:
+    """Whether a sample may still be one that the group, closed short, did without: it must not begin the next epoch.
+
+    Each empty slot has one, for a while. What comes beyond is of another pass over the input.
+    """
+    settings = groups.settings
+    if row.closed_s is None or now_s - row.closed_s > settings.group_timeout_seconds:
+        return False
+    return row.num_samples + row.num_stragglers < settings.group_size

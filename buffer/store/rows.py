@@ -61,6 +61,8 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     num_deliveries: int = 0
     surplus_due: int = 0
     """How many samples of this instance a restarted run will produce a second time."""
+    num_stragglers: int = 0
+    """Late samples of a writer that sends no epoch; no more than slots were empty when the group was closed."""
     is_reported: bool = False
     """Whether a successful reply has listed this group as finished."""
     may_be_known: bool = False

@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.buffer.store.abc import Store
-from forebay.buffer.write import announce
+from forebay.buffer.write import announce, expect_repeats
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BufferFull
 from forebay.core.group import TRANSITIONS, GroupState, check_transition
@@ -113,6 +113,38 @@ async def test_sample_after_a_short_close_is_late_for_one_timeout(
         assert await fill(entry, 7, [1.0]) == [outcome]
         assert ((7, 1) in states(entry)) == (outcome == "member")
         check_books(entry)
+
+
+async def test_as_many_samples_are_late_as_slots_were_empty_and_the_next_group_has_the_rest(
+    store: Store, clock: ManualClock
+) -> None:
+    """A failed sample fills its slot; a sample that names its epoch is late by that, and takes nobody's place."""
+    async with open_buffer(store, clock) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0, None])
+        clock.advance(301)
+        await buffer.tick()
+        assert await fill(entry, 7, [0.5], epoch=0, slot=3) == ["late"]
+        assert await fill(entry, 7, [0.5]) == ["late"]
+    async with open_buffer(store, clock) as buffer:
+        entry = buffer.get("run-1")
+        assert await fill(entry, 7, [None, 1.0, 0.0, 1.0, 0.0]) == ["late", *["member"] * 4]
+        assert states(entry) == {(7, 0): "discarded: timed_out", (7, 1): "open"}
+        assert len((await take(entry)).rows) == 4
+        check_books(entry)
+
+
+async def test_repeats_of_a_group_that_closed_short_come_before_its_stragglers(
+    store: Store, clock: ManualClock
+) -> None:
+    """Its process was restarted: the new one makes the whole group again, for which it is too late."""
+    async with open_buffer(store, clock) as buffer:
+        entry = await buffer.add(make_run(group_size=4))
+        await fill(entry, 7, [0.0, 1.0])
+        await expect_repeats(entry.buffer)
+        clock.advance(301)
+        await buffer.tick()
+        assert await fill(entry, 7, [0.5] * 5) == ["surplus", "surplus", "late", "late", "member"]
 
 
 async def test_late_samples_stay_in_the_store_with_their_bodies(store: Store, clock: ManualClock) -> None:

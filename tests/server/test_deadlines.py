@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, make_group, make_sample, poll_until
+from tests.kit import Json, NativeRun, ServerProcess, SlimeRun, make_group, make_sample, poll_until
 
 
 @pytest.fixture
@@ -86,6 +86,52 @@ def server_run(run: NativeRun, **payload: Any) -> NativeRun:
     other = run.server.start_run(**payload)
     other.wait_for_state("running")
     return other
+
+
+def test_of_the_next_pass_no_more_are_late_than_slots_were_empty(restartable: ServerProcess) -> None:
+    """What ends it is their number: the time for late samples is long here."""
+    run = short_group(restartable, "cap")
+    assert [verdict["outcome"] for verdict in run.write(*one_pass("second", 8))] == ["late"] * 5 + ["member"] * 3
+    assert [(group["epoch"], group["num_samples"]) for group in run.groups()] == [(0, 3), (1, 3)]
+    run.stop()
+
+
+def test_late_samples_stay_counted_after_a_kill_and_repeated_ones_count_once(restartable: ServerProcess) -> None:
+    run = short_group(restartable, "count")
+    for sample in one_pass("second", 2) * 2:
+        assert run.send(sample).status_code == 200
+    restartable.kill9()
+    restartable.restart()
+    run.wait_for_state("running")
+    for sample in one_pass("third", 8):
+        assert run.send(sample).status_code == 200
+    first, second = (run.group(group["group_id"])["samples"] for group in run.groups())
+    assert [view["uid"] for view in first if view["outcome"] == "late"] == [
+        "second/0",
+        "second/1",
+        *uids("third", 0, 3),
+    ]
+    assert [(view["uid"], view["outcome"]) for view in second] == [(uid, "member") for uid in uids("third", 3, 8)]
+    run.stop()
+
+
+def short_group(server: ServerProcess, name: str) -> SlimeRun:
+    """A run of a writer that sends no epochs, whose one group timed out with 3 of 8 samples."""
+    run = server.start_slime(name, group_size=8, group_deadline_seconds=1)
+    run.wait_for_state("running")
+    for sample in one_pass("first", 3):
+        assert run.send(sample).status_code == 200
+    [closed] = run.closed()
+    assert (closed["state"], closed["reason"]) == ("discarded", "timed_out")
+    return run
+
+
+def one_pass(name: str, num: int) -> list[Json]:
+    return [make_sample(uid=uid, instance_id="task", reward=n % 2) for n, uid in enumerate(uids(name, 0, num))]
+
+
+def uids(name: str, begin: int, end: int) -> list[str]:
+    return [f"{name}/{n}" for n in range(begin, end)]
 
 
 def test_a_sample_without_epoch_opens_the_next_epoch_once_its_group_is_full(run: NativeRun) -> None:
