@@ -317,6 +317,7 @@ class Buffer:
         if old is not None:
             old.buffer.has_failed = True
             buffer.counts.update(old.buffer.counts)
+            buffer.rewards = old.buffer.rewards
             # Whoever waits by the old object must look at the new one.
             old.buffer.news.notify()
 

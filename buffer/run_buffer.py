@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
@@ -23,6 +25,28 @@ from forebay.hooks.run_hooks import HookRunner
 logger = logging.getLogger(__name__)
 
 AHEAD = "an earlier write failed"
+
+
+@dataclass(slots=True)
+class RewardTally:
+    """Rewards in a few numbers."""
+
+    num: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    greatest: float = -math.inf
+
+    def note(self, reward: float) -> None:
+        """One more."""
+        self.num += 1
+        self.total += reward
+        self.least, self.greatest = min(self.least, reward), max(self.greatest, reward)
+
+    def as_json(self) -> dict[str, float | None]:
+        """``num``, ``mean``, ``min`` and ``max``; the last three are null without a reward."""
+        if not self.num:
+            return {"num": 0, "mean": None, "min": None, "max": None}
+        return {"num": self.num, "mean": self.total / self.num, "min": self.least, "max": self.greatest}
 
 
 class RunBuffer:
@@ -51,6 +75,8 @@ class RunBuffer:
         """Samples accepted since this server started, by what became of them."""
         self.outcomes: Counter[RolloutOutcome] = Counter()
         """Rollouts of which samples were accepted since then, by how they ended; forks are of one rollout."""
+        self.rewards = RewardTally()
+        """The rewards of the rollouts among them that are in a group."""
         self.lock = asyncio.Lock()
         """Held while hooks are asked and groups are chosen, so that readers take turns."""
         self.news = Signal()

@@ -118,6 +118,8 @@ def _store(buffer: RunBuffer, sample: Incoming, rows: Sequence[Row], outcome: Ou
     counts["bytes"] += len(sample.body)
     buffer.outcomes[sample.outcome] += not sample.fork
     counts["failed" if is_failed and outcome == "member" else outcome] += 1
+    if sample.reward is not None and outcome == "member" and not sample.fork:
+        buffer.rewards.note(sample.reward)
     # Known as pending before it is submitted: a store without a disk is done at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
     buffer.store.submit(rows, sample.body, partial(_store_done, buffer, uid, stored, kept))

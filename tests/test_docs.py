@@ -18,7 +18,7 @@ from forebay.core.settings import Settings
 from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
 from forebay.server.cli.command_line import app as cli
-from forebay.server.cli.demo.summary import REASONS
+from forebay.server.cli.run_facts import DISCARD_REASONS
 from forebay.telemetry.metrics import COUNTERS, GAUGES
 from forebay.web.replies import ClientGone
 
@@ -113,7 +113,7 @@ def test_every_metric_has_a_row(metric: str) -> None:
 
 
 def test_every_reason_for_a_discarded_group_is_explained() -> None:
-    assert set(REASONS) == {reason.value for reason in DiscardReason}
+    assert set(DISCARD_REASONS) == {reason.value for reason in DiscardReason}
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/*.md")])

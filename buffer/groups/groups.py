@@ -202,6 +202,11 @@ class Groups:
         """Whether every slot has its sample, failed ones included."""
         return group.row.num_samples >= self.settings.group_size
 
+    @property
+    def num_full(self) -> int:
+        """How many open groups are full: ``is_valid_group`` is asked about them by the next read, or at the end."""
+        return sum(self.is_full(group) for group in self.changed.values())
+
     # --- moving
 
     def move(self, group: SampleGroup, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:

@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from forebay.core.errors import ForebayError, InvalidInput
+from forebay.server.cli.run_lookup import pick_run
 
 if TYPE_CHECKING:
     from forebay.client.calls.flow import Call
@@ -40,14 +41,8 @@ class ServerClient:
         return self._ask(Call("POST", path, _encoded(body or {}), JSON_BODY))
 
     def find_run(self, run: str) -> dict[str, Any]:
-        """The run with this id; else the newest that was started under this name. An empty one is ``InvalidInput``."""
-        if not run:
-            raise InvalidInput("RUN is empty", hint="give a run's id or name; `forebay status` lists them")
-        views: list[dict[str, Any]] = self.get("/v1/runs")["runs"]
-        matching = [view for view in views if run in (view["run_id"], view["name"])]
-        if not matching:
-            raise ForebayError(f"the server knows no run {run!r}", hint="`forebay status` lists the runs")
-        return matching[-1]  # they come oldest first
+        """The run with this id or name, or with the only one that begins so: see ``pick_run``, also for its errors."""
+        return pick_run(self.get("/v1/runs")["runs"], run)
 
     def _ask(self, call: "Call") -> dict[str, Any]:
         from forebay.client.calls.flow import Lost, decoded

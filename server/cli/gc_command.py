@@ -6,7 +6,7 @@ import typer
 
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
-from forebay.server.cli.output import facts_table, make_console, print_json
+from forebay.server.cli.output import facts_table, make_console, print_json, show_table
 
 REASONS = {
     "open": "of groups that are not complete",
@@ -45,7 +45,7 @@ def _show(done: dict[str, Any]) -> None:
         "over it": f"{over:,} bytes, and nothing more can go" if over else "",
         "kept": "\n".join(f"{number:,} bytes {REASONS[reason]}" for reason, number in done["kept"].items()),
     }
-    make_console().print(facts_table(facts), markup=False)
+    show_table(make_console(), facts_table(facts))
 
 
 def show_storage(view: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from forebay.core.errors import ForebayError, HookFailed, InvalidInput
 from forebay.core.settings import Settings
@@ -19,7 +19,7 @@ from forebay.hooks.host_client import HostClient
 from forebay.hooks.plugin_loading import installed_plugins
 from forebay.hooks.run_hooks import HookRunner
 from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths
-from forebay.server.cli.output import facts_table, make_console, print_json
+from forebay.server.cli.output import columns_table, facts_table, make_console, print_json, show_table
 from forebay.server.cli.serve_commands import read_settings
 
 START_LIMIT_S = 120.0
@@ -124,11 +124,11 @@ def _as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str,
 
 
 def _show_list(infos: Sequence[GeneratorInfo], answers: dict[Path, Answers]) -> None:
-    table = Table("task type", "status", "from", "file", box=None, padding=(0, 2, 0, 0))
+    table = columns_table("task type", "status", "from", "file")
     for info in infos:
         table.add_row(info.task_type or "-", _status_text(info), info.source, str(info.path))
     console = make_console()
-    console.print(table)
+    show_table(console, table)
     for info in infos:
         if info.status == "ok":
             console.print(f"\n{info.task_type}: {_hooks_line(answers[info.path])}", markup=False)
@@ -144,9 +144,8 @@ def _hooks_line(answers: Answers) -> str:
     return "; ".join(shown) + "; other hooks built-in" if shown else "all hooks built-in"
 
 
-def _status_text(info: GeneratorInfo) -> str:
-    colour = {"ok": "green", "failed": "red", "skipped": "yellow"}[info.status]
-    return f"[{colour}]{info.status}[/{colour}]"
+def _status_text(info: GeneratorInfo) -> Text:
+    return Text(info.status, style={"ok": "green", "failed": "red", "skipped": "yellow"}[info.status])
 
 
 def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
@@ -160,9 +159,9 @@ def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
         "contract": info.contract or ("found out by the first answer" if info.hooks else ""),
         "replaces": info.replaces and str(info.replaces),
     }
-    console.print(facts_table(facts), markup=False)
+    show_table(console, facts_table(facts))
     if info.traceback:
         console.print(f"\n{info.traceback.rstrip()}", markup=False, soft_wrap=True)
     if answers is not None:
         console.print("\nhooks are answered by")
-        console.print(facts_table({f"  {hook}": ", ".join(by) or "nobody" for hook, by in answers.items()}))
+        show_table(console, facts_table({f"  {hook}": ", ".join(by) or "nobody" for hook, by in answers.items()}))

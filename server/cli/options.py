@@ -1,8 +1,11 @@
-"""What several commands share: their options, the folders that they write in, and loading their parts quickly."""
+"""What several commands share: options, folders to write in, how they are called, loading their parts quickly."""
 
 import errno
 import gc
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,3 +50,11 @@ def loading() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def own_command() -> str:
+    """How this command line is called from here: by its path, unless the shell finds it."""
+    script = Path(sys.executable).with_name("forebay")
+    if shutil.which("forebay") or not script.exists():
+        return "forebay"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))

@@ -1,14 +1,16 @@
 """How the commands write: tables for people, JSON for scripts, errors as a line and a hint."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 WIDTH_OF_NO_TERMINAL = 160
+WIDEST = 10_000
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -31,6 +33,33 @@ def show_error(error: Exception) -> None:
     hint = getattr(error, "hint", "")
     if hint:
         typer.echo(f"hint: {hint}", err=True)
+
+
+def columns_table(*headers: str) -> Table:
+    """A table of several columns, without lines."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table and cut nothing of it: where it does not fit, its lines are longer than the terminal's."""
+    options = console.options.update(max_width=WIDEST, markup=False)
+    if table.show_header:
+        # An id that is broken over two lines cannot be copied. Facts, whose values are prose and paths, fold.
+        for column in table.columns:
+            column.min_width = max(Measurement.get(console, options, cell).minimum for cell in _cells(column))
+    needed = Measurement.get(console, options, table)
+    width = needed.minimum if console.is_terminal else needed.maximum
+    if width > console.width:
+        table.width = width
+    console.print(table, crop=False, markup=False)
+
+
+def _cells(column: Column) -> Iterator[RenderableType]:
+    yield column.header
+    yield from column.cells
 
 
 def facts_table(facts: Mapping[str, Any]) -> Table:

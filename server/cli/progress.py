@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from forebay.server.cli.output import counts_text, facts_table
-from forebay.server.cli.run_commands import samples_of, state_text
+from forebay.server.cli.run_facts import groups_of, samples_of, state_text
 
 RATE_WINDOW_S = 5.0
 LINE_INTERVAL_S = 5.0
@@ -53,20 +53,16 @@ class RunProgress:
         return sum(number for name, number in samples_of(self.view).items() if name != "duplicate")
 
     @property
-    def num_closed(self) -> int:
-        """Groups that are through: delivered or discarded."""
-        return int(self.groups["delivered"] + self.groups["discarded"])
+    def num_done(self) -> int:
+        """Groups that take no more samples: full, ready, with a trainer, delivered or discarded."""
+        return sum(number for state, number in self.groups.items() if state != "open")
 
     @property
     def groups(self) -> dict[str, int]:
         """Groups by state, as a reader of the display thinks of them."""
-        states = self.view["groups"]
-        return {
-            "open": states["open"],
-            "ready": states["ready"] + states["leased"],
-            "delivered": states["acked"],
-            "discarded": states["discarded"],
-        }
+        groups = groups_of(self.view)
+        num_leased = groups.pop("leased")
+        return {**groups, "ready": groups["ready"] + num_leased}
 
     def groups_text(self) -> str:
         """Groups by state; the discarded ones by reason as well."""
@@ -85,7 +81,7 @@ class RunProgress:
     def as_line(self, elapsed_s: float) -> str:
         """Everything on one line."""
         total = self.view["num_groups_total"]
-        done = f"{self.num_closed} of {total} done: " if total is not None else ""
+        done = f"{self.num_done} of {total} done: " if total is not None else ""
         parts = [f"groups {done}{self.groups_text()}", f"samples {self.samples_text()}"]
         if self.mean_reward is not None:
             parts.append(f"reward {self.reward_text()}")
@@ -93,14 +89,19 @@ class RunProgress:
 
     def as_panel(self, elapsed_s: float) -> RenderableType:
         """Everything in a frame with a bar."""
-        facts: dict[str, Any] = {"groups": self.groups_text(), "samples": self.samples_text()}
-        facts["reward"] = self.reward_text()
+        facts: dict[str, Any] = {
+            "run": f"{self.view['run_id']}, {self.view['task_type']}",
+            "groups": self.groups_text(),
+            "samples": self.samples_text(),
+            "reward": self.reward_text(),
+        }
         total = self.view["num_groups_total"]
         if total:
             bar = Table.grid(padding=(0, 1))
-            bar.add_row(ProgressBar(total, self.num_closed, width=BAR_WIDTH), f"{self.num_closed} of {total} groups")
+            bar.add_row(ProgressBar(total, self.num_done, width=BAR_WIDTH), f"{self.num_done} of {total} groups")
             facts = {"done": bar, **facts}
-        title = f"{self.view['task_type']} · {self.view['run_id']} · {state_text(self.view)} · {elapsed_s:.0f} s"
+        # A title that is too long for the frame would be cut: what must not be stands inside it.
+        title = f"{state_text(self.view)} · {elapsed_s:.0f} s"
         return Panel(facts_table(facts), title=title, title_align="left", expand=False, padding=(0, 1))
 
 

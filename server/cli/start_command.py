@@ -10,10 +10,10 @@ import typer
 
 from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
-from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
-from forebay.server.cli.output import make_console, print_json
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, own_command
+from forebay.server.cli.output import facts_table, make_console, print_json, show_table
 from forebay.server.cli.progress import RateMeter, RunProgress, make_display
-from forebay.server.cli.run_commands import failure_of
+from forebay.server.cli.run_facts import failure_of, has_usable_groups, nothing_usable, run_facts
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
@@ -60,6 +60,8 @@ def command(
     payload |= dict(map(parse_assignment, assignments or ()))  # last: --set overrules flags, and flags the file
     check_complete(payload)
     with ServerClient(url, token) as server:
+        if payload.get("run_id"):
+            payload["run_id"] = server.find_run(str(payload["run_id"]))["run_id"]
         view = server.post("/v1/runs", payload)
         if not as_json:
             typer.echo(view["run_id"])
@@ -69,6 +71,8 @@ def command(
         print_json(view)
     if view["state"] == "failed":
         raise failure_of(view)
+    if is_followed and not has_usable_groups(view):
+        raise nothing_usable(view)
 
 
 def read_payload(file: Path) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def _found_here(path_text: str) -> str:
 
 
 def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
-    """Show progress on standard error until the run has ended or failed; its last view."""
+    """Show progress on standard error until the run has ended or failed, then what became of it; its last view."""
     rate, console = RateMeter(), make_console(stderr=True)
     try:
         with make_display(console) as display:
@@ -134,10 +138,13 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
                     break
                 time.sleep(FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
-        console.print(f"{run_id} goes on; `forebay stop {run_id}` ends it", markup=False)
+        console.print(f"{run_id} goes on; `{own_command()} stop {run_id}` ends it", markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    facts = run_facts(view)
+    facts["reason"] = facts["reason"].partition("\n")[0]  # what follows is a traceback, which `status` shows
+    show_table(console, facts_table(facts))
     if num_failed := view["samples"].get("failed", 0):
-        text = f"failed samples: {num_failed}; `forebay status {run_id} --log 20` shows why"
+        text = f"failed samples: {num_failed}; `{own_command()} status {run_id} --log 20` shows why"
         console.print(text, markup=False, soft_wrap=True)
     return view
 

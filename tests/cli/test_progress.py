@@ -18,7 +18,8 @@ VIEW: dict[str, Any] = {
     "is_paused": False,
     "is_stalled": False,
     "num_groups_total": 10,
-    "groups": {"open": 1, "ready": 2, "leased": 1, "acked": 3, "discarded": 2},
+    "groups": {"open": 3, "ready": 1, "leased": 1, "acked": 3, "discarded": 2},
+    "num_groups_full": 2,
     "discarded": {"invalid": 2},
     "samples": {"member": 60, "failed": 4, "duplicate": 9},
 }
@@ -26,7 +27,7 @@ VIEW: dict[str, Any] = {
 
 def test_a_line_has_every_number() -> None:
     line = RunProgress(VIEW, 12.4, 0.5).as_line(3.0)
-    assert "5 of 10 done: open 1 · ready 3 · delivered 3 · discarded 2 (invalid 2)" in line
+    assert "9 of 10 done: open 1 · full 2 · ready 2 · delivered 3 · discarded 2 (invalid 2)" in line
     assert "64 in · 4 failed · 12/s" in line
     assert "mean 0.500" in line
 
@@ -60,7 +61,7 @@ def test_a_terminal_gets_a_live_panel() -> None:
     display = make_display(console)
     assert isinstance(display, LiveDisplay)
     console.print(RunProgress(VIEW, 1.0, 0.25).as_panel(2.0))
-    assert "5 of 10 groups" in out.getvalue()
+    assert "9 of 10 groups" in out.getvalue()
     assert isinstance(make_display(Console(file=io.StringIO())), LineDisplay)
 
 

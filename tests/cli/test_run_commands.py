@@ -91,7 +91,51 @@ def test_follow_shows_progress_until_the_run_has_ended(
     assert outcome.code == 0, outcome
     assert "4 in · 2 failed" in outcome.err
     assert "stopped, ended" in outcome.err
-    assert f"failed samples: 2; `forebay status {outcome.out.strip()} --log 20`" in outcome.err
+    run_id = outcome.out.strip()
+    assert re.search(rf"failed samples: 2; `\S*forebay status {run_id} --log 20`", outcome.err)
+    # What `status` shows of the ended run stands at the end, but for the time that has passed since.
+    summary = [line.rstrip() for line in forebay("status", run_id, *target).out.splitlines() if "ago" not in line]
+    assert re.search(r"groups +ready 1 · discarded 1\n(.|\n)*1 failed: every rollout failed", "\n".join(summary))
+    assert re.search(r"rewards +mean 0\.500 · least 0 · greatest 1", outcome.err)
+    assert [line for line in summary if line not in outcome.err] == []
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 1.0], []])
+def test_follow_of_a_run_of_which_nothing_is_usable_ends_with_1(
+    forebay: Forebay, target: list[str], server: ServerProcess, rewards: list[float]
+) -> None:
+    name = f"unusable-{len(rewards)}"
+
+    def write_and_stop() -> None:
+        view = poll_until(
+            lambda: next((v for v in server.client.get("/v1/runs").json()["runs"] if v["name"] == name), None)
+        )
+        if rewards:
+            server.client.post(f"/v1/runs/{view['run_id']}/samples", json=make_group("a", rewards)).raise_for_status()
+        server.client.post(f"/v1/runs/{view['run_id']}/stop").raise_for_status()
+
+    writer = threading.Thread(target=write_and_stop)
+    writer.start()
+    outcome = forebay("start", "--task-type", "idle", "--group-size", 2, "--name", name, "--follow", *target)
+    writer.join()
+    assert outcome.code == 1, outcome
+    what = "all its groups were discarded: 1 invalid" if rewards else "it made no group"
+    assert f"error: nothing of {outcome.out.strip()} can be trained on: {what}" in outcome.err
+    assert "hint: " in outcome.err
+
+
+def test_groups_that_are_full_are_called_full_while_no_trainer_has_asked(
+    forebay: Forebay, target: list[str], server: ServerProcess
+) -> None:
+    run = server.start_run(group_size=2)
+    run.write(*make_group("full", [0.0, 1.0]), *make_group("not yet", [1.0]))
+    assert (run.view()["groups"]["open"], run.view()["num_groups_full"]) == (2, 1)
+    assert re.search(r"groups +open 1 · full 1\b", forebay("status", run.run_id, *target).out)
+    assert "open 1 · full 1" in forebay("status", *target).out
+    run.take(num_groups=1)
+    assert run.view()["num_groups_full"] == 0
+    assert re.search(r"groups +open 1 · delivered 1\b", forebay("status", run.run_id, *target).out)
+    run.stop()
 
 
 def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server: MakeServer) -> None:

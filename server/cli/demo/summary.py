@@ -1,7 +1,5 @@
 """What the demo shows at its end."""
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.server.cli.demo.trainer import SlimeTrainer
+from forebay.server.cli.options import own_command
 from forebay.server.cli.progress import RunProgress
-
-REASONS = {
-    "invalid": "all rewards equal: nothing to learn from",
-    "timed_out": "too few samples at its deadline",
-    "filtered": "too few samples left after the filter",
-    "incomplete": "too few rows after the last hook",
-    "hook_failed": "a hook failed",
-    "failed": "every rollout failed",
-    "unreadable": "a stored sample could not be read back",
-    "stale": "the weights that made it were too old",
-}
+from forebay.server.cli.run_facts import DISCARD_REASONS
 
 
 def show_summary(
@@ -44,14 +33,6 @@ def show_summary(
     )
 
 
-def own_command() -> str:
-    """How this command line is called from here: by its path, unless the shell finds it."""
-    script = Path(sys.executable).with_name("forebay")
-    if shutil.which("forebay") or not script.exists():
-        return "forebay"
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
-
-
 def summary_rows(progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:
     """Names and values of the summary."""
     groups, view = progress.groups, progress.view
@@ -61,8 +42,8 @@ def summary_rows(progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float)
         ("mean reward", "-" if progress.mean_reward is None else f"{progress.mean_reward:.3f}"),
         ("groups delivered", f"{groups['delivered']}, as {trainer.num_rows} rows in {trainer.num_batches} batches"),
         ("groups discarded", str(groups["discarded"])),
-        *((f"  {reason}", f"{number}: {REASONS[reason]}") for reason, number in view["discarded"].items()),
-        ("groups left", str(groups["open"] + groups["ready"])),
+        *((f"  {reason}", f"{number}: {DISCARD_REASONS[reason]}") for reason, number in view["discarded"].items()),
+        ("groups left", str(groups["open"] + groups["full"] + groups["ready"])),
         ("time", f"{elapsed_s:.1f} s, {progress.num_samples / elapsed_s:.0f} samples/s"),
     ]
 
