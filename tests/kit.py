@@ -205,7 +205,8 @@ class ServerProcess:
         self.data_dir = data_dir or directory / "data"
         self.log_path = directory / "server.log"
         self.port = 0
-        self.client = httpx.Client(timeout=TIME_LIMIT_S)
+        self._client_limit_s = TIME_LIMIT_S + float(str(settings.get("start_wait_s", 0)))  # a start may take its wait
+        self.client = httpx.Client(timeout=self._client_limit_s)
         self._env = dict(env or {})
         self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[str] | None = None
@@ -241,7 +242,7 @@ class ServerProcess:
     def _renew_client(self) -> None:
         """Connections to a process that is gone are of no use."""
         self.client.close()
-        self.client = httpx.Client(base_url=self.url, timeout=TIME_LIMIT_S)
+        self.client = httpx.Client(base_url=self.url, timeout=self._client_limit_s)
 
     def kill9(self) -> None:
         """End the process without a word."""

@@ -32,7 +32,9 @@ from forebay.web.serving import serve_app
 
 __all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
 
-THREAD_START_S = 10.0
+THREAD_START_S = 30.0
+WAIT_LIMIT_S = 30.0
+"""For what takes milliseconds on an idle machine, and much longer on one with other work."""
 
 
 class ScriptedEngine:
@@ -113,11 +115,11 @@ class ScriptedEngine:
         """The body of every weight update so far."""
         return self._backend.weight_updates
 
-    async def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
+    async def wait_calls(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
         """Return once ``count`` choices have been asked for. Raises ``TimeoutError``."""
         await self._backend.wait_until(lambda: len(self.calls) >= count, timeout_s)
 
-    async def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
+    async def wait_in_flight(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
         """Return once exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
         await self._backend.wait_until(lambda: self.in_flight == count, timeout_s)
 
@@ -175,11 +177,11 @@ class ThreadedEngine:
         """The choices being worked on now."""
         return self.engine.in_flight
 
-    def wait_calls(self, count: int, *, timeout_s: float = 5.0) -> None:
+    def wait_calls(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
         """Block until ``count`` choices have been asked for. Raises ``TimeoutError``."""
         asyncio.run_coroutine_threadsafe(self.engine.wait_calls(count, timeout_s=timeout_s), self._loop).result()
 
-    def wait_in_flight(self, count: int, *, timeout_s: float = 5.0) -> None:
+    def wait_in_flight(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
         """Block until exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
         asyncio.run_coroutine_threadsafe(self.engine.wait_in_flight(count, timeout_s=timeout_s), self._loop).result()
 

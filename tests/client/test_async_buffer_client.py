@@ -27,7 +27,7 @@ async def test_the_awaited_client_does_the_same(run: NativeRun, proxy: FaultyPro
     seen, is_rewound = list[Any](), False
     async with AsyncBufferClient(proxy.url) as client:
         await client.attach(run.run_id)
-        async for batch in client.batches(num_groups=2, lease_s=0.6):
+        async for batch in client.batches(num_groups=2, lease_s=6):
             seen += [group.instance_id for group in batch.groups]
             await client.checkpoint(len(seen))
             if not is_rewound:
@@ -42,8 +42,8 @@ async def test_leases_are_kept_by_a_task_and_given_back_at_the_end(run: NativeRu
     fill(run, 1)
     async with AsyncBufferClient(proxy.url) as client:
         await client.attach(run.run_id)
-        await client.read(num_groups=1, lease_s=0.6)
-        await asyncio.to_thread(poll_until, lambda: len(proxy.requests("extend")) >= 6)
+        await client.read(num_groups=1, lease_s=6)
+        await asyncio.to_thread(poll_until, lambda: len(proxy.requests("extend")) >= 4)
         assert len(await asyncio.to_thread(run.batches, state="leased")) == 1
     assert num_groups(run, "ready") == 1
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.web.serving import serve_app
+from tests.kit import TIME_LIMIT_S
 
 
 class FakeRouter:
@@ -39,7 +40,7 @@ class FakeRouter:
         self.chats += 1
         body = await request.json()
         body.pop("rid", None)
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
             reply = await http.post(self.workers[0]["url"] + "/v1/chat/completions", json=body)
         return Response(reply.content, reply.status_code, media_type="application/json")
 

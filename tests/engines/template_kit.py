@@ -15,6 +15,7 @@ from starlette.routing import Route
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.scripted.tokens import MARKS, TURN_START, decode, encode_chat
 from forebay.web.serving import serve_app
+from tests.kit import TIME_LIMIT_S
 
 TEMPLATE = ChatTemplate(encode_chat, lambda ids, with_special: decode(ids, with_marks=with_special))
 CHAT_TEMPLATE = """\
@@ -36,6 +37,8 @@ class HidingRouter:
         self.listed = {"url": worker_url, "is_healthy": True, **listed}
         self.asked: list[str] = []
         """The paths of the calls that were passed on."""
+        self._http = httpx.AsyncClient(timeout=TIME_LIMIT_S)
+        """One for all calls: making one takes longer than a call."""
         posts = ("/generate", "/v1/chat/completions")
         self.app = Starlette(
             routes=[
@@ -49,16 +52,14 @@ class HidingRouter:
         return JSONResponse({"workers": [self.listed]})
 
     async def _get(self, request: Request) -> Response:
-        async with httpx.AsyncClient() as http:
-            return _passed(await http.get(self.worker_url + request.url.path))
+        return _passed(await self._http.get(self.worker_url + request.url.path))
 
     async def _post(self, request: Request) -> Response:
         path, body = request.url.path, await request.json()
         self.asked.append(path)
         if path != "/generate":
             body = {name: value for name, value in body.items() if name not in DROPPED}
-        async with httpx.AsyncClient(timeout=None) as http:
-            return _passed(await http.post(self.worker_url + path, json=body))
+        return _passed(await self._http.post(self.worker_url + path, json=body, timeout=None))
 
 
 def _passed(reply: httpx.Response) -> Response:
@@ -69,7 +70,7 @@ def _passed(reply: httpx.Response) -> Response:
 async def hiding_router(worker_url: str, **listed: Any) -> AsyncIterator[tuple[HidingRouter, str]]:
     """The router, and its address."""
     router = HidingRouter(worker_url, listed)
-    async with serve_app(router.app) as port:
+    async with router._http, serve_app(router.app) as port:
         yield router, f"http://127.0.0.1:{port}"
 
 

@@ -13,6 +13,7 @@ from forebay.engines.detect import DetectedEngine
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.engines.sglang import SGLangEngine
+from tests.kit import TIME_LIMIT_S
 
 KINDS: dict[str, Callable[[str], Engine]] = {
     "openai": OpenAIEngine,
@@ -66,7 +67,7 @@ async def test_wait_available_returns_when_the_server_comes_back(make: Callable[
         server.available = False
         with pytest.raises(EngineUnavailable):
             await engine.model_info()
-        waits = [asyncio.create_task(engine.wait_available(10)) for _ in range(20)]
+        waits = [asyncio.create_task(engine.wait_available(30)) for _ in range(20)]
         with pytest.raises(EngineUnavailable, match="took requests within"):
             await engine.wait_available(0.3)
         assert not any(wait.done() for wait in waits)
@@ -90,11 +91,15 @@ def test_an_address_that_is_none_is_refused(make: Callable[[str], Engine], url: 
 @pytest.mark.parametrize("kind", ABORTING)
 async def test_abort_by_prefix_stops_those_calls_only(kind: str) -> None:
     script = lambda _: Reply(text="so far", hang=True)  # noqa: E731 - one reply
-    async with ScriptedEngine(script) as server, KINDS[kind](server.url) as engine, httpx.AsyncClient() as http:
+    async with (
+        ScriptedEngine(script) as server,
+        KINDS[kind](server.url) as engine,
+        httpx.AsyncClient(timeout=TIME_LIMIT_S) as http,
+    ):
 
         async def chat(rid: str) -> dict[str, Any]:
             body = {"messages": [{"role": "user", "content": "hi"}], "rid": rid}
-            reply = await http.post(f"{server.url}/v1/chat/completions", json=body, timeout=10)
+            reply = await http.post(f"{server.url}/v1/chat/completions", json=body)
             choice: dict[str, Any] = reply.json()["choices"][0]
             return choice
 
@@ -102,7 +107,7 @@ async def test_abort_by_prefix_stops_those_calls_only(kind: str) -> None:
         other = asyncio.create_task(chat("fb-b-0"))
         await server.wait_in_flight(4)
         assert await engine.load() == EngineLoad(running=4, waiting=0)
-        assert await engine.abort("fb-a-", timeout_s=0.5) == 1
+        assert await engine.abort("fb-a-", timeout_s=5) == 1
         choices = await asyncio.gather(*ours)
         assert {(choice["message"]["content"], choice["finish_reason"]) for choice in choices} == {("so far", "abort")}
         assert not other.done()

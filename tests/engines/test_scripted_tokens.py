@@ -11,10 +11,11 @@ import pytest
 
 from forebay.engines.scripted import Reply, Script, ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat, logprob
+from tests.kit import TIME_LIMIT_S
 
 ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "Was heißt 2 + 2?"}]}
 TOLD: dict[str, Any] = {"return_token_ids": True, "logprobs": True}
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 def tool_call(arguments: str) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def official(engine: ScriptedEngine) -> openai.AsyncOpenAI:
 
 
 async def abort(engine: ScriptedEngine, rid: str) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         await http.post(f"{engine.url}/abort_request", json={"rid": rid})
 
 

@@ -82,7 +82,7 @@ async def test_router_without_workers_for_chats_is_asked_itself(serve_router: An
             router.workers[0]["worker_type"] = "prefill"
             assert await engine.workers() == [url]
             assert engine.is_through_router
-            assert await engine.abort("fb-1", timeout_s=1) == 1
+            assert await engine.abort("fb-1", timeout_s=30) == 1
         assert worker.aborts[0] == "fb-1"
 
 

@@ -26,7 +26,7 @@ RUN_ID = "run-0123456789ab"
 CONTROL_KEY = "control-key"
 RUN_KEY = "run-key"
 USER = {"role": "user", "content": "2+2?"}
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class FakeBuffer:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from forebay.engines.scripted import Reply
 from forebay.engines.scripted.tokens import encode
 from tests.gateway.conftest import Stage
-from tests.gateway.gateway_kit import USER, GatewayAt, Json, assert_whole, eventually
+from tests.gateway.gateway_kit import LIMIT_S, USER, GatewayAt, Json, assert_whole, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -174,7 +174,7 @@ async def test_what_the_trainer_announced_keeps_caches_apart(stage: Stage, gener
     stage("4")
     stage.gateway.buffer.weight_version = 7
     stage.gateway.buffer.close_group("none of them")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         while "extra_key" not in (stage.calls[-1].body if stage.calls else {}):
             await generator.ask(USER)
     assert stage.calls[-1].body["extra_key"] == "7"

@@ -17,7 +17,7 @@ from forebay.generators.agents.gateway import GatewayLink
 from forebay.web.serving import serve_app
 from tests.client.faulty_proxy import FaultyProxy
 from tests.gateway.conftest import Stage
-from tests.gateway.gateway_kit import RUN_ID, RUN_KEY, USER, Json, OpenedAt
+from tests.gateway.gateway_kit import LIMIT_S, RUN_ID, RUN_KEY, USER, Json, OpenedAt
 from tests.kit import assert_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,7 +48,7 @@ async def test_a_close_whose_connection_broke_is_answered_the_next_time(stage: S
     await rollout.chat()
     told = await rollout.record()
     await close_and_leave(rollout)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while not await is_over(rollout):
             pass
     assert [await rollout.close(), await rollout.close()] == [told, told]

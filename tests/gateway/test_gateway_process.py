@@ -25,7 +25,7 @@ from forebay.server.gateway_process import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
 from tests.generators.bench_kit import LIMIT_S, bench
-from tests.kit import NativeRun, ServerProcess, assert_error, make_sample, poll_until, write_generator
+from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, assert_error, make_sample, poll_until, write_generator
 from tests.lent import lend_runs, lent_url
 
 TELLS = """
@@ -37,7 +37,7 @@ def run_rollout(data):
 """
 PLAIN = Path(__file__).parents[1] / "slime" / "tasks" / "plain_generator.py"
 HANGING = "hang"
-AGENT_S = 2.0
+AGENT_S = 6.0
 """Enough for an agent to begin, and to end, on a busy machine."""
 
 
@@ -115,7 +115,7 @@ def test_a_run_opens_rollouts_at_the_gateway(server: ServerProcess, engine: Thre
     rollout = opened(gateway)
     assert chat(rollout).status_code == 200
     close = f"{gateway['url']}/gateway/rollouts/r/close"
-    (sample,) = httpx.post(close, headers=bearer(gateway)).json()["samples"]
+    (sample,) = httpx.post(close, headers=bearer(gateway), timeout=TIME_LIMIT_S).json()["samples"]
     assert_whole(sample)
     run.stop()
 
@@ -132,14 +132,14 @@ def test_a_stopped_run_has_no_keys_and_no_calls_any_more(server: ServerProcess, 
         assert call.result().status_code == 410
     engine.wait_in_flight(0)
     assert chat(rollout).status_code == 401
-    refused = httpx.post(f"{gateway['url']}/gateway/rollouts", json={}, headers=bearer(gateway))
+    refused = httpx.post(f"{gateway['url']}/gateway/rollouts", json={}, headers=bearer(gateway), timeout=TIME_LIMIT_S)
     assert_error(refused, 401, "unauthorized")
-    assert_error(httpx.post(f"{told['remote_buffer_url']}/gateway"), 410, "run_ended")
+    assert_error(httpx.post(f"{told['remote_buffer_url']}/gateway", timeout=TIME_LIMIT_S), 410, "run_ended")
 
 
 def test_a_run_without_engines_is_told(server: ServerProcess) -> None:
     run = server.start_run("tells", remote_engine_url="")
-    reply = httpx.post(f"{told_to(run)['remote_buffer_url']}/gateway")
+    reply = httpx.post(f"{told_to(run)['remote_buffer_url']}/gateway", timeout=TIME_LIMIT_S)
     assert_error(reply, 422, "invalid_input", "remote_engine_url")
     assert_error(server.client.post("/w/no-run/gateway"), 404, "run_not_found")
 
@@ -177,7 +177,7 @@ def test_the_deadline_of_a_group_reaches_the_calls_of_a_captured_generator(
     engine.wait_in_flight(0)
     assert [group["reason"] for group in run.closed()] == ["timed_out"]
     run.stop()
-    assert httpx.post(url, json={"messages": [USER]}).status_code == 401
+    assert httpx.post(url, json={"messages": [USER]}, timeout=TIME_LIMIT_S).status_code == 401
 
 
 @pytest.mark.parametrize("why", ["paused", "held"])
@@ -267,7 +267,8 @@ def test_the_gateway_dies_with_its_server(make_server: MakeServer, engine: Threa
     server.restart()
     (run,) = server.client.get("/v1/runs").json()["runs"]
     again = poll_until(lambda: _told_anew(NativeRun(server, run["run_id"]), told))
-    assert httpx.post(f"{again['remote_engine_url']}/v1/chat/completions", json={"messages": [USER]}).status_code == 200
+    url = f"{again['remote_engine_url']}/v1/chat/completions"
+    assert httpx.post(url, json={"messages": [USER]}, timeout=TIME_LIMIT_S).status_code == 200
     secret = told["remote_engine_url"].rpartition("/")[2]
     assert again["remote_engine_url"].endswith(f"/gateway/{secret}"), "only the port may be another one"
 

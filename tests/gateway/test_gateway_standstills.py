@@ -10,12 +10,15 @@ import pytest
 from forebay.engines.scripted import Reply
 from forebay.gateway.runs import registry
 from tests.gateway.conftest import Stage, codes_of
-from tests.gateway.gateway_kit import USER, GatewayAt, Json, gateway_before
+from tests.gateway.gateway_kit import LIMIT_S, USER, GatewayAt, Json, gateway_before
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ASK: Json = {"model": "any", "messages": [USER]}
 DEADLINE_S = 0.3
+"""For one that stands still from the beginning, or is to pass."""
+LONG_S = 5.0
+"""For one that counts for a moment in which it must not pass."""
 OVER = (410, "rollout_over")
 
 
@@ -31,18 +34,18 @@ async def still(gateway: GatewayAt) -> AsyncIterator[None]:
 
 async def assert_waits(call: "asyncio.Task[httpx.Response]", deadline_s: float = DEADLINE_S) -> None:
     """For longer than the deadline."""
-    done, _ = await asyncio.wait([call], timeout=1.5 * deadline_s)
+    done, _ = await asyncio.wait([call], timeout=deadline_s + 0.5)
     assert not done
 
 
 async def test_a_call_outlives_standstills_and_then_has_its_time(stage: Stage) -> None:
     stage(Reply(hang=True))
     async with still(stage.gateway):
-        rollout = await stage.open(deadline_s=1)
+        rollout = await stage.open(deadline_s=LONG_S)
         call = asyncio.create_task(rollout.post("chat/completions", ASK))
         await stage.busy()
     async with still(stage.gateway):
-        await assert_waits(call, deadline_s=1)
+        await assert_waits(call, deadline_s=LONG_S)
     assert codes_of([await call]) == [OVER]
     assert [failure["kind"] for failure in (await rollout.close())["failures"]] == ["engine"]
 
@@ -87,7 +90,7 @@ async def test_a_rollout_that_nobody_closes_is_forgotten_only_afterwards(
         path = f"rollouts/{rollout.rollout_id}"
         await asyncio.sleep(2 * DEADLINE_S)  # no event tells that nothing has happened
         assert (await stage.gateway.ask("GET", path)).status_code == 200
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while (await stage.gateway.ask("GET", path)).status_code != 404:
             pass
 

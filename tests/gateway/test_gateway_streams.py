@@ -18,7 +18,7 @@ from forebay.engines.scripted import Reply
 from forebay.gateway.runs.worker_versions import WorkerVersions
 from forebay.web.serving import serve_app
 from tests.gateway.conftest import Stage
-from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, gateway_before
+from tests.gateway.gateway_kit import LIMIT_S, USER, Json, OpenedAt, assert_whole, gateway_before
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,7 +117,7 @@ async def test_a_plain_server_is_recorded_as_far_as_it_was_read() -> None:
 
 async def test_weights_that_change_during_a_stream_are_noticed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.gateway.runs.worker_versions.FRESH_S", 0.0)
-    stage(Reply(text="x" * 50, delay_s=0.2))
+    stage(Reply(text="x" * 50, delay_s=6))
     rollout = await stage.open()
     await new_weights(stage, "3")
     async with streaming(rollout) as lines:
@@ -137,7 +137,7 @@ async def test_each_stream_after_an_announcement_has_the_new_weights_alone(stage
         await new_weights(stage, str(version))
         stage.gateway.buffer.weight_version = version
         stage.gateway.buffer.close_group("none of them")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while not stage.calls or stage.calls[-1].body.get("extra_key") != str(version):
                 await rollout.chat()
         streamed = await stage.open()

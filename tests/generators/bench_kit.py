@@ -23,15 +23,26 @@ async def reward(item: dict[str, Any]) -> float:
 
 
 class Script:
-    """Answers by prompt and by how often it was asked before; what it has no answer for hangs after two words."""
+    """Answers by prompt and by how often it was asked before; what it has no answer for hangs after two words.
 
-    def __init__(self, **answers: list[str | Reply]) -> None:
+    Whatever is an answer comes once ``num_hung`` calls have said their two words: what ends because of it ends there.
+    """
+
+    def __init__(self, num_hung: int = 0, **answers: list[str | Reply]) -> None:
         self.answers = answers
+        self._num_hung = num_hung
+        self._hung: list[ScriptedCall] = []
 
-    def __call__(self, call: ScriptedCall) -> str | Reply:
+    async def __call__(self, call: ScriptedCall) -> str | Reply:
         prompt = next(m["content"] for m in call.messages if m["role"] == "user")
         answers = self.answers.get(prompt) or [HANGS]
-        return answers.pop(0) if len(answers) > 1 or answers[0] is not HANGS else HANGS
+        answer = answers.pop(0) if len(answers) > 1 or answers[0] is not HANGS else HANGS
+        if answer is HANGS:
+            self._hung.append(call)
+            return answer
+        while sum(hung.sampled_ids == HANGS.tokens() for hung in self._hung) < self._num_hung:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # no event tells what was said
+        return answer
 
 
 class Bench:

@@ -57,7 +57,7 @@ class FakeBuffer:
         self.closed.append({"seq": len(self.closed) + 1, "group_id": group_id, "state": "discarded"})
         self.changed.notify()
 
-    async def wait_for(self, holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async def wait_for(self, holds: Callable[[], object], timeout_s: float = 30.0) -> None:
         """Until ``holds()``: looked at whenever something arrives."""
         async with asyncio.timeout(timeout_s):
             while not holds():

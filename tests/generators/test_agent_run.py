@@ -95,8 +95,8 @@ async def test_what_takes_too_long_is_stopped(sandbox: Sandbox) -> None:
         with pytest.raises(AgentFailed, match=r"took longer than 0\.05 s"):
             await ran(slow, sandbox, Limits(wall_s=0.05))
     never.set()
-    with pytest.raises(AgentFailed, match=r"was killed after 1 s: stuck here"):
-        await ran("echo stuck here; sleep 1000", sandbox, Limits(wall_s=1))
+    with pytest.raises(AgentFailed, match=r"was killed after 5 s: stuck here"):
+        await ran("echo stuck here; sleep 1000", sandbox, Limits(wall_s=5))
 
 
 async def wait_for_ever(_: AgentTask) -> None:

@@ -80,7 +80,13 @@ async def test_groups_are_announced_before_their_first_rollout_and_the_end_is_to
 
 async def test_no_more_than_num_process_rollouts_run_at_once(buffer, write_rows) -> None:
     rows = write_rows(*({"prompt": "q"} for _ in range(6)))
-    async with ScriptedEngine(lambda _: Reply(text="x", delay_s=0.02)) as engine:
+    three = asyncio.Barrier(3)
+
+    async def script(_: ScriptedCall) -> Reply:
+        await three.wait()
+        return Reply(text="x", delay_s=0.02)  # for a fourth to come, if it were let through
+
+    async with ScriptedEngine(script) as engine:
         await run(generator_for(engine, buffer, num_process=3), rows)
         assert engine.max_in_flight == 3
     assert len(buffer.samples) == 12
@@ -88,8 +94,13 @@ async def test_no_more_than_num_process_rollouts_run_at_once(buffer, write_rows)
 
 async def test_a_synchronous_rollout_function_runs_in_threads_beside_others(buffer, write_rows) -> None:
     rows = write_rows({"prompt": "q"}, {"prompt": "r"})
+    four = asyncio.Barrier(4)
 
-    async with ScriptedEngine(lambda _: Reply(text="x", delay_s=0.1)) as engine:
+    async def script(_: ScriptedCall) -> str:
+        await four.wait()
+        return "x"
+
+    async with ScriptedEngine(script) as engine:
         await run(generator_for(engine, buffer, num_process=4), rows, query_single_turn)
         assert engine.max_in_flight == 4
     assert len(buffer.samples) == 4
@@ -235,11 +246,11 @@ def served(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     serving = serve_app(app)
-    port = asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(10)
+    port = asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(30)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(10)
+        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

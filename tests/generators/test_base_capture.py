@@ -10,6 +10,7 @@ from forebay.engines.capture.checking import check
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
+from tests.kit import TIME_LIMIT_S
 
 Samples = list[dict[str, Any]]
 
@@ -226,7 +227,7 @@ async def test_new_weights_in_the_middle_are_told_by_span(buffer, write_rows) ->
 
     async def updated(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         answering = asyncio.create_task(single_turn(client, messages, params))
-        async with httpx.AsyncClient(base_url=client.rollout.engine_url) as http:
+        async with httpx.AsyncClient(base_url=client.rollout.engine_url, timeout=TIME_LIMIT_S) as http:
             await engines[0].wait_in_flight(1)
             await asyncio.sleep(0.05)
             await http.post("/pause_generation", json={"mode": "in_place"})
@@ -237,7 +238,7 @@ async def test_new_weights_in_the_middle_are_told_by_span(buffer, write_rows) ->
     buffer.plan["group_size"] = 1
     async with ScriptedEngine(script) as engine, asyncio.timeout(30):
         engines.append(engine)
-        async with httpx.AsyncClient(base_url=engine.url) as http:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=TIME_LIMIT_S) as http:
             await http.post("/update_weights_from_disk", json={"model_path": "x", "weight_version": "7"})
         generator = BaseGenerator(engine.url, buffer.url, 1, max_attempts=1)
         await generator.run_async(write_rows({"prompt": "go"}), updated, reward)

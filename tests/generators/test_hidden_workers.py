@@ -16,6 +16,7 @@ from forebay.engines.scripted.tokens import TURN_END, encode
 from forebay.generators.base import BaseGenerator, query_single_turn, single_turn
 from tests.engines.template_kit import HidingRouter, hiding_router, write_tokenizer
 from tests.generators.partial_kit import PROMPT, PROMPT_IDS, check_tokens, saying
+from tests.kit import TIME_LIMIT_S
 
 UNREACHABLE = {"url": "http://127.0.0.1:1"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -150,7 +151,7 @@ async def test_a_chat_with_tools_goes_on_as_one_without_token_ids(behind, buffer
 
 async def test_weight_versions_are_told(behind, buffer) -> None:
     async with behind(lambda _: "x") as served:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
             await http.post(f"{served.engine.url}/update_weight_version", json={"new_version": "7"})
         await served.run(single_turn)
     assert buffer.samples[0]["weight_version"] == 7

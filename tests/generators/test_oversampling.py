@@ -43,7 +43,7 @@ def discard(groups_per_step: int = 1) -> dict[str, Any]:
 
 
 async def test_the_first_to_end_fill_a_group_and_the_others_are_aborted(lending, tmp_path) -> None:
-    script = Script(a=["1", "2", HANGS])
+    script = Script(num_hung=2, a=["1", "2", HANGS])
     async with bench(lending, tmp_path, script, rows="a", oversampling={"rollouts_per_group": 4}) as run:
         rows = await run.read(1)
         assert sorted(row["messages"][-1]["content"] for row in rows) == ["1", "2"]
@@ -84,7 +84,7 @@ async def test_failed_rollouts_fill_the_slots_that_no_spare_is_left_for(lending,
 
 @pytest.mark.parametrize("rollout", [single_turn, query_single_turn])
 async def test_what_a_step_does_not_need_is_kept_and_goes_on_from_its_tokens(lending, tmp_path, rollout) -> None:
-    script = Script(a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"], c=[HANGS])
+    script = Script(num_hung=4, a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"], c=[HANGS])
     async with bench(lending, tmp_path, script, rollout, oversampling=keep()) as run:
         await run.until(lambda stats: stats.is_held)
         await run.engine.wait_in_flight(0)
@@ -99,8 +99,8 @@ async def test_what_a_step_does_not_need_is_kept_and_goes_on_from_its_tokens(len
 
 
 async def test_deadlines_stand_still_while_a_run_is_held(lending, tmp_path) -> None:
-    script = Script(a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"])
-    limit_s = 4.0
+    script = Script(num_hung=2, a=["1", "2"], b=[HANGS, HANGS, "three 3", "three 4"])
+    limit_s = 6.0
     limits = {"group_timeout_seconds": limit_s, "group_deadline_seconds": limit_s}
     async with bench(lending, tmp_path, script, rows="ab", oversampling=keep(), **limits) as run:
         await run.until(lambda stats: stats.is_held)
@@ -113,7 +113,7 @@ async def test_deadlines_stand_still_while_a_run_is_held(lending, tmp_path) -> N
 
 
 async def test_kept_rollouts_are_counted(lending, tmp_path) -> None:
-    async with bench(lending, tmp_path, Script(a=["1", "2"]), rows="ab", oversampling=keep()) as run:
+    async with bench(lending, tmp_path, Script(num_hung=2, a=["1", "2"]), rows="ab", oversampling=keep()) as run:
         stats = await run.until(lambda stats: stats.counts.get("rollouts_held"))
     assert (stats.counts["steps_held"], stats.counts["rollouts_held"]) == (1, 2)
     assert stats.counts["tokens_held"] == 2 * len("one two ")
@@ -122,7 +122,7 @@ async def test_kept_rollouts_are_counted(lending, tmp_path) -> None:
 
 @pytest.mark.parametrize("rollout", [single_turn, query_single_turn])
 async def test_what_a_step_does_not_need_is_thrown_away_and_begins_afresh(lending, tmp_path, rollout) -> None:
-    script = Script(a=["1", "2"], b=[HANGS, HANGS, "3", "4"])
+    script = Script(num_hung=2, a=["1", "2"], b=[HANGS, HANGS, "3", "4"])
     async with bench(lending, tmp_path, script, rollout, "ab", oversampling=discard()) as run:
         await run.until(lambda stats: stats.is_held)
         await run.engine.wait_in_flight(0)
@@ -201,7 +201,7 @@ async def test_a_process_that_follows_takes_no_uid_that_is_there(buffer, write_r
 
 
 async def test_spares_also_help_a_buffer_of_slimes_kind(buffer, write_rows) -> None:
-    async with ScriptedEngine(Script(a=["bad", "1", "2", HANGS])) as engine, asyncio.timeout(LIMIT_S):
+    async with ScriptedEngine(Script(num_hung=1, a=["bad", "1", "2", HANGS])) as engine, asyncio.timeout(LIMIT_S):
         oversampling = {"rollouts_per_group": "4"}
         generator = BaseGenerator(
             engine.url, buffer.root_url, num_repeat_per_sample=2, max_attempts=1, oversampling=oversampling

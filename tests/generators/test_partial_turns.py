@@ -181,7 +181,7 @@ async def test_turns_aborted_at_random_moments_have_every_token_once(buffer, wri
     async def rollout(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         return await single_turn(client, messages, {**params, "max_tokens": client.rollout.row["budget"]})
 
-    async with ScriptedEngine(stopping_at_cuts(ids, rows)) as engine, httpx.AsyncClient() as http:
+    async with ScriptedEngine(stopping_at_cuts(ids, rows)) as engine, httpx.AsyncClient(timeout=30) as http:
         aborting = asyncio.create_task(abort_whoever_waits(http, engine))
         await run_rows(buffer, write_rows, engine, rows, rollout)
         aborting.cancel()

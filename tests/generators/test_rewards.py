@@ -68,9 +68,9 @@ async def test_what_a_function_raises_is_told_with_its_traceback(functions) -> N
 
 
 async def test_a_function_that_hangs_is_killed_and_its_process_replaced(functions) -> None:
-    bad, good = await ask(functions.hang, {"x": 0}, {"x": 1}, timeout_s=0.5)
+    bad, good = await ask(functions.hang, {"x": 0}, {"x": 1}, timeout_s=5.0)
     assert bad.kind == "reward_timeout"
-    assert "longer than 0.5 s" in bad.message
+    assert "longer than 5 s" in bad.message
     assert good.reward == 1.0
 
 
@@ -110,9 +110,8 @@ async def test_an_async_function_is_awaited_here_with_the_same_limit() -> None:
             raise TimeoutError("its own")
         return item["x"]
 
-    hung, raised, wrong, good = await ask(
-        reward, {"x": "hang"}, {"x": "raise"}, {"x": float("nan")}, {"x": 2}, timeout_s=0.2
-    )
+    (hung,) = await ask(reward, {"x": "hang"}, timeout_s=0.2)
+    raised, wrong, good = await ask(reward, {"x": "raise"}, {"x": float("nan")}, {"x": 2})
     assert (hung.kind, raised.kind, wrong.kind) == ("reward_timeout", "TimeoutError", "invalid_reward")
     assert "its own" in raised.traceback
     assert good.reward == 2.0

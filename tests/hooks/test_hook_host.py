@@ -72,8 +72,8 @@ async def test_the_traceback_begins_in_the_users_file(make_file: Any, make_runne
 async def test_an_endless_hook_is_killed_at_the_time_limit(
     make_file: Any, make_runner: Any, make_group: Any, statement: str
 ) -> None:
-    async with make_runner(make_file(failing(statement)), time_limit_s=0.5) as runner:
-        with pytest.raises(HookFailed, match=r"is_valid_group failed: it took longer than 0\.5 s"):
+    async with make_runner(make_file(failing(statement)), time_limit_s=5.0) as runner:
+        with pytest.raises(HookFailed, match=r"is_valid_group failed: it took longer than 5 s"):
             await runner.judge(make_group(BAD), SIZES)
         assert (await runner.judge(make_group(GOOD), SIZES)).is_valid
         assert runner.contract == "A"
@@ -229,7 +229,7 @@ async def test_what_a_hook_started_is_killed_with_the_host(
         open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
         time.sleep(3600)
     """
-    async with make_runner(make_file(source), time_limit_s=2.5) as runner:
+    async with make_runner(make_file(source), time_limit_s=5.0) as runner:
         with pytest.raises(HookFailed, match="longer"):
             await runner.judge(make_group(GOOD), SIZES)
         pid = int((tmp_path / "pid").read_text())

@@ -52,7 +52,7 @@ def guarded(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory
 )
 def test_every_route_asks_for_the_token(guarded: ServerProcess, method: str, path: str) -> None:
     for headers in ({}, {"Authorization": "Bearer secreT"}, {"Authorization": "Bearer \u00fc".encode()}):
-        answer = httpx.request(method, guarded.url + path, headers=headers)
+        answer = httpx.request(method, guarded.url + path, headers=headers, timeout=TIME_LIMIT_S)
         assert_error(answer, 401, "unauthorized")
         assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -69,11 +69,11 @@ def test_a_runs_key_works_without_the_token_for_its_own_writes_only(guarded: Ser
     url = poll_until(
         lambda: next((line for line in guarded.client.get(log, headers=SECRET).json()["lines"] if "/w/" in line), "")
     )
-    assert httpx.post(f"{url}/buffer/write", json=make_sample()).status_code == 200
-    assert httpx.post(f"{url}/samples", json=[make_sample()]).status_code == 200
-    assert httpx.get(f"{url}/plan").json()["run_id"] == run_id
+    assert httpx.post(f"{url}/buffer/write", json=make_sample(), timeout=TIME_LIMIT_S).status_code == 200
+    assert httpx.post(f"{url}/samples", json=[make_sample()], timeout=TIME_LIMIT_S).status_code == 200
+    assert httpx.get(f"{url}/plan", timeout=TIME_LIMIT_S).json()["run_id"] == run_id
     for path in ("get_rollout_data", "batches", "stop", "../../v1/runs", "..%2f..%2fv1/runs"):
-        assert httpx.post(f"{url}/{path}", json={}).status_code in (401, 404, 405)
+        assert httpx.post(f"{url}/{path}", json={}, timeout=TIME_LIMIT_S).status_code in (401, 404, 405)
     assert len(guarded.client.get(f"/v1/runs/{run_id}/groups", headers=SECRET).json()["groups"]) == 2
 
 
@@ -189,7 +189,7 @@ def test_bodies_in_flight_beyond_the_total_wait_for_room(limited: ServerProcess)
 def _is_waiting(server: ServerProcess, path: str, pool: ThreadPoolExecutor) -> bool:
     """Whether the first body has taken its room: others of that size then get no answer."""
     try:
-        httpx.post(f"{server.url}{path}/samples", content=b" " * 20_000, timeout=0.2)
+        httpx.post(f"{server.url}{path}/samples", content=b" " * 20_000, timeout=5)
     except httpx.ReadTimeout:
         return True
     return False

@@ -105,7 +105,9 @@ def test_an_expired_lease_goes_to_the_next_reader_and_a_late_ack_is_told_who_has
 
 def test_an_expired_lease_whose_groups_are_there_is_acknowledged_or_begins_anew(run: NativeRun) -> None:
     fill(run, 1, 2)
-    first, second = run.read(num_groups=1, lease_s=0.05), run.read(num_groups=1, lease_s=0.05)
+    first, second = run.read(num_groups=1), run.read(num_groups=1)
+    for batch in (first, second):  # a short lease of the first would end before the second is read
+        run.extend(batch, lease_s=0.05)
     poll_until(lambda: set(states(run).values()) == {"ready"})
     run.ack(first)
     told = run.extend(second, lease_s=60)
@@ -129,7 +131,7 @@ def test_a_discarded_group_of_an_expired_lease_is_named(run: NativeRun) -> None:
 
 def test_an_extended_lease_outlives_its_first_end(run: NativeRun) -> None:
     fill(run, 1, 2)
-    kept, other = run.read(num_groups=1, lease_s=0.3), run.read(num_groups=1, lease_s=0.3)
+    kept, other = run.read(num_groups=1, lease_s=5), run.read(num_groups=1, lease_s=5)
     run.extend(kept, lease_s=60)
     poll_until(lambda: states(run)[2] == "ready")
     assert states(run)[1] == "leased"
@@ -218,6 +220,7 @@ def test_eight_readers_get_five_thousand_groups_each_once_and_whole(server: Serv
         readers = [pool.submit(_read_all, run) for _ in range(NUM_READERS)]
         for at in range(0, len(samples), 1_001):  # an odd number: groups are cut in two
             run.write(*samples[at : at + 1_001])
+        run.stop()
         got = [reader.result(4 * TIME_LIMIT_S) for reader in readers]
     assert sorted(number for own in got for number in own) == list(range(NUM_GROUPS))
     assert all(got), "every reader had its share"
@@ -228,7 +231,9 @@ def test_eight_readers_get_five_thousand_groups_each_once_and_whole(server: Serv
 def _read_all(run: NativeRun) -> list[str | int]:
     got: list[str | int] = []
     with httpx.Client(base_url=run.server.url, timeout=TIME_LIMIT_S) as client:
-        while (batch := client.post(f"{run.path}/batches", json={"num_groups": 20, "wait_s": 2}).json())["data"]:
+        while (reply := client.post(f"{run.path}/batches", json={"num_groups": 20, "wait_s": 2})).status_code != 410:
+            if not (batch := reply.json())["data"]:
+                continue
             got += instances(batch)
             assert client.post(f"{run.path}/batches/{batch['batch_id']}/ack").status_code == 200
     return got

@@ -226,7 +226,7 @@ def test_a_lease_of_before_a_crash_still_ends(make_server: MakeServer) -> None:
     server = make_server()
     run = server.start_run(group_size=2)
     fill(run, 1)
-    run.read(num_groups=1, lease_s=3)
+    run.read(num_groups=1, lease_s=6)
     server.kill9()
     server.restart()
     assert [batch["state"] for batch in run.batches()] == ["leased"]

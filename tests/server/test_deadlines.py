@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import Json, NativeRun, ServerProcess, SlimeRun, make_group, make_sample, poll_until
+from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, SlimeRun, make_group, make_sample, poll_until
+
+LONG_S = 6.0
+"""A time-out that must not pass before the next step of a test."""
 
 
 @pytest.fixture
@@ -44,14 +47,15 @@ def test_a_timed_out_group_with_too_few_is_discarded_without_anybody_reading(run
 
 
 def test_the_time_out_counts_from_the_last_sample(server: ServerProcess) -> None:
-    run = server.start_run(group_timeout_seconds=2, group_size=8)
+    run = server.start_run(group_timeout_seconds=LONG_S, group_size=8)
     run.wait_for_state("running")
-    began_s = time.monotonic()
-    for number in range(5):
+    for number in range(3):
+        written_s = time.monotonic()
         run.write(make_sample(uid=f"{number}"))
-        assert run.client.get(f"{run.path}/closed_groups?wait_s=0.5").json()["groups"] == []
+        assert run.client.get(f"{run.path}/closed_groups?wait_s=1").json()["groups"] == []
     run.closed()
-    assert time.monotonic() - began_s > 3.9
+    assert time.monotonic() - written_s > LONG_S - 0.1
+    assert [group["num_samples"] for group in run.groups()] == [3]
     run.stop()
 
 
@@ -62,14 +66,14 @@ def test_the_group_deadline_counts_from_its_opening(server: ServerProcess) -> No
     number = 0
     while not run.client.get(f"{run.path}/closed_groups?wait_s=0.2").json()["groups"]:
         run.write(make_sample(uid=str(number := number + 1)))
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < TIME_LIMIT_S
     [closed] = run.closed()
     assert closed["reason"] == "timed_out"
     run.stop()
 
 
 def test_a_late_sample_is_stored_and_reopens_nothing(run: NativeRun) -> None:
-    slow = server_run(run, group_timeout_seconds=2)
+    slow = server_run(run, group_timeout_seconds=LONG_S)
     slow.write(*make_group("g", [0.0, 1.0]))
     slow.closed()
     [late] = slow.write(make_sample(instance_id="g", uid="late"))
@@ -142,19 +146,17 @@ def test_a_sample_without_epoch_opens_the_next_epoch_once_its_group_is_full(run:
 
 def test_deadlines_count_on_after_a_kill_but_not_while_the_server_is_down(restartable: ServerProcess) -> None:
     server = restartable
-    run = server.start_run(group_timeout_seconds=2, group_size=4)
+    run = server.start_run(group_timeout_seconds=LONG_S, group_size=4)
     run.wait_for_state("running")
     run.write(*make_group("g", [0.0, 1.0]))
     server.kill9()
     down_since_s = time.monotonic()
-    while time.monotonic() - down_since_s < 2.2:  # longer than the time-out: it must not count
+    while time.monotonic() - down_since_s < LONG_S + 0.2:  # longer than the time-out: it must not count
         time.sleep(0.1)
     server.restart()
     assert [group["state"] for group in run.groups()] == ["open"]
-    up_since_s = time.monotonic()
     [closed] = run.closed()
     assert (closed["state"], closed["reason"]) == ("discarded", "timed_out")
-    assert time.monotonic() - up_since_s < 10
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ PRINTS = """
 import json, threading
 TASK_TYPE = "prints"
 def run_rollout(data):
-    print("payload", json.dumps(data))
+    print("payload", json.dumps(data), "whole", flush=True)
     threading.Event().wait()
 """
 
@@ -201,17 +202,18 @@ def test_the_root_and_each_name_are_streams_of_their_own(own: ServerProcess) -> 
 # --- a run's own address
 
 
+def printed_payload(run: SlimeRun) -> dict[str, Any]:
+    """Nothing before its line is whole: a log may end in the middle of one."""
+    lines: list[str] = run.client.get(f"{run.path}/log").json()["lines"]
+    told = next((line for line in lines if "payload " in line and line.endswith(" whole")), "")
+    return json.loads(told.partition("payload ")[2].removesuffix(" whole")) if told else {}
+
+
 def test_a_generator_writes_to_its_own_run_whatever_was_started_since(own: ServerProcess) -> None:
     server = own
     write_generator(server.generators, PRINTS, "prints_generator.py")
     first = server.start_slime(task_type="prints", remote_buffer_url="http://10.0.0.1:8889", num_process="7")
-    payload = json.loads(
-        poll_until(
-            lambda: next(
-                (line for line in first.client.get(f"{first.path}/log").json()["lines"] if "payload" in line), ""
-            )
-        ).partition("payload ")[2]
-    )
+    payload = poll_until(lambda: printed_payload(first))
     assert payload["remote_buffer_url"].startswith(f"{server.url}/w/")
     assert (payload["num_process"], payload["num_repeat_per_sample"], payload["skip_instance_ids"]) == ("7", "4", [])
     first.write(make_sample())  # an open group keeps the run from ending when the next one starts

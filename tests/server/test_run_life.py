@@ -95,16 +95,18 @@ def test_a_validating_run_survives_a_kill(make_server: MakeServer, tmp_path: Pat
 
 def test_a_repeated_bad_start_is_held_for_a_second(shared: ServerProcess) -> None:
     shared.client.get("/v1/generators").raise_for_status()  # else the refusal waits for inspections
-    body = BODY | {"task_type": "unheard of"}
-    took_s = []
-    for _ in range(3):
-        began_s = time.monotonic()
-        assert_error(shared.client.post("/start_rollout", json=body), 400, "unknown_task_type", "task_type")
-        took_s.append(time.monotonic() - began_s)
-    assert took_s[0] < 1.0 <= min(took_s[1:])
+    first_s = [refusal_s(shared, f"unheard of {number}") for number in range(5)]
+    again_s = [refusal_s(shared, "unheard of 0") for _ in range(2)]
+    # The fastest of them: the machine has other work too.
+    assert min(first_s) < 1.0 <= min(again_s)
+
+
+def refusal_s(server: ServerProcess, task_type: str) -> float:
+    """How long the refusal of a start takes."""
     began_s = time.monotonic()
-    assert shared.client.post("/start_rollout", json=body | {"task_type": "other"}).status_code == 400
-    assert time.monotonic() - began_s < 1.0
+    answer = server.client.post("/start_rollout", json=BODY | {"task_type": task_type})
+    assert_error(answer, 400, "unknown_task_type", "task_type")
+    return time.monotonic() - began_s
 
 
 def test_a_refused_start_leaves_the_running_one_alone(shared: ServerProcess) -> None:
@@ -231,7 +233,7 @@ def test_what_a_failed_run_still_holds_is_delivered_before_its_410(shared: Serve
 
 
 def test_a_returned_run_takes_samples_for_its_time_out_and_then_ends(shared: ServerProcess) -> None:
-    run = shared.start_slime("returned", "returns", group_timeout_seconds=1)
+    run = shared.start_slime("returned", "returns", group_timeout_seconds=6)
     run.wait_for_state("finished")
     assert run.send(make_sample()).status_code == 200
     assert run.view()["has_ended"] is False

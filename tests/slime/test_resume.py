@@ -43,7 +43,7 @@ def payload(engine: CountingEngine, input_file: Path) -> MakePayload:
             "max_tokens": "8192",
             "sampling_params": {"max_tokens": 8192, "temperature": 0.8, "top_p": 0.9},
             "tokenizer_path": "/models/some",
-            "group_timeout_seconds": 2,
+            "group_timeout_seconds": 6,
         }
         return {**body, **changes}
 
@@ -127,7 +127,7 @@ def test_killed_in_the_second_of_three_epochs_only_what_is_missing_is_generated(
     server: ServerProcess, stream: str, payload: MakePayload, style: str
 ) -> None:
     with CountingEngine(budget=9 * GROUP_SIZE + 2) as engine:
-        body = payload(task_type=style, remote_engine_url=engine.url, num_process="3", group_timeout_seconds=4)
+        body = payload(task_type=style, remote_engine_url=engine.url, num_process="3")
         first = SlimeTrainer(stream, body).start()
         run = run_of(server, first)
         wait_for_samples(run, 9 * GROUP_SIZE + 2)
@@ -180,7 +180,7 @@ def test_one_of_two_trainers_restarts_and_the_other_notices_nothing(
     server: ServerProcess, stream: str, payload: MakePayload
 ) -> None:
     with CountingEngine(budget=0) as engine:
-        body = payload(remote_engine_url=engine.url, num_epoch="2", group_timeout_seconds=4)
+        body = payload(remote_engine_url=engine.url, num_epoch="2")
         left, right = (SlimeTrainer(f"{stream[:-5]}{name}", body).start() for name in ("left", "right"))
         engine.allow(2 * 6 * GROUP_SIZE)
         poll_until(lambda: sum(held(run_of(server, left)).values()) >= 3)
@@ -260,7 +260,7 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
 ) -> None:
     server = make_server(generators=tasks, start_wait_s=60)
     with CountingEngine(budget=7 * GROUP_SIZE + 1) as engine:
-        body = payload(task_type=style, remote_engine_url=engine.url, group_timeout_seconds=4)
+        body = payload(task_type=style, remote_engine_url=engine.url)
         trainer = SlimeTrainer(server.url, body).start()
         run = run_of(server, trainer)
         wait_for_samples(run, 7 * GROUP_SIZE + 1)

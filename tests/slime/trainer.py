@@ -69,7 +69,7 @@ class SlimeTrainer:
         until_s = time.monotonic() + TIME_LIMIT_S
         while time.monotonic() < until_s:
             try:
-                answer = httpx.post(f"{self.url}/start_rollout", json=body, timeout=10, verify=NO_TLS)
+                answer = httpx.post(f"{self.url}/start_rollout", json=body, timeout=TIME_LIMIT_S, verify=NO_TLS)
                 answer.raise_for_status()
             except httpx.HTTPError:
                 continue
@@ -94,7 +94,7 @@ class SlimeTrainer:
 
     def steps_to_the_end(self) -> None:
         """Train until the buffer says that the run is over."""
-        until_s = time.monotonic() + 2 * TIME_LIMIT_S
+        until_s = time.monotonic() + 4 * TIME_LIMIT_S
         while time.monotonic() < until_s:
             try:
                 self.step()

@@ -98,7 +98,7 @@ def test_what_a_generator_left_open_holds_up_no_evaluation(
 ) -> None:
     args.n_samples_per_eval_prompt = 4
     args.eval_prompt_data = ["exam", exam(a=[1, 0, 1, 0], b=[1, 1, 0])]
-    args.rollout_buffer_settings = {"group_timeout_seconds": 2}
+    args.rollout_buffer_settings = {"group_timeout_seconds": 6}
     output = slime.generate_rollout(args, 0, object(), evaluation=True)
     assert output.data["exam"]["rewards"] == [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]
     assert output.metrics == {"eval/exam/failed_samples": 1}

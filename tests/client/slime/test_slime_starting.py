@@ -30,7 +30,7 @@ def test_the_first_rollout_starts_a_run_as_the_arguments_say(
     args: Any, exam: Callable[..., str], started: Callable[[], list[Json]]
 ) -> None:
     args.prompt_data = exam(a=[0, 1], b=[1, 0])
-    args.rollout_buffer_settings = {"normaliser": "dr_grpo", "max_staleness": 3, "group_timeout_seconds": 0.5}
+    args.rollout_buffer_settings = {"normaliser": "dr_grpo", "max_staleness": 3, "group_timeout_seconds": 6}
     generate(args, 0)
     (run,) = started()
     assert (run["task_type"], run["input_file"], run["origin"]) == ("exam", args.prompt_data, "native")

@@ -15,6 +15,7 @@ from forebay.engines.capture.turn import Turn, VersionSpan
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import logprob
 from tests.engines.capture.kit import make_turn, recorded
+from tests.kit import TIME_LIMIT_S
 
 PROMPT, SAMPLED = [5, 6, 7], [8, 9, 10]
 NOBODY = "http://127.0.0.1:9"
@@ -28,7 +29,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as client:
         yield client
 
 

@@ -21,7 +21,7 @@ from forebay.engines.tiny.recipe import answer, question
 from forebay.generators.base import BaseGenerator
 
 LIMIT_S = 20.0
-FREED_WITHIN_S = 3.0
+FREED_WITHIN_S = 10.0
 ENDLESS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
 """A call that takes longer than any limit here."""
 
@@ -103,7 +103,8 @@ async def test_logprobs_cover_every_token_and_exclude_no_likelier_one(client: op
     assert "".join(token.token for token in logprobs.content[:-1]) == reply.choices[0].message.content
     for token in logprobs.content:
         assert len(token.top_logprobs) == 3
-        assert token.logprob == token.top_logprobs[0].logprob <= 0
+        assert token.logprob == pytest.approx(token.top_logprobs[0].logprob, abs=1e-6)
+        assert token.logprob <= 0
 
 
 async def test_the_logprobs_of_an_answer_sum_to_how_often_it_comes(client: openai.AsyncOpenAI) -> None:
