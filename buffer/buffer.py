@@ -13,7 +13,7 @@ from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
 from forebay.buffer.restore import load_run, read_back
-from forebay.buffer.resume import apply, book, complete_instances, covers, reconcile
+from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import RunRow
@@ -216,6 +216,10 @@ class Buffer:
     def covers(self, entry: Entry, listed: Sequence[InstanceId]) -> bool:
         """Whether the run knows every id of a trainer's list, as often as it is listed."""
         return covers(entry.buffer.groups, entry.run.start_skip, listed)
+
+    def num_beyond(self, entry: Entry, listed: Sequence[InstanceId]) -> int:
+        """How many ids the run has reported beyond a trainer's list."""
+        return num_beyond(entry.buffer.groups, entry.run.start_skip, listed)
 
     async def check_bodies(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
         """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""

@@ -42,6 +42,16 @@ def covers(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[In
     return all(known[instance_id] >= count for instance_id, count in Counter(listed).items())
 
 
+def num_beyond(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> int:
+    """How many ids the run has reported, or was itself started with, that are not listed: what its trainer lost.
+
+    What the trainer may have got, but whose batch it has no longer, counts for nothing: it need not have it.
+    """
+    known = Counter(start_skip)
+    known.update(group.row.instance_id for group in groups.by_id.values() if group.row.is_reported)
+    return (known - Counter(listed)).total()
+
+
 def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> Reconciliation:
     """Decide about every closed group of a run that ``covers`` the list.
 

@@ -177,6 +177,9 @@ class Run:
     is_native_generator: bool = False
     """Whether the generator uses our base, which asks for its missing slots."""
     input_fingerprint: str = ""
+    """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
+    input_sha256: str = ""
+    """Of the input file's bytes then, in hex; "" without one, until it is known, and in journals of before."""
     base_skip: list[InstanceId] = field(default_factory=list)
     """Ids (with multiplicity) that the current process skips besides the groups that this run holds."""
     start_skip: list[InstanceId] = field(default_factory=list)
@@ -222,6 +225,7 @@ class Run:
             "num_starts": self.num_starts,
             "is_native_generator": self.is_native_generator,
             "input_fingerprint": self.input_fingerprint,
+            "input_sha256": self.input_sha256,
             "base_skip": self.base_skip,
             "start_skip": self.start_skip,
             "has_delivered": self.has_delivered,

@@ -35,6 +35,7 @@ from forebay.server.routes.openapi import add_sample_routes
 from forebay.server.routes.sample_routes import SampleRouter
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.gateway_registration import RunGateway
+from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.service import RunService
@@ -92,8 +93,11 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             )
         )
         check = InputCheck(settings, working_dir)
+        contents = InputContents(check)
+        stack.push_async_callback(contents.aclose)
         run_service = RunService(
-            RunParts(buffer, catalog, folders, records, supervisor, check), start_wait_s=settings.start_wait_s
+            RunParts(buffer, catalog, folders, records, supervisor, check, contents),
+            start_wait_s=settings.start_wait_s,
         )
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start

@@ -35,6 +35,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "active_s": round(buffer.active.now_s(), 3),
         "generator": run.generator_path,
         "input_file": run.payload.get("input_file"),
+        "input_sha256": run.input_sha256 or None,
         "num_groups_total": run.num_groups_total,
         "groups": {state.value: groups.states[state] for state in GroupState},
         "num_groups_full": groups.num_full,

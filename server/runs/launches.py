@@ -11,6 +11,7 @@ from forebay.core.run import Run, RunState
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.start_checks import InputCheck, StartRequest, engine_urls
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor
@@ -34,6 +35,7 @@ class RunParts:
     records: RunRecords
     supervisor: Supervisor
     input: InputCheck
+    contents: InputContents
 
 
 class Launches:
@@ -94,6 +96,7 @@ class Launches:
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
             # Beside the process: a file of millions of rows would hold up its first rollout.
             await parts.input.check_rest(request, generator)
+            await self._note_content(run_id, request)
         except ForebayError as error:
             await parts.supervisor.stop(run_id)
             await parts.records.fail(run_id, error)
@@ -110,6 +113,19 @@ class Launches:
             await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator))
             await parts.buffer.replace_hooks(run_id)
         return generator
+
+    async def _note_content(self, run_id: str, request: StartRequest) -> None:
+        """Write down what the input file held at the start, if its reply went out before that was known."""
+        parts, run = self._parts, self._parts.buffer.get(run_id).run
+        if request.input_file is None or run.input_sha256 or run.origin == "native":
+            return
+        digest = await parts.contents.of_start(request.input_file, run.input_fingerprint)
+
+        def note(run: Run) -> None:
+            run.input_sha256 = digest
+
+        if digest:
+            await parts.buffer.update(run_id, note)
 
     async def relaunch(self, run: Run) -> None:
         """Start the process of a run that had one in an earlier life of the server."""

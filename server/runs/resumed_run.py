@@ -1,4 +1,9 @@
-"""Which run a start goes on with."""
+"""Which run a start goes on with.
+
+A list of finished ids belongs to a run of the same task type and group size that has reported every id in it, and whose
+input file held what that of the start holds. Where several are left, those of the same name come first, then the one
+that has reported least beyond the list, then the one started most alike, then the newest.
+"""
 
 import logging
 from collections import Counter
@@ -6,18 +11,21 @@ from collections import Counter
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.run import WORKING, Origin, Run
-from forebay.server.runs.start_checks import StartRequest
+from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.start_checks import StartRequest, num_bytes_of
 
 logger = logging.getLogger(__name__)
 
 
-async def find_run(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:
+async def find_run(
+    buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
+) -> Entry | None:
     """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
 
     The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
     ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload names.
     """
-    entry = find_resumable(buffer, request, name, origin)
+    entry = await _find_resumable(buffer, contents, request, name, origin)
     if entry is None or keeps_deliveries(request, origin):
         return entry
     try:
@@ -35,23 +43,28 @@ def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
     return origin == "native" and not request.lists_ids
 
 
-def find_resumable(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> Entry | None:
-    """The run that the payload names, else the newest that knows every listed id; None for a new run.
-
-    Raises ``RunNotFound`` or ``InvalidInput`` for a named run that cannot be gone on with.
-    """
+async def _find_resumable(
+    buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
+) -> Entry | None:
     run_id = request.payload.get("run_id")
     if run_id is not None:
         return _named_run(buffer, str(run_id), request)
     if not request.listed or origin == "native":
         return None
-    # Never a run started natively: its trainer reads it by its id, and no name leads to it.
-    streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
-    candidates = [entry for entry in streams if _is_alike(entry.run, request)]
-    by_name = [entry for entry in candidates if entry.run.name == name]
-    free = [entry for entry in candidates if not _belongs_to_another(entry.run, request)]
-    by_task = [entry for entry in free if entry.run.payload.get("input_file") == request.input_file]
-    return next((entry for entry in (*by_name, *by_task) if buffer.covers(entry, request.listed)), None)
+    knowing = _that_know_the_list(buffer, request, name)
+    # Read only now, and for as long as a large file takes: only a list needs it before the reply.
+    digest = await contents.of(request.input_file) if knowing and request.input_file is not None else ""
+    same = {entry.run.run_id for entry in knowing if await _had_content(contents, entry.run, request, digest)}
+    if knowing and not same:
+        logger.warning(
+            "run %s knows the listed ids, but had another input file than %s: it is left alone, and a new run starts"
+            " (a start with its run_id goes on with it)",
+            knowing[0].run.run_id,
+            request.input_file,
+        )
+    # Other starts may have come in between: what is chosen among is what holds now.
+    still = [entry for entry in _that_know_the_list(buffer, request, name) if entry.run.run_id in same]
+    return min(still, key=lambda entry: _unlikeness(buffer, entry, request, name), default=None)
 
 
 def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> Entry:
@@ -61,6 +74,15 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> Entry:
     if not buffer.covers(entry, request.listed):
         raise InvalidInput("skip_instance_ids lists ids that the run has not reported", field="skip_instance_ids")
     return entry
+
+
+def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> list[Entry]:
+    """The runs that have reported every listed id, the newest first."""
+    # Never a run started natively: its trainer reads it by its id, and no name leads to it.
+    streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
+    alike = [entry for entry in streams if _is_alike(entry.run, request)]
+    free = [entry for entry in alike if entry.run.name == name or not _belongs_to_another(entry.run, request)]
+    return [entry for entry in free if buffer.covers(entry, request.listed)]
 
 
 def _is_alike(run: Run, request: StartRequest) -> bool:
@@ -74,3 +96,25 @@ def _belongs_to_another(run: Run, request: StartRequest) -> bool:
     """
     # Multisets: an id that is listed twice was finished in two epochs.
     return run.state in WORKING and Counter(request.listed) <= Counter(run.start_skip)
+
+
+async def _had_content(contents: InputContents, run: Run, request: StartRequest, digest: str) -> bool:
+    """Whether the run's input file held at its start what the start's holds now, of which ``digest`` is."""
+    given = run.payload.get("input_file") or None
+    if given is None or request.input_file is None:
+        return given is request.input_file
+    # Not kept with the run by an earlier version, and in the first moments of a large file.
+    own = run.input_sha256 or await contents.of_start(given, run.input_fingerprint)
+    if own:
+        return own == digest
+    # It was changed, or written anew, and nobody knows what it held: then the path and the size are all there is.
+    size = contents.num_bytes(request.input_file)
+    return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
+
+
+def _unlikeness(buffer: Buffer, entry: Entry, request: StartRequest, name: str) -> tuple[bool, int, int]:
+    """What speaks against a run; of equals the first is taken, which is the newest."""
+    ours, theirs = request.payload, entry.run.payload
+    fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
+    num_changes = sum(ours.get(field) != theirs.get(field) for field in fields)
+    return entry.run.name != name, buffer.num_beyond(entry, request.listed), num_changes

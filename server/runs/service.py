@@ -10,6 +10,7 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.core.tasks import TaskSet
+from forebay.core.waiting import Patience
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.resumed_run import find_run, keeps_deliveries
@@ -84,8 +85,12 @@ class RunService:
             return same or await self._start(request, name, "native")
 
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
+        patience = Patience(self._start_wait_s)
         generator = await self._checked(request)
-        entry = await find_run(self._buffer, request, name, origin)
+        if origin == "slime" and request.input_file is not None:
+            # So that the run has it from its beginning; a large file is read on behind the reply.
+            await self._parts.contents.read_within(request.input_file, patience.left_s)
+        entry = await find_run(self._buffer, self._parts.contents, request, name, origin)
         if entry is None:
             return await self._add(request, generator, name, origin)
         run_id = entry.run.run_id
@@ -106,7 +111,7 @@ class RunService:
         entry = self._buffer.newest(name)
         if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
             return None
-        if entry.run.input_fingerprint != self._parts.input.fingerprint(request):
+        if entry.run.input_fingerprint != self._parts.input.fingerprint(request.input_file):
             return None  # the same path, but other rows
         if entry.run.state is RunState.VALIDATING:
             return entry.run
@@ -148,7 +153,8 @@ class RunService:
     def _adopt(self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None) -> None:
         """Let a run begin (again) with this payload, and with this generator if it is known."""
         run.payload, run.settings = request.payload, request.settings
-        run.input_fingerprint = self._parts.input.fingerprint(request)
+        run.input_fingerprint = self._parts.input.fingerprint(request.input_file)
+        run.input_sha256 = self._parts.contents.known(request.input_file, run.input_fingerprint)
         run.started_at_s = self._clock.wall()
         run.state, run.reason, run.has_ended = RunState.VALIDATING, "", False
         run.process_ended_s = None

@@ -110,7 +110,7 @@ class InputCheck:
             if generator.imports_base:
                 raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
             return
-        path = self._allowed(request.input_file, "input_file")
+        path = self.allowed(request.input_file)
         await asyncio.to_thread(_check_readable, path, request.input_file)
         if generator.imports_base:
             await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
@@ -118,29 +118,27 @@ class InputCheck:
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """The whole file. Raises ``InputRefused``."""
         if request.input_file is not None and generator.imports_base:
-            await asyncio.to_thread(_check_rows, self._allowed(request.input_file, "input_file"), None)
+            await asyncio.to_thread(_check_rows, self.allowed(request.input_file), None)
 
     async def _check_template(self, path: object) -> None:
         if path is None:
             return
         if not isinstance(path, str) or not path or "\0" in path:
             raise InvalidInput(f"template_path must be the path of a folder, got {path!r}", field="template_path")
-        await asyncio.to_thread(check_template, self._allowed(path, "template_path"))
+        await asyncio.to_thread(check_template, self.allowed(path, "template_path"))
 
-    def fingerprint(self, request: StartRequest) -> str:
+    def fingerprint(self, input_file: str | None) -> str:
         """What changes when the input file does."""
-        if request.input_file is None:
+        if input_file is None:
             return ""
         try:
-            stat = self._resolved(request.input_file).stat()
+            stat = self._resolved(input_file).stat()
         except OSError:  # the check that follows says so; here it only must differ from any file
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
-    def _resolved(self, given: str) -> Path:
-        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
-
-    def _allowed(self, given: str, field: str) -> Path:
+    def allowed(self, given: str, field: str = "input_file") -> Path:
+        """Where a file of a payload lies. Raises ``InputRefused`` outside the folders to read from."""
         path = self._resolved(given)
         if self._roots and not any(path.is_relative_to(root) for root in self._roots):
             raise InputRefused(
@@ -149,6 +147,15 @@ class InputCheck:
                 field=field,
             )
         return path
+
+    def _resolved(self, given: str) -> Path:
+        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
+
+
+def num_bytes_of(fingerprint: str) -> int | None:
+    """The size of the file that had this fingerprint; None for one that could not be read."""
+    parts = fingerprint.split(":")
+    return int(parts[1]) if len(parts) == 3 else None
 
 
 def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None:

@@ -191,6 +191,22 @@ async def test_batch_whose_reply_a_crash_cut_off_is_known_to_the_trainer_that_li
         check_books(entry)
 
 
+async def test_beyond_a_list_goes_what_was_reported_or_skipped_and_nothing_in_doubt(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run(skip=[7]))
+        for instance_id in (1, 1, 2, 3):
+            await fill(entry, instance_id, [0.0, 1.0])
+        await take(entry, num_groups=3)
+        batch = await read(entry, is_slime=True)
+        assert batch is not None
+        await batch.stored
+    async with open_buffer(store) as buffer:
+        entry = buffer.get("run-1")
+        assert buffer.covers(entry, [3]), "its reply was cut off, and may have arrived"
+        for listed, num in (([], 4), ([1], 3), ([1, 1, 2, 7], 0), ([3], 4), ([1, 2, 3, 7], 1)):
+            assert buffer.num_beyond(entry, listed) == num, listed
+
+
 async def test_what_a_list_acknowledges_is_a_batch_like_any_other(store: Store) -> None:
     """Also what it says of groups that had ended undelivered: a rewind tells of them again."""
     async with open_buffer(store) as buffer:

@@ -13,6 +13,7 @@ from tests.earlier_data.earlier_kit import (
     ARCHIVE,
     EPOCHS,
     GROUP_SIZE,
+    INPUT_NAME,
     INSTANCES,
     LEASED,
     STREAMS,
@@ -119,6 +120,7 @@ def test_a_rewind_brings_back_what_came_after_the_checkpoint(server: ServerProce
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_slimes_trainer_goes_on_by_its_list(server: ServerProcess, name: str) -> None:
+    """Its run does not tell what the input file held: path and size are what they were."""
     server.start()
     listed, wanted = KNOWN["listed"][name], Counter(dict.fromkeys(INSTANCES, EPOCHS))
     with ScriptedEngine(NumberingEngine()).in_thread() as engine:
@@ -131,3 +133,14 @@ def test_slimes_trainer_goes_on_by_its_list(server: ServerProcess, name: str) ->
     assert Counter(listed) + Counter(trainer.delivered) == wanted
     num_full = sum(group["num_samples"] == GROUP_SIZE for group in KNOWN["looks"][name]["all_groups"])
     assert num_calls <= GROUP_SIZE * (wanted.total() - num_full), "what was held is not generated again"
+
+
+def test_a_list_with_an_input_file_of_another_size_leads_to_no_run(server: ServerProcess) -> None:
+    with (server.directory / INPUT_NAME).open("a") as file:
+        file.write(json.dumps({"instance_id": "e", "prompt": "e"}) + "\n")
+    server.start()
+    with ScriptedEngine(NumberingEngine()).in_thread() as engine:
+        for name in STREAMS:
+            saved = Checkpoint(1, {"0": KNOWN["listed"][name]})
+            trainer = SlimeTrainer(f"{server.url}/s/{name}", payload(name, engine.url), resumed_from=saved).start()
+            assert trainer.run_id not in KNOWN["runs"].values()

@@ -1,0 +1,60 @@
+"""Digests of input files: computed once, of regular files only, and of nothing that changes meanwhile."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from forebay.core.settings import Settings
+from forebay.server.runs import input_contents
+from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.start_checks import InputCheck
+
+ROWS = b'{"prompt": "1 + 1"}\n' * 100_000
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[InputContents]:
+    contents = InputContents(InputCheck(Settings(input_roots=[folder]), folder))
+    try:
+        yield contents
+    finally:
+        await contents.aclose()
+
+
+async def test_a_file_has_the_digest_of_its_bytes_until_it_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROWS)
+    async with opened(tmp_path) as contents:
+        digests = await asyncio.gather(*(contents.of("rows.jsonl") for _ in range(3)))
+        assert digests == [sha256(ROWS).hexdigest()] * 3
+        path.write_bytes(ROWS[20:])
+        assert await contents.of(str(path)) == sha256(ROWS[20:]).hexdigest()
+
+
+async def test_what_is_no_readable_file_of_an_allowed_folder_has_none(tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    os.mkfifo(allowed / "pipe")  # opening it would wait for ever
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    async with opened(allowed) as contents:
+        for path in (allowed / "pipe", allowed / "missing", allowed, tmp_path / "rows.jsonl"):
+            assert await contents.of(str(path)) == "", path
+
+
+async def test_a_file_that_changes_while_it_is_read_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROWS)
+    monkeypatch.setattr(input_contents, "STEP_BYTES", 1_000)
+    async with opened(tmp_path) as contents:
+        reading = asyncio.create_task(contents.of("rows.jsonl"))
+        await asyncio.sleep(0)
+        await contents.read_within("rows.jsonl", 0.0)
+        with path.open("ab") as file:
+            file.write(b"{}\n")
+        assert await reading == ""
+        assert await contents.of("rows.jsonl") == sha256(ROWS + b"{}\n").hexdigest()
