@@ -166,9 +166,9 @@ def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:
 def _number(value: Any) -> float:
     if type(value) is float:
         return value
-    # Exact types: a user's hook may have left a bool or a string as reward, which is no number to train on.
+    # A user's hook may have left a string as reward, which is no number to train on; true and false are 1 and 0.
     try:
-        return float(value) if type(value) is int else math.nan
+        return float(value) if isinstance(value, int) else math.nan
     except OverflowError:
         return math.nan
 

@@ -1,4 +1,4 @@
-"""The states of groups and batches, the transitions of a group, the reasons for which one is discarded, normalisers."""
+"""The states of groups and batches, a group's transitions and reasons to be discarded; normalisers, reward ranges."""
 
 from enum import StrEnum
 from typing import Literal
@@ -75,3 +75,9 @@ def check_transition(source: GroupState, target: GroupState) -> None:
 # Not with the other settings of a run: hook hosts need it, and pydantic would be most of what they load.
 Normaliser = Literal["grpo", "rloo", "dr_grpo"]
 """The formulas that make advantages of rewards, by name."""
+
+RewardRange = tuple[float, float]
+"""The least and the greatest reward that counts."""
+
+SLIME_REWARD_RANGE: RewardRange = (0.0, 1.0)
+"""slime's, which a run has that was started over its routes and says nothing else."""

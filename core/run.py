@@ -1,5 +1,6 @@
 """A run: what was asked for, where it is, where its present step began, and what its processes have counted."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -7,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forebay.core.errors import InvalidInput
-from forebay.core.group import Normaliser
+from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.core.oversampling import Oversampling
 
@@ -77,6 +78,16 @@ WORKING = frozenset({RunState.VALIDATING, RunState.RUNNING})
 """The states in which a run process exists, or is about to."""
 
 
+def _read_range(value: Any) -> RewardRange:
+    try:
+        low, high = map(float, value if isinstance(value, list | tuple) else ())
+        if math.isfinite(low) and math.isfinite(high) and low < high:
+            return low, high
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("must be a list [low, high] of two finite numbers, low below high, or null for any finite reward")
+
+
 class RunSettings(BaseModel):
     """How a run's groups are formed, ended and read. Numbers may arrive as strings, as slime's client sends them."""
 
@@ -110,6 +121,9 @@ class RunSettings(BaseModel):
     """Newest samples that a user's ``get_group_data_meta_info`` is given."""
     normaliser: Normaliser = "grpo"
     """How rewards become advantages, where ``normalize_group_data`` is built in."""
+    reward_range: Annotated[RewardRange, BeforeValidator(_read_range)] | None = None
+    """Rewards that built-in hooks keep, ``[low, high]``; null for any finite one. Starts over ``/start_rollout`` have
+    ``[0, 1]`` where they say nothing."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Weight versions by which a group may be older than the trainer's; a read may ask for another bound."""
     stale_groups: Literal["discard", "keep"] = "discard"
@@ -124,10 +138,16 @@ class RunSettings(BaseModel):
     """Which of slime's contracts the generator file follows; found out when absent."""
 
     @classmethod
-    def parse(cls, payload: dict[str, Any]) -> Self:
-        """Read the settings out of a start payload. Raises ``InvalidInput`` with the first wrong field."""
+    def parse(cls, payload: dict[str, Any], origin: Origin = "native") -> Self:
+        """Read the settings out of a start payload. Raises ``InvalidInput`` with the first wrong field.
+
+        ``origin`` is how the start came. What is null has its default, but for a ``reward_range``: that is none at all.
+        """
+        given = {key: value for key, value in payload.items() if value is not None}
+        if origin == "slime" and "reward_range" not in payload:
+            given["reward_range"] = SLIME_REWARD_RANGE
         try:
-            settings = cls.model_validate({key: value for key, value in payload.items() if value is not None})
+            settings = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(map(str, first["loc"])) or "payload"
@@ -247,7 +267,7 @@ class Run:
         """A run out of what ``document`` gave."""
         rest = dict(document)
         # Settings that came later have defaults: journals of earlier versions lack them.
-        settings = RunSettings.parse(rest.pop("settings"))
+        settings = RunSettings.parse(rest.pop("settings"), rest["origin"])
         # Journals of before a step had its own version have the run's: no rewind had changed that.
         step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})
         tally = Tally(**rest.pop("tally", {}))

@@ -205,7 +205,7 @@ def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
         return None
     try:
         value = msgspec.json.decode(raw)
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        number = float(value) if isinstance(value, int | float) else math.nan  # true and false are 1 and 0
     except (msgspec.ValidationError, OverflowError):  # beyond float64
         return None
     return number if math.isfinite(number) else None

@@ -7,30 +7,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeGuard, TypeVar
 
-from forebay.core.group import Normaliser
+from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 
 EPSILON = 1e-8
 """Added to a deviation before dividing by it; a smaller deviation counts as none."""
 
 _LARGEST = sys.float_info.max
+_SAFE = 1e300
+"""Differences and deviations of rewards up to here are within float64."""
 
 T = TypeVar("T")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is a finite number; a bool is none."""
+    """Whether ``value`` is a finite number; true and false are 1 and 0."""
     # Comparisons rule out NaN as well, and integers beyond float64, on which ``math.isfinite`` raises.
     return _is_real(value) and -_LARGEST <= value <= _LARGEST
 
 
-def is_valid_reward(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is a number within [0, 1]."""
-    return _is_real(value) and 0 <= value <= 1
+def is_valid_reward(value: object, reward_range: RewardRange | None) -> TypeGuard[float]:
+    """Whether ``value`` is a number within ``reward_range``; without one, a finite number."""
+    if reward_range is None:
+        return is_number(value)
+    return _is_real(value) and reward_range[0] <= value <= reward_range[1]
 
 
 def _is_real(value: object) -> TypeGuard[float]:
     # The exact type first: almost every reward has it, and this is asked for each.
-    return type(value) is float or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    return type(value) is float or isinstance(value, (int, float))
 
 
 def bounded(value: float) -> float:
@@ -58,7 +62,12 @@ def _deviation(values: Sequence[float], centre: float) -> float:
     return bounded(math.hypot(*[value - centre for value in values]) / math.sqrt(len(values)))
 
 
-def advantages(rewards: Sequence[object], rollout_ids: Sequence[str], normaliser: Normaliser) -> list[object]:
+def advantages(
+    rewards: Sequence[object],
+    rollout_ids: Sequence[str],
+    normaliser: Normaliser,
+    reward_range: RewardRange | None = SLIME_REWARD_RANGE,
+) -> list[object]:
     """What each valid reward becomes within its group; what is not valid stays as it is, and counts nowhere.
 
     With r the rewards of n rollouts, m their mean and s their population deviation:
@@ -71,8 +80,8 @@ def advantages(rewards: Sequence[object], rollout_ids: Sequence[str], normaliser
     what it becomes; no ids at all mean as many rollouts as rewards. Rewards that are all zero stay zero, and rewards
     without spread become zero.
     """
-    valid = [place for place, reward in enumerate(rewards) if is_valid_reward(reward)]
-    numbers = [reward for reward in rewards if is_valid_reward(reward)]
+    valid = [place for place, reward in enumerate(rewards) if is_valid_reward(reward, reward_range)]
+    numbers = [reward for reward in rewards if is_valid_reward(reward, reward_range)]
     kept_ids = [rollout_ids[place] for place in valid] if rollout_ids else ()
     made = list(rewards)
     for place, advantage in zip(valid, valid_advantages(numbers, kept_ids, normaliser), strict=True):
@@ -99,17 +108,26 @@ def valid_advantages(rewards: Sequence[float], rollout_ids: Sequence[str], norma
 
 def _centred(rewards: Sequence[float], normaliser: Normaliser) -> Sequence[float]:
     """One advantage for each rollout's reward."""
+    low, high = min(rewards), max(rewards)
+    if low == high:  # a single one, too; the mean of equal numbers may be another one in its last digit
+        return [0.0] * len(rewards)
+    if max(-low, high) > _SAFE:
+        return _centred_far(rewards, max(-low, high), normaliser)
     centre = mean(rewards)
     if normaliser == "grpo":
         # Below ε the spread is rounding, and dividing by it would make noise of one size with real advantages.
         spread = _deviation(rewards, centre)
         scale = spread + EPSILON
         return [0.0] * len(rewards) if spread < EPSILON else [(reward - centre) / scale for reward in rewards]
-    if min(rewards) == max(rewards):  # a single one, too
-        return [0.0] * len(rewards)
     # With n rewards, r less the mean of the others is (r - mean) n / (n - 1).
     factor = len(rewards) / (len(rewards) - 1) if normaliser == "rloo" else 1.0
     return [(reward - centre) * factor for reward in rewards]
+
+
+def _centred_far(rewards: Sequence[float], largest: float, normaliser: Normaliser) -> Sequence[float]:
+    """The same where differences of rewards may be beyond float64."""
+    made = _centred([reward / largest for reward in rewards], normaliser)
+    return made if normaliser == "grpo" else [bounded(advantage * largest) for advantage in made]
 
 
 def num_rollouts(rollout_ids: Sequence[str], forks: Sequence[int]) -> int:

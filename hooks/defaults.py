@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from forebay.core.group import Normaliser
+from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.core.sample import fork_number, rollout_id
 from forebay.hooks import advantages
@@ -36,7 +36,13 @@ def judge(rewards: Sequence[object], sizes: Sizes, contract: Contract) -> Verdic
     return Verdict(is_valid, is_finished=is_valid)
 
 
-def process(group: HookInput, sizes: Sizes, contract: Contract, normaliser: Normaliser) -> Processed:
+def process(
+    group: HookInput,
+    sizes: Sizes,
+    contract: Contract,
+    normaliser: Normaliser,
+    reward_range: RewardRange | None = SLIME_REWARD_RANGE,
+) -> Processed:
     """What filter, normalise and pad make of a group (A), or transform (B).
 
     The result is shared with other groups, and not to be changed.
@@ -44,14 +50,20 @@ def process(group: HookInput, sizes: Sizes, contract: Contract, normaliser: Norm
     # Forks of one rollout count together, so that the rewards alone would not say what becomes of them.
     ids, forks = group.rollout_ids, group.forks if any(group.forks) else []
     if not forks and (not any(ids) or len(set(ids)) == len(ids)):
-        return _process_unrelated(tuple(group.rewards), sizes, contract, normaliser)
-    return _process(group.rewards, ids, forks, sizes, contract, normaliser)
+        return _process_unrelated(tuple(group.rewards), sizes, contract, normaliser, reward_range)
+    return _process(group.rewards, ids, forks, sizes, contract, normaliser, reward_range)
 
 
 @lru_cache(maxsize=1_024)
-def _process_unrelated(rewards: Sequence[float], sizes: Sizes, contract: Contract, normaliser: Normaliser) -> Processed:
+def _process_unrelated(
+    rewards: Sequence[float],
+    sizes: Sizes,
+    contract: Contract,
+    normaliser: Normaliser,
+    reward_range: RewardRange | None,
+) -> Processed:
     # No two samples are of one rollout. Worth keeping: rewards of 0 and 1 come in few different orders.
-    return _process(list(rewards), [], [], sizes, contract, normaliser)
+    return _process(list(rewards), [], [], sizes, contract, normaliser, reward_range)
 
 
 def _process(
@@ -61,16 +73,18 @@ def _process(
     sizes: Sizes,
     contract: Contract,
     normaliser: Normaliser,
+    reward_range: RewardRange | None,
 ) -> Processed:
     if contract == "B":
         rows = [Row(n, reward, None, None) for n, reward in enumerate(rewards)]
         return Processed(rows, len(rows), is_filtered=False)
-    kept = [n for n, reward in enumerate(rewards) if advantages.is_valid_reward(reward)]
+    num_all = advantages.num_rollouts(rollout_ids, forks) if forks else len(rewards)
+    kept = [n for n, reward in enumerate(rewards) if advantages.is_valid_reward(reward, reward_range)]
     if len(kept) < len(rewards):
         rewards, rollout_ids, forks = _picked(rewards, kept), _picked(rollout_ids, kept), _picked(forks, kept)
     num_kept = advantages.num_rollouts(rollout_ids, forks) if forks else len(kept)
     if num_kept < sizes.min_valid_item_size:
-        return Processed([], num_kept, is_filtered=True)
+        return Processed([], num_kept, is_filtered=True, is_out_of_range=num_all >= sizes.min_valid_item_size)
     made = advantages.valid_advantages(rewards, rollout_ids, normaliser)
     # Nothing to pad, as nearly always: every share would be scaled by 1.
     if num_kept == sizes.group_size:
@@ -106,9 +120,15 @@ def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> d
 class Defaults:
     """Answers every read hook. Works on items with a body and on items that have only their index columns."""
 
-    def __init__(self, choice: ContractChoice, normaliser: Normaliser = "grpo") -> None:
+    def __init__(
+        self,
+        choice: ContractChoice,
+        normaliser: Normaliser = "grpo",
+        reward_range: RewardRange | None = SLIME_REWARD_RANGE,
+    ) -> None:
         self._choice = choice
         self._normaliser = normaliser
+        self._reward_range = reward_range
 
     @hookimpl(trylast=True)
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
@@ -125,11 +145,11 @@ class Defaults:
 
     @hookimpl(trylast=True)
     def filter_item(self, item: Item) -> bool:
-        """Keep an item that has an instance, a list of messages, and a reward within [0, 1]."""
+        """Keep an item that has an instance, a list of messages, and a reward within the run's ``reward_range``."""
         return (
             "instance_id" in item
             and isinstance(item.get("messages"), list)
-            and advantages.is_valid_reward(item.get("reward"))
+            and advantages.is_valid_reward(item.get("reward"), self._reward_range)
         )
 
     @hookimpl(trylast=True)
@@ -138,7 +158,7 @@ class Defaults:
         items = group[1]
         rewards = [item.get("reward") for item in items]
         rollout_ids, _ = columns_of(items)
-        made = advantages.advantages(rewards, rollout_ids, self._normaliser)
+        made = advantages.advantages(rewards, rollout_ids, self._normaliser, self._reward_range)
         for item, raw, advantage in zip(items, rewards, made, strict=True):
             item["reward"] = advantage
             item["raw_reward"] = raw

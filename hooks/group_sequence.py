@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from forebay.core.group import SLIME_REWARD_RANGE, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.hooks import advantages, answer_checks, defaults
 from forebay.hooks.manager import BUILT_IN, HookManager
@@ -22,6 +23,7 @@ class Outcome:
     items: list[Item]
     num_kept: int
     is_filtered: bool
+    is_out_of_range: bool = False
 
 
 def index_items(
@@ -36,19 +38,42 @@ def index_items(
 
 
 def full_items(bodies: Sequence[bytes]) -> list[Item]:
-    """The samples as they were written."""
-    return [json.loads(body) for body in bodies]
+    """The samples as they were written; a reward of true or false as 1 or 0."""
+    return [_with_numbers(json.loads(body)) for body in bodies]
 
 
-def process(hooks: HookManager, group: Group, sizes: Sizes, contract: Contract) -> Outcome:
-    """Filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
+def _with_numbers(item: Item) -> Item:
+    for name in ("reward", "raw_reward"):
+        if isinstance(item.get(name), bool):
+            item[name] = float(item[name])
+    return item
+
+
+def process(
+    hooks: HookManager,
+    group: Group,
+    sizes: Sizes,
+    contract: Contract,
+    reward_range: RewardRange | None = SLIME_REWARD_RANGE,
+    *,
+    has_own_filter: bool = False,
+) -> Outcome:
+    """Filter, normalise and pad (A), or transform (B). Raises ``HookFailed``.
+
+    What a filter of the file's own drops was meant to go (``has_own_filter``), whatever its reward.
+    """
     if contract == "B":
         items = hooks.transform_group(group)[1]
         return Outcome(items, len(items), is_filtered=False)
-    kept = [item for item in group[1] if hooks.filter_item(item)]
+    kept, dropped = list[Item](), list[Item]()
+    for item in group[1]:
+        (kept if hooks.filter_item(item) else dropped).append(item)
     num_kept = advantages.num_rollouts(*defaults.columns_of(kept))
     if num_kept < sizes.min_valid_item_size:
-        return Outcome([], num_kept, is_filtered=True)
+        outside = [item for item in dropped if not advantages.is_valid_reward(item.get("reward"), reward_range)]
+        num_otherwise = advantages.num_rollouts(*defaults.columns_of([*kept, *outside]))
+        is_out_of_range = not has_own_filter and num_otherwise >= sizes.min_valid_item_size
+        return Outcome([], num_kept, is_filtered=True, is_out_of_range=is_out_of_range)
     normalized = hooks.normalize_group_data((group[0], kept))
     padded = hooks.pad_group_data(normalized, sizes.group_size)
     return Outcome(padded[1], num_kept, is_filtered=False)
@@ -57,15 +82,15 @@ def process(hooks: HookManager, group: Group, sizes: Sizes, contract: Contract) 
 def index_rows(outcome: Outcome) -> Processed:
     """The rows of an outcome of index items: each points to its sample."""
     rows = [Row(item[_ROW], item["reward"], item.get("raw_reward"), None) for item in outcome.items]
-    return Processed(rows, outcome.num_kept, outcome.is_filtered)
+    return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
 def full_rows(outcome: Outcome, sources: Sequence[Any], hook: str) -> Processed:
     """The rows of full items, encoded. ``sources`` are the samples' uids; ``hook`` is blamed for what is not JSON."""
     # A user's hook may have reordered, copied or made items: the uid says which sample each comes from.
     order = {uid: row for row, uid in enumerate(sources) if isinstance(uid, str)}
-    rows = [_full_row(item, order, hook) for item in outcome.items]
-    return Processed(rows, outcome.num_kept, outcome.is_filtered)
+    rows = [_full_row(_with_numbers(item), order, hook) for item in outcome.items]
+    return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
 def _full_row(item: Item, order: dict[str, int], hook: str) -> Row:

@@ -71,6 +71,7 @@ class Host:
 
     def __init__(self, setup: host_messages.Setup, channel: Channel) -> None:
         self._channel = channel
+        self._reward_range = setup.reward_range
         self._asked = ""
         self._complete = Completer()
         self._hooks = HookManager(setup.task_type, complete=self._complete, on_ask=self._announce)
@@ -79,12 +80,14 @@ class Host:
             task_type=setup.task_type,
             contract=setup.contract,
             normaliser=setup.normaliser,
+            reward_range=setup.reward_range,
             module_path=Path(setup.module_path) if setup.module_path else None,
             python_path=setup.python_path,
             loads_plugins=setup.loads_plugins,
             complete=self._complete,
         )
         self._implementations = self._hooks.implementations()
+        self._has_own_filter = any(who.startswith("file ") for who in self._implementations["filter_item"])
 
     def hello(self) -> host_messages.Hello:
         """What was loaded."""
@@ -131,14 +134,18 @@ class Host:
         contract = self._contract_for(group, sizes)
         # Read before users' hooks get the items, which they may change.
         uids = [item.get("uid") for item in group[1]]
-        outcome = group_sequence.process(self._hooks, group, sizes, contract)
+        outcome = group_sequence.process(
+            self._hooks, group, sizes, contract, self._reward_range, has_own_filter=self._has_own_filter
+        )
         if request.bodies is None:
             done = group_sequence.index_rows(outcome)
         else:
             # Items that are not plain JSON show only here: the last user's hook is the one that let them pass.
             culprit = group_sequence.last_outside(self._implementations, contract) or self._asked
             done = group_sequence.full_rows(outcome, uids, culprit)
-        return host_messages.Rows(done.rows, done.num_kept, done.is_filtered, self._choice.decided)
+        return host_messages.Rows(
+            done.rows, done.num_kept, done.is_filtered, done.is_out_of_range, self._choice.decided
+        )
 
     def _contract_for(self, group: Group, sizes: Sizes) -> Contract:
         """The contract. When a salvaged group comes before any was judged, ``is_valid_group`` is asked to learn it."""

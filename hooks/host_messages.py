@@ -5,7 +5,7 @@ Bodies, ids and whatever users' hooks answer travel as JSON bytes inside, which 
 
 import msgspec
 
-from forebay.core.group import Normaliser
+from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.hooks.types import Contract, Row
 
 HEADER_BYTES = 8
@@ -20,6 +20,7 @@ class Setup(msgspec.Struct, tag="setup"):
     module_path: str
     python_path: list[str]
     loads_plugins: bool
+    reward_range: RewardRange | None = SLIME_REWARD_RANGE
 
 
 class AboutGroup(msgspec.Struct):
@@ -81,6 +82,7 @@ class Rows(msgspec.Struct, tag="rows"):
     rows: list[Row]
     num_kept: int
     is_filtered: bool
+    is_out_of_range: bool
     contract: Contract | None
 
 

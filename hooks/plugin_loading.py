@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from forebay.core.group import Normaliser
+from forebay.core.group import Normaliser, RewardRange
 from forebay.hooks import answer_checks
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.defaults import Defaults
@@ -29,6 +29,7 @@ def load_hooks(
     task_type: str,
     contract: Contract | None,
     normaliser: Normaliser,
+    reward_range: RewardRange | None,
     module_path: Path | None,
     python_path: Sequence[str],
     loads_plugins: bool,
@@ -50,7 +51,7 @@ def load_hooks(
     for point in installed_plugins() if loads_plugins else []:
         with _blamed(f"plugin {point.name}"):
             manager.register(point.load(), f"plugin {point.name}")
-    manager.register(Defaults(choice, normaliser), BUILT_IN)
+    manager.register(Defaults(choice, normaliser, reward_range), BUILT_IN)
     return choice
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from forebay.core.errors import ForebayError
-from forebay.core.group import Normaliser
+from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.host_client import HostClient
@@ -27,8 +27,9 @@ class HookRunner:
 
     ``user_hooks`` are the hooks that the generator file at ``module_path`` has (see ``check_hooks``); without any,
     the file is not loaded. ``python_path`` goes in front of the host's. ``contract`` is what the payload or the file
-    declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by. One request to the host may take
-    ``time_limit_s``, loading it ``start_limit_s``. What hooks print goes to ``log_path``, else to standard error.
+    declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by, ``reward_range`` which rewards built-in
+    hooks keep (None: every finite one). One request to the host may take ``time_limit_s``, loading it
+    ``start_limit_s``. What hooks print goes to ``log_path``, else to standard error.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class HookRunner:
         task_type: str,
         contract: Contract | None = None,
         normaliser: Normaliser = "grpo",
+        reward_range: RewardRange | None = SLIME_REWARD_RANGE,
         module_path: Path | None = None,
         python_path: Sequence[Path] = (),
         user_hooks: Collection[str] = (),
@@ -52,8 +54,11 @@ class HookRunner:
         choice = ContractChoice(contract, has_transform="transform_group" in self._user_hooks)
         self._choice = choice
         self._normaliser = normaliser
+        self.reward_range = reward_range
         paths = [str(path) for path in python_path]
-        setup = host_messages.Setup(task_type, contract, normaliser, str(self._file or ""), paths, bool(self._plugins))
+        setup = host_messages.Setup(
+            task_type, contract, normaliser, str(self._file or ""), paths, bool(self._plugins), reward_range
+        )
         self._host = HostClient(setup, time_limit_s=time_limit_s, start_limit_s=start_limit_s, log_path=log_path)
         self._notifier = Notifier(self._deliver)
 
@@ -117,7 +122,7 @@ class HookRunner:
     async def process(self, group: HookInput, sizes: Sizes) -> Processed:
         """Ask for the rows of a group: filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
         if not self.in_host("process"):
-            return defaults.process(group, sizes, self._choice.current, self._normaliser)
+            return defaults.process(group, sizes, self._choice.current, self._normaliser, self.reward_range)
         hello = await self._host.ready(is_refusable=True)
         bodies = await group.bodies() if _needs_bodies(hello) else None
         request = host_messages.Process(
@@ -126,7 +131,7 @@ class HookRunner:
         # The name is blamed only if the host dies before it has announced a hook.
         reply = cast(host_messages.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
-        return Processed(reply.rows, reply.num_kept, reply.is_filtered)
+        return Processed(reply.rows, reply.num_kept, reply.is_filtered, reply.is_out_of_range)
 
     async def meta_info(self, groups: Sequence[HookInput]) -> dict[str, Any]:
         """Ask ``get_group_data_meta_info`` about ``groups``. Raises ``HookFailed``."""

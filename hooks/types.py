@@ -80,3 +80,5 @@ class Processed:
     """Samples left after ``filter_item`` (contract A), forks not counted; rows after ``transform_group`` (B)."""
     is_filtered: bool
     """Fewer samples than ``min_valid_item_size`` were left after the filter; ``rows`` is empty."""
+    is_out_of_range: bool = False
+    """Enough would have been left but for rewards outside the run's ``reward_range``, and no filter of the file's."""

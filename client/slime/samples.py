@@ -95,7 +95,7 @@ def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 @cache

@@ -40,8 +40,7 @@ def _last_line_reward(stdout: str) -> float:
     try:
         value = msgspec.json.decode(last)
         reward = value["reward"] if isinstance(value, dict) else value
-        # True and false are numbers in Python; in a verifier's output they are a mistake.
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
+        if not isinstance(reward, int | float):
             raise TypeError
     except (msgspec.DecodeError, KeyError, TypeError):
         raise JudgeFailed(

@@ -1,6 +1,7 @@
 """A run in words, as ``status`` and the end of ``start --follow`` show it."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from forebay.core.errors import ForebayError
@@ -61,6 +62,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "started": f"{age_text(view['started_at_s'])} ago",
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
+        "reward range": _range_text(view["settings"]["reward_range"]),
         "groups": _groups_text(view),
         "discarded": _discarded_text(view),
         "samples": counts_text(samples_of(view)),
@@ -110,6 +112,10 @@ def _rewards_text(rewards: dict[str, Any]) -> str:
     if not rewards["num"]:
         return ""
     return f"mean {rewards['mean']:.3f} · least {rewards['min']:g} · greatest {rewards['max']:g}"
+
+
+def _range_text(reward_range: Sequence[float] | None) -> str:
+    return "any finite number" if reward_range is None else f"[{reward_range[0]:g}, {reward_range[1]:g}]"
 
 
 def _tokens_text(tokens: dict[str, Any]) -> str:

@@ -70,8 +70,11 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
     for group in groups:
-        bodies = await entry.buffer.json_bodies(group.samples[:2])
-        data += [parse_object(body) for body in bodies]
+        samples = group.samples[:2]
+        bodies = await entry.buffer.json_bodies(samples)
+        # A reward of true is 1 for whoever reads.
+        rewards = [{} if sample.reward is None else {"reward": sample.reward} for sample in samples]
+        data += [parse_object(body) | reward for body, reward in zip(bodies, rewards, strict=True)]
     return {"success": True, "message": f"{len(data)} samples", "data": {"data": data, "meta_info": {}}}
 
 

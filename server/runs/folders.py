@@ -57,6 +57,7 @@ class RunFolders:
             task_type=run.task_type,
             contract=run.settings.contract or run.generator_contract,
             normaliser=run.settings.normaliser,
+            reward_range=run.settings.reward_range,
             module_path=copied_module(Path(run.generator_path), run_dir) if run.generator_path else None,
             user_hooks=run.generator_hooks,
             time_limit_s=run.settings.hook_time_limit_s,

@@ -66,7 +66,7 @@ class RunService:
 
         Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
         """
-        request = StartRequest.parse(payload)
+        request = StartRequest.parse(payload, origin)
         if origin == "native":
             return await self._start_natively(request, name)
         async with self._starting[name]:
@@ -211,7 +211,7 @@ class RunService:
         if run.state in WORKING:
             await self._parts.records.expect_repeats(run.run_id)
         if run.state is RunState.VALIDATING:
-            self._launches.begin(run.run_id, StartRequest.parse(run.payload), None, may_have_calls=True)
+            self._launches.begin(run.run_id, StartRequest.parse(run.payload, run.origin), None, may_have_calls=True)
         elif run.state is RunState.RUNNING:
             await self._launches.relaunch(run)
 

@@ -9,7 +9,7 @@ from forebay.core.addresses import is_http_url
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
-from forebay.core.run import RunSettings
+from forebay.core.run import Origin, RunSettings
 from forebay.core.settings import Settings
 from forebay.engines.chat_template import check_template
 from forebay.generators.discovery.info import GeneratorInfo
@@ -36,7 +36,7 @@ class StartRequest:
     """A native start repeated under it is the same start; "" means that the caller gave none."""
 
     @classmethod
-    def parse(cls, payload: dict[str, Any]) -> "StartRequest":
+    def parse(cls, payload: dict[str, Any], origin: Origin) -> "StartRequest":
         """Raises ``InvalidInput`` with the wrong field."""
         task_type = payload.get("task_type")
         if not isinstance(task_type, str) or not task_type:
@@ -50,7 +50,7 @@ class StartRequest:
         return cls(
             payload=payload,
             task_type=task_type,
-            settings=RunSettings.parse(payload),
+            settings=RunSettings.parse(payload, origin),
             listed=_listed(payload),
             input_file=input_file or None,
             lists_ids=payload.get("skip_instance_ids") is not None,

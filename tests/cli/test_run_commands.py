@@ -70,6 +70,13 @@ def test_status_lists_runs_and_shows_one_by_its_name(
     assert "is stopped" in forebay("stop", "by-name", *target).out
 
 
+@pytest.mark.parametrize(("said", "shown"), [([-1, 2.5], r"\[-1, 2.5\]"), (None, "any finite number")])
+def test_status_shows_which_rewards_count(forebay: Forebay, target: list[str], said: object, shown: str) -> None:
+    run_id = start(forebay, target, "--set", f"reward_range={json.dumps(said)}")
+    assert re.search(rf"reward range +{shown} *\n", forebay("status", run_id, *target).out)
+    forebay("stop", run_id, *target)
+
+
 def test_follow_shows_progress_until_the_run_has_ended(
     forebay: Forebay, target: list[str], server: ServerProcess, tmp_path: Path
 ) -> None:

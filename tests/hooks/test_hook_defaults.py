@@ -123,7 +123,7 @@ def test_padding_leaves_rewards_that_are_no_numbers_and_never_leaves_float64() -
         ({"reward": -0.1}, False),
         ({"reward": "1"}, False),
         ({"reward": None}, False),
-        ({"reward": True}, False),
+        ({"reward": True}, True),
         ({"messages": "text"}, False),
     ],
 )
