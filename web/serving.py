@@ -32,8 +32,11 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
-    """Serve ``app`` on ``127.0.0.1``; yields the port (0: a free one). At the end running calls have 2 s left."""
-    listener = _bound("127.0.0.1", port)
+    """Serve ``app`` on ``127.0.0.1``; yields the port (0: a free one). At the end running calls have 2 s left.
+
+    Raises ``InvalidInput`` that tells why it cannot listen there.
+    """
+    listener = bind("127.0.0.1", port, listens=True)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -53,19 +56,23 @@ async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
         await task
 
 
-def bind(host: str, port: int, *, setting: str = "port") -> socket.socket:
-    """A socket bound to ``host`` and ``port``. Raises ``InvalidInput`` that names ``setting`` if that cannot be."""
+def bind(host: str, port: int, *, setting: str = "port", listens: bool = False) -> socket.socket:
+    """A socket bound to ``host`` and ``port``. Raises ``InvalidInput`` that names ``setting`` if that cannot be.
+
+    Two sockets can be bound to one port; only the one that ``listens`` first can.
+    """
     try:
-        return _bound(host, port)
-    except OSError as error:
+        return _bound(host, port, listens)
+    except (OSError, OverflowError) as error:  # the second for a number that is no port
+        why = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
         raise InvalidInput(
-            f"port {port} of {host} cannot be used: {error.strerror}",
+            f"port {port} of {host} cannot be used: {why}",
             hint=f"another server may be running; choose another {setting}, or 0 for a free one",
             field=setting,
         ) from None
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, listens: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Only where the protocol is named does asyncio switch Nagle's algorithm off, which would hold back the second part
     # of a reply.
@@ -74,7 +81,9 @@ def _bound(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
-    except OSError:
+        if listens:
+            bound.listen()
+    except (OSError, OverflowError):
         bound.close()
         raise
     return bound

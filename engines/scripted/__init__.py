@@ -17,6 +17,7 @@ fall into the middle of it, as they would in a model.
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self
 
@@ -46,7 +47,8 @@ class ScriptedEngine:
         async with ScriptedEngine(lambda call: "4") as engine:
             ...  # engine.url, engine.calls, engine.aborts
 
-    Leaving stops every call that runs. Can be entered again, on the same port.
+    Leaving stops every call that runs. Can be entered again, on the same port. Entering raises ``InvalidInput`` that
+    tells why it cannot listen on ``port``.
     """
 
     def __init__(self, script: Script, *, model: str = "scripted", port: int = 0) -> None:
@@ -125,32 +127,30 @@ class ScriptedEngine:
 
     @contextmanager
     def in_thread(self) -> Iterator["ThreadedEngine"]:
-        """Serve from a thread of its own, for code without an event loop."""
-        ready: list[ThreadedEngine] = []
-        started = threading.Event()
-        thread = threading.Thread(target=self._run, args=(ready, started), name="scripted-engine", daemon=True)
+        """Serve from a thread of its own, for code without an event loop. Raises what entering it raises, here."""
+        started: Future[ThreadedEngine] = Future()
+        thread = threading.Thread(target=self._run, args=(started,), name="scripted-engine", daemon=True)
         thread.start()
-        if not started.wait(THREAD_START_S) or not ready:
-            raise RuntimeError("the scripted engine did not start; its thread has reported why")
+        engine = started.result(THREAD_START_S)
         try:
-            yield ready[0]
+            yield engine
         finally:
-            ready[0].stop()
+            engine.stop()
             thread.join()
 
-    def _run(self, ready: list["ThreadedEngine"], started: threading.Event) -> None:
+    def _run(self, started: "Future[ThreadedEngine]") -> None:
         async def serve() -> None:
             async with self:
                 stopping = asyncio.Event()
-                ready.append(ThreadedEngine(self, asyncio.get_running_loop(), stopping))
-                started.set()
+                started.set_result(ThreadedEngine(self, asyncio.get_running_loop(), stopping))
                 await stopping.wait()
 
         try:
             asyncio.run(serve())
-        finally:
-            # Also where the start has failed: nobody should wait for it until the time-out.
-            started.set()
+        except Exception as error:
+            if started.done():
+                raise
+            started.set_exception(error)
 
 
 class ThreadedEngine:

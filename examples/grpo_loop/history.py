@@ -14,7 +14,12 @@ from forebay.core.errors import MissingExtra
 
 HEIGHT = 10
 BARS = " ▁▂▃▄▅▆▇█"
+TICKS = {HEIGHT - 1: "1.0 ┤", HEIGHT // 2 - 1: "0.5 ┤"}
+"""By the row that ends at it."""
 WINDOW = 5
+TITLE = "GRPO on sums: mean reward by step"
+STEPS, REWARDS = "optimiser step", "mean reward of its samples (0 to 1)"
+"""What the axes count."""
 
 Entry = dict[str, Any]
 
@@ -80,12 +85,24 @@ def versions_of(row: dict[str, Any]) -> list[int]:
 
 
 def draw(history: History, doing: str) -> RenderableType:
-    """The curve so far, as wide as there are steps, and what is being done."""
+    """The curve so far, as wide as there are steps, between its axes, and what is being done."""
     rewards = [reward for _, reward in history.rewards]
-    lines = [Text("".join(_bar(reward, row) for reward in rewards), "green") for row in reversed(range(HEIGHT))]
+    lines = [
+        Text.assemble(TICKS.get(row, "    ┤"), ("".join(_bar(reward, row) for reward in rewards), "green"))
+        for row in reversed(range(HEIGHT))
+    ]
     told = f"{describe(history.entries[-1])}\n" if history.entries else ""
-    width = max(60, len(rewards) + 4)
-    return Panel(Group(*lines, Text(f"{told}{doing}")), title="mean reward, from 0 to 1", width=width)
+    width = max(60, len(rewards) + 9)
+    return Panel(
+        Group(Text(f"{REWARDS}"), *lines, *_step_axis(history), Text(f"{told}{doing}")), title=TITLE, width=width
+    )
+
+
+def _step_axis(history: History) -> list[Text]:
+    """The line below the curve, and which steps stand above its ends."""
+    steps = [step for step, _ in history.rewards]
+    ends = f"{steps[0]} … {steps[-1]}" if steps else "none yet"
+    return [Text(f"0.0 └{'─' * len(steps)}"), Text(f"     {STEPS}: {ends}\n")]
 
 
 def describe(entry: Entry) -> str:
@@ -104,14 +121,18 @@ def _bar(reward: float, row: int) -> str:
 
 
 def save_picture(history: History, path: Path) -> None:
-    """Write the curve as PNG. Raises ``MissingExtra`` without matplotlib."""
+    """Write the curve as PNG, or as what else ``path`` ends in. Raises ``MissingExtra`` without matplotlib."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise MissingExtra("matplotlib", "rl") from None
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*history.rewards, strict=True), marker="o", markersize=3)
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    axes.set(title=TITLE, xlabel=STEPS, ylabel=REWARDS, ylim=(0, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    with rc_context({"svg.fonttype": "none"}):  # words as words, for those who search
+        figure.savefig(path, dpi=150)

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
+from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import encode_chat
 from tests.kit import TIME_LIMIT_S
@@ -16,7 +18,7 @@ ASK = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"
 
 
 async def post(engine: ScriptedEngine, body: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         return await http.post(f"{engine.url}/v1/chat/completions", json=body)
 
 
@@ -54,7 +56,7 @@ async def test_script_is_asked_once_for_each_choice() -> None:
 
 
 async def test_calls_that_arrive_together_have_numbers_of_their_own() -> None:
-    async with ScriptedEngine(lambda call: str(call.number)) as engine, httpx.AsyncClient(timeout=10) as http:
+    async with ScriptedEngine(lambda call: str(call.number)) as engine, httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         replies = await asyncio.gather(*(http.post(f"{engine.url}/v1/chat/completions", json=ASK) for _ in range(32)))
     told = [int(reply.json()["choices"][0]["message"]["content"]) for reply in replies]
     assert sorted(told) == list(range(32))
@@ -157,6 +159,26 @@ async def test_entered_again_on_the_same_port() -> None:
     async with engine:
         assert engine.url == first
         assert (await post(engine, ASK)).status_code == 200
+
+
+async def test_it_says_why_it_cannot_listen() -> None:
+    async with ScriptedEngine(lambda _: "first") as first:
+        taken = urlsplit(first.url).port or 0
+        second = ScriptedEngine(lambda _: "second", port=taken)
+        in_use = f"port {taken} of 127.0.0.1 cannot be used: Address already in use"
+        with pytest.raises(InvalidInput, match=in_use) as told:
+            await second.__aenter__()
+        assert (told.value.field, "0 for a free one" in told.value.hint) == ("port", True)
+        with pytest.raises(InvalidInput, match=in_use):
+            await asyncio.to_thread(second.in_thread().__enter__)
+    async with second:
+        assert second.url == first.url, "it may be entered once the port is free"
+
+
+def test_what_is_no_port_is_told_from_its_thread_as_well() -> None:
+    engine = ScriptedEngine(lambda _: "never", port=70_000)
+    with pytest.raises(InvalidInput, match=r"port 70000 .* from 0 to 65535"), engine.in_thread():
+        pass
 
 
 def test_url_before_it_serves_says_what_to_do() -> None:
