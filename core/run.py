@@ -219,7 +219,9 @@ class Run:
     step: StepStart = field(default_factory=StepStart)
     """The step that began with what was last announced."""
     tally: Tally = field(default_factory=Tally)
-    """What its processes count."""
+    """What its own processes count."""
+    gateway_tally: Tally = field(default_factory=Tally)
+    """What gateways count for it meanwhile."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
 
@@ -227,6 +229,11 @@ class Run:
     def is_alive(self) -> bool:
         """Not failed, stopped or ended."""
         return not self.has_ended and self.state not in (RunState.FAILED, RunState.STOPPED)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Everything that is counted for it."""
+        return self.tally.totals + self.gateway_tally.totals
 
     def document(self) -> dict[str, Any]:
         """Everything but what a ``RunRow`` has columns for, as JSON values."""
@@ -257,6 +264,7 @@ class Run:
             "weight_version": self.weight_version,
             "step": asdict(self.step),
             "tally": asdict(self.tally),
+            "gateway_tally": asdict(self.gateway_tally),
             "process_ended_s": self.process_ended_s,
         }
 
@@ -270,7 +278,7 @@ class Run:
         settings = RunSettings.parse(rest.pop("settings"), rest["origin"])
         # Journals of before a step had its own version have the run's: no rewind had changed that.
         step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})
-        tally = Tally(**rest.pop("tally", {}))
+        tally, gateway_tally = (Tally(**rest.pop(name, {})) for name in ("tally", "gateway_tally"))
         return cls(
             run_id=run_id,
             name=name,
@@ -280,6 +288,7 @@ class Run:
             settings=settings,
             step=step,
             tally=tally,
+            gateway_tally=gateway_tally,
             **rest,
         )
 

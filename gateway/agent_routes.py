@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -17,10 +18,12 @@ from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
 from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, TooLarge
 from forebay.gateway.runs.foreign_runs import CapturedCall
+from forebay.gateway.runs.notes import UNRECORDED
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
 from forebay.gateway.streaming import ChatCall
+from forebay.gateway.unrecorded import COMPLETIONS, EMBEDDINGS, UnrecordedCall
 from forebay.web.bodies import BodyBudget
 from forebay.web.replies import encode
 
@@ -29,7 +32,9 @@ WRITE_HEADERS = ("content-type", "retry-after")
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 BASE = "/gateway/{rollout_id}"
 RESPONSES = f"{BASE}/v1/responses"
-MESSAGES = f"{BASE}/anthropic/v1/messages"
+ANTHROPIC = f"{BASE}/anthropic"
+VERSIONS = ("/v1", "")
+"""Some clients of Anthropic's API leave the version out."""
 
 Found = tuple[GatewayRun, Agent]
 Handler = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
@@ -47,16 +52,26 @@ class AgentRoutes:
         return [
             self._route("POST", f"{BASE}/v1/chat/completions", self._chat, ChatDialect),
             self._route("GET", f"{BASE}/v1/models", self._models, ChatDialect),
+            self._route("GET", f"{BASE}/v1/models/{{model:path}}", self._models, ChatDialect),
+            self._route("POST", f"{BASE}{COMPLETIONS}", self._unrecorded, ChatDialect),
+            self._route("POST", f"{BASE}{EMBEDDINGS}", self._unrecorded, ChatDialect),
             self._route("POST", RESPONSES, self._translated, ResponsesDialect),
             self._route("GET", f"{RESPONSES}/{{response_id}}", self._stored, ResponsesDialect),
             self._route("DELETE", f"{RESPONSES}/{{response_id}}", self._stored, ResponsesDialect),
             self._route("POST", f"{RESPONSES}/{{response_id}}/cancel", self._stored, ResponsesDialect),
             self._route("GET", f"{RESPONSES}/{{response_id}}/input_items", self._input_items, ResponsesDialect),
-            self._route("POST", MESSAGES, self._translated, MessagesDialect),
-            self._route("POST", f"{MESSAGES}/count_tokens", self._count_tokens, MessagesDialect),
+            *(route for version in VERSIONS for route in self._anthropic(f"{ANTHROPIC}{version}")),
             self._route("POST", f"{BASE}/buffer/write", self._write, ChatDialect),
-            Route(f"{BASE}/anthropic/{{rest:path}}", self._endpoint(_unknown, MessagesDialect), methods=METHODS),
+            Route(f"{ANTHROPIC}/{{rest:path}}", self._endpoint(_unknown, MessagesDialect), methods=METHODS),
             Route(f"{BASE}/{{rest:path}}", self._endpoint(_unknown, ChatDialect), methods=METHODS),
+        ]
+
+    def _anthropic(self, base: str) -> list[Route]:
+        return [
+            self._route("POST", f"{base}/messages", self._translated, MessagesDialect),
+            self._route("POST", f"{base}/messages/count_tokens", self._count_tokens, MessagesDialect),
+            self._route("GET", f"{base}/models", self._anthropic_models, MessagesDialect),
+            self._route("GET", f"{base}/models/{{model:path}}", self._anthropic_models, MessagesDialect),
         ]
 
     def _route(self, method: str, path: str, handler: Handler, kind: type[Dialect]) -> Route:
@@ -84,10 +99,24 @@ class AgentRoutes:
         return Exchange(_call(found), dialect, body)
 
     async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        return Exchange(_call(found), dialect, dialect.to_chat(await self._json(request)))
+        chat = dialect.to_chat(await self._json(request))
+        _note(found, dialect.notes)
+        return Exchange(_call(found), dialect, chat)
 
-    async def _models(self, _: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        return PassedOn(_call(found), dialect, "GET", "/v1/models")
+    async def _unrecorded(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        (run, agent), content = found, await self._body(request)
+        path = EMBEDDINGS if request.url.path.endswith(EMBEDDINGS) else COMPLETIONS
+        body = read_chat(content)
+        if body is None:
+            return PassedOn(_call(found), dialect, "POST", path, content)
+        _note(found, [UNRECORDED + path.rpartition("/")[2]])
+        return UnrecordedCall(run, agent.session, path, body)
+
+    async def _models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        return PassedOn(_call(found), dialect, "GET", _models_path(request))
+
+    async def _anthropic_models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
+        return PassedOn(_call(found), dialect, "GET", _models_path(request), read=anthropic.from_models)
 
     async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
         """An answer that is kept, for GET, DELETE and for the POST that cancels it."""
@@ -101,7 +130,8 @@ class AgentRoutes:
         return json_reply(HTTPStatus.OK, {"object": "list", "data": items, "has_more": False})
 
     async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        content = encode(anthropic.to_tokenize(await self._json(request), dialect.memory.memo))
+        content = encode(anthropic.to_tokenize(await self._json(request), dialect.memory.memo, dialect.notes))
+        _note(found, dialect.notes)
         return PassedOn(_call(found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
@@ -134,6 +164,20 @@ class AgentRoutes:
 
 async def _unknown(request: Request, _found: Found, _dialect: Dialect) -> ASGIApp:
     raise NoSuchRoute(request.method, request.url.path)
+
+
+def _models_path(request: Request) -> str:
+    model = request.path_params.get("model")
+    if model is None:
+        return "/v1/models"
+    if {".", ".."} & set(model.split("/")):  # it would lead to the engine's other routes
+        raise NoSuchRoute(request.method, request.url.path)
+    return f"/v1/models/{quote(model)}"
+
+
+def _note(found: Found, kinds: list[str]) -> None:
+    run, agent = found
+    run.notes.add(kinds, agent.session.notes)
 
 
 def _call(found: Found) -> ChatCall:

@@ -130,7 +130,7 @@ class PassedOn:
             return translated_error(self._dialect, reply, self._id_header)
         try:
             body = self._read(_decode_any(reply.content))
-        except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}") from None
         return json_reply(reply.status, body, self._id_header)
 

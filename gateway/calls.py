@@ -20,7 +20,7 @@ from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
-from forebay.engines.ring import Target
+from forebay.engines.ring import Member, Target
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
 from forebay.gateway.recording import Recording
@@ -157,10 +157,7 @@ class EngineCall:
 
     @asynccontextmanager
     async def _sent(self, recording: Recording) -> AsyncIterator[EngineRequest]:
-        """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200.
-
-        However this is left before the reply has come whole, the engine is to stop.
-        """
+        """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         member = await session.affinity.choose()
         target, rid = member.server, session.next_rid()
@@ -169,16 +166,25 @@ class EngineCall:
         # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
         version = await run.versions.before(target.url, announced) if is_version_asked else None
         body = recording.engine_body(rid, announced, is_sglang=target.is_sglang)
-        is_over = False
+        began_s = time.time()
+        async with self._reply(member, rid, CHATS, body) as reply:
+            if reply.status != HTTPStatus.OK:
+                raise await self._refusal(target, recording, await reply.whole())
+            member.recovered()
+            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"))
+
+    @asynccontextmanager
+    async def _reply(self, member: Member, rid: str, path: str, body: Json) -> AsyncIterator[IncomingReply]:
+        """An engine's reply to one request, whatever its status. Raises ``EngineUnavailable``.
+
+        However this is left before the reply has come whole, the engine is to stop.
+        """
+        run, url, is_over = self._run, member.server.url, False
         try:
-            with run.ring.occupied(member), session.asking(target.url, rid):
-                began_s = time.time()
-                async with run.engine_http.reply("POST", target.url + CHATS, _encode(body)) as reply:
-                    if reply.status != HTTPStatus.OK:
-                        raise await self._refusal(target, recording, await reply.whole())
-                    member.recovered()
+            with run.ring.occupied(member), self.session.asking(url, rid):
+                async with run.engine_http.reply("POST", url + path, _encode(body)) as reply:
                     self.headers = reply.headers
-                    yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"))
+                    yield reply
             is_over = True
         except EngineUnavailable:
             is_over = True
@@ -190,7 +196,7 @@ class EngineCall:
         finally:
             if not is_over:
                 # SGLang sees that a connection was closed only when it next writes to it, seconds later.
-                run.abandon(target.url, rid)
+                run.abandon(url, rid)
 
     async def _refusal(self, target: Target, recording: Recording, reply: EngineReply) -> Exception:
         """What to raise for an error status."""

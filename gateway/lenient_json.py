@@ -49,16 +49,21 @@ def _read_leniently(content: bytes) -> object:
 
 
 def read_chat(content: bytes) -> Json | None:
-    """``read_object`` for a chat completion. Raises ``OwnIds``."""
+    """``read_object`` for a completion of a chat or of a text, or for an embedding. Raises ``OwnIds``."""
     body = read_object(content)
     if body is None:
         return None
-    if body.get("input_ids") is not None:
-        raise OwnIds
+    for name in ("input_ids", "prompt", "input"):
+        if body.get(name) is not None and (name == "input_ids" or _has_ids(body[name])):
+            raise OwnIds(name)
     # As pydantic reads it, in SGLang and vLLM: a "yes" asks for a stream that must be recorded as one.
     stream = body.get("stream")
     is_stream = stream.lower() in TRUE if isinstance(stream, str) else stream == 1
     return {**body, "stream": True} if is_stream else body
+
+
+def _has_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and any(isinstance(part, int | list) for part in prompt)
 
 
 def bounded(value: object, limit: int) -> object:

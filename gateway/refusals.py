@@ -55,7 +55,8 @@ class NoSuchRoute(GatewayRefusal):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path} is no route of the gateway",
-            hint="it has v1/chat/completions, v1/responses, v1/models and anthropic/v1/messages",
+            hint="it has v1/chat/completions, v1/completions, v1/embeddings, v1/models, v1/responses and "
+            "anthropic/v1/messages",
         )
 
 
@@ -76,8 +77,9 @@ class OwnIds(GatewayRefusal):
     code = "input_ids_refused"
     status = HTTPStatus.BAD_REQUEST
 
-    def __init__(self) -> None:
-        super().__init__("the gateway takes no input_ids", hint="send messages", field="input_ids")
+    def __init__(self, field: str) -> None:
+        instead = "messages" if field == "input_ids" else "text"
+        super().__init__(f"the gateway takes no token ids in {field}", hint=f"send {instead}", field=field)
 
 
 class EngineLost(GatewayRefusal):

@@ -44,8 +44,8 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "samples": {"buffered": groups.num_live_samples, "buffered_bytes": groups.num_live_bytes, **buffer.counts},
         "rewards": buffer.rewards.as_json(),
         "outcomes": {outcome.value: buffer.outcomes[outcome] for outcome in RolloutOutcome},
-        "counts": dict(run.tally.totals),
-        "tokens": tokens_view(run.tally.totals),
+        "counts": dict(run.counts),
+        "tokens": tokens_view(run.counts),
         "hooks": buffer.hooks.implementations(),
         "settings": run.settings.model_dump(),
     }

@@ -24,9 +24,21 @@ def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str,
 
     None: the client is to get nothing in place of this chunk.
     """
+    reply = texts_only(reply)
     if reply.get("object") == "chat.completion.chunk":
         return _strip_chunk(reply, client_body)
     return _with_choices(_without_sglext(reply, client_body), client_body)
+
+
+def texts_only(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """A reply whose ``metadata`` holds texts alone, as OpenAI has it: strict clients take nothing else.
+
+    SGLang has numbers there, those of ``weight_versions``.
+    """
+    metadata = reply.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return dict(reply)
+    return {**reply, "metadata": {name: value for name, value in metadata.items() if isinstance(value, str)}}
 
 
 def _strip_chunk(chunk: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:

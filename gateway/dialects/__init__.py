@@ -6,7 +6,7 @@ error in its words. ``Memory`` is what the calls of one rollout know of each oth
 
 ``anthropic/`` and ``responses/`` are the two translations, pure functions between bodies. What both need:
 ``history.py`` (the engine's own fields, the model's own words in a history that comes back), ``chunks.py`` (reading a
-chat's chunks), ``errors.py`` (the words of both for errors).
+chat's chunks), ``unknown.py`` (what a request has beyond a chat), ``errors.py`` (the words of both for errors).
 
 No library is used for it: those that translate know no token ids, and write the arguments of tool calls anew.
 """

@@ -47,6 +47,8 @@ class Dialect(ABC):
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.body: Json = {}
+        self.notes: list[str] = []
+        """What of the call was left out of the chat, or passed on unread: names of kinds."""
 
     @abstractmethod
     def to_chat(self, body: Json) -> Json:
@@ -119,7 +121,7 @@ class MessagesDialect(Dialect):
 
     def to_chat(self, body: Json) -> Json:
         self.body = body
-        return anthropic.to_chat(body, self.memory.memo)
+        return anthropic.to_chat(body, self.memory.memo, self.notes)
 
     def reply(self, chat: Json) -> Json:
         return anthropic.from_chat(chat, self.body, self.memory.memo)
@@ -137,7 +139,7 @@ class ResponsesDialect(Dialect):
 
     def to_chat(self, body: Json) -> Json:
         self.body = body
-        return responses.to_chat(body, self.memory.store, self.memory.memo)
+        return responses.to_chat(body, self.memory.store, self.memory.memo, self.notes)
 
     def reply(self, chat: Json) -> Json:
         return responses.from_chat(chat, self.body, self.memory.store, self.memory.memo)

@@ -9,6 +9,7 @@
 - ``foreign_runs.py``: a run whose generator knows nothing of the gateway; each of its calls is a session of its own.
   ``conversations.py`` finds the recorded turns of the samples that it writes, and the calls of a closed group.
 - ``buffer_link.py``: the way to the server: samples and reports go out; closed groups, steps and standstills come in.
+- ``notes.py``: what calls had that the record does not hold, counted by kind.
 - ``worker_versions.py``: which weights the workers have, asked once for all streams.
 
 In come a registration from the server, then rollouts that the run opens, then calls of their agents, each with a key.

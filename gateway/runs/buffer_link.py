@@ -53,7 +53,7 @@ class BufferLink:
         body: Json = {"waiting_for_engine": waiting_for_engine}
         if counts is not None:
             # Counts of one process replace each other; those of a gateway before it stay.
-            body |= {"counts": dict(counts), "process_id": self._process_id}
+            body |= {"counts": dict(counts), "process_id": self._process_id, "is_gateway": True}
         reply = await self._server.ask(json_call("POST", "/progress", body))
         if isinstance(reply, Lost):
             logger.warning("the server does not answer: %s", reply.reason)

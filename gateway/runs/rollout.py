@@ -52,6 +52,7 @@ class OpenedRollout:
             "rollout_id": self.rollout_id,
             "samples": [sample.fields() for sample in self._trajectory.samples()],
             "counters": dict(self._trajectory.counters) | dict(self.session.counters),
+            "notes": dict(self.session.notes),
             "num_calls": self.session.num_calls,
             "failures": list(self.session.failures),
             "finish_reason": self._finish_reason,

@@ -15,6 +15,7 @@ from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.buffer_link import BufferLink
 from forebay.gateway.runs.closed_rollouts import ClosedRollouts
 from forebay.gateway.runs.foreign_runs import Captured
+from forebay.gateway.runs.notes import Notes
 from forebay.gateway.runs.rollout import OpenedRollout
 from forebay.gateway.runs.sessions import Session
 from forebay.gateway.runs.worker_versions import WorkerVersions
@@ -50,6 +51,7 @@ class GatewayRun:
         self.captured = None if capturing is None else Captured(run_id, capturing, self.ring, self.clock)
         self.tasks = TaskSet()
         """What goes on beside the calls: aborts, reports, records that are being closed."""
+        self.notes = Notes(run_id, self._report_soon)
         self._buffer = BufferLink(registration.buffer_url)
         self._stack = AsyncExitStack()
         self._reporting: asyncio.TimerHandle | None = None
@@ -67,6 +69,9 @@ class GatewayRun:
         assert self._following is not None
         self._following.cancel()
         await asyncio.wait([self._following])  # it starts tasks: it ends before they are waited for
+        if self._reporting is not None:  # what was counted last
+            self._reporting.cancel()
+            self._report_counts()
         await self.tasks.drain()  # before the connections go: aborts are sent over them
         await self._stack.aclose()
 
@@ -97,8 +102,7 @@ class GatewayRun:
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
         await self.captured.drain()
         content = self.captured.completed(content)
-        if self._reporting is None:
-            self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report_counts)
+        self._report_soon()
         return await self._buffer.write(content)
 
     # --- news from the server, and reports to it
@@ -125,8 +129,12 @@ class GatewayRun:
         """Report whether all engines are away: deadlines do not count as long as nobody can work."""
         self.tasks.start(self._buffer.report(waiting_for_engine=is_waiting))
 
+    def _report_soon(self) -> None:
+        if self._reporting is None:
+            self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report_counts)
+
     def _report_counts(self) -> None:
-        # Cleared first: a sample that is written from here on starts the next report.
+        # Cleared first: what is counted from here on starts the next report.
         self._reporting = None
-        if self.captured is not None:
-            self.tasks.start(self._buffer.report(counts=self.captured.counts))
+        matched = self.captured.counts if self.captured is not None else {}
+        self.tasks.start(self._buffer.report(counts={**matched, **self.notes.counts}))

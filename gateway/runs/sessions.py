@@ -68,6 +68,8 @@ class Session:
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        """What its calls had that the record does not hold."""
         self.requests: set[tuple[str, str]] = set()
         """Those that engines are working on: address and ``rid``."""
         self.is_given_up = False

@@ -72,7 +72,7 @@ def snapshot(buffer: Buffer) -> Snapshot:
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
     counts = sum((entry.buffer.counts for entry in entries), Counter())
-    run_counts = sum((entry.run.tally.totals for entry in entries), Counter[str]())
+    run_counts = sum((entry.run.counts for entry in entries), Counter[str]())
     outcomes = sum((entry.buffer.outcomes for entry in entries), Counter())
     reasons = sum((each.discard_reasons for each in groups), Counter())
     stats = buffer.store.stats()

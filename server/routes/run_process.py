@@ -36,6 +36,8 @@ class ProgressBody(BaseModel):
     process_id: Annotated[str, StringConstraints(max_length=64)] = ""
     counts: dict[CountName, Count] | None = Field(default=None, max_length=256)
     """All that the process of this id has counted."""
+    is_gateway: bool = False
+    """The gateway counts for the run beside its own process."""
 
     def apply(self, run: Run) -> bool:
         """Change ``run`` accordingly; whether anything is different now."""
@@ -48,7 +50,8 @@ class ProgressBody(BaseModel):
         changed = {name: value for name, value in reported.items() if value is not None and value != getattr(run, name)}
         for name, value in changed.items():
             setattr(run, name, value)
-        has_counted = self.counts is not None and run.tally.report(self.process_id, self.counts)
+        tally = run.gateway_tally if self.is_gateway else run.tally
+        has_counted = self.counts is not None and tally.report(self.process_id, self.counts)
         return bool(changed) or has_counted
 
 

@@ -14,7 +14,7 @@ from tests.kit import ServerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NAMES = {"run_id": "run-0123456789ab", "rest": "v1/completions", "response_id": "resp-1"}
+NAMES = {"run_id": "run-0123456789ab", "rest": "v1/images", "response_id": "resp-1", "model": "m"}
 BODY = {"model": "m", "messages": [USER], "input": "2+2?", "max_tokens": 8}
 
 

@@ -297,3 +297,23 @@ async def test_a_gateway_that_cannot_be_started_just_now_is_started_later(monkey
     async with GatewayProcess(Settings(port=0)) as gateway, httpx.AsyncClient(timeout=30) as http:
         assert (await http.get(f"{gateway.start()}/gateway/healthz")).status_code == 200
     assert failed
+
+
+def test_what_the_gateway_left_out_stands_in_the_status_of_the_run_and_in_the_metrics(
+    server: ServerProcess, engine: ThreadedEngine
+) -> None:
+    run, told = start(server, engine)
+    rollout = opened(admitted(told))
+    asked = {"model": "m", "input": "hi", "client_metadata": {"a": "b"}, "tools": [{"type": "web_search"}]}
+    for _ in range(2):
+        reply = httpx.post(f"{rollout['base_url']}/responses", json=asked, headers=bearer(rollout), timeout=30)
+        assert reply.status_code == 200, reply.text
+    noted = {"left_out_responses_client_metadata": 2, "left_out_responses_tool_web_search": 2}
+    # The run's own process counts at the same time, under an id of its own.
+    own = {"process_id": "run", "counts": {"rollouts_finished": 3}}
+    for _ in range(2):
+        httpx.post(f"{told['remote_buffer_url']}/progress", json=own, timeout=30).raise_for_status()
+        poll_until(lambda: run.view()["counts"] == {**noted, "rollouts_finished": 3})
+    metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+    assert [line for line in metrics.splitlines() if "left_out_responses_tool_web_search" in line]
+    run.stop()

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from forebay.gateway.dialects.errors import MessagesRefused
@@ -30,6 +31,20 @@ def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo
 def from_tokenize(reply: Mapping[str, Any]) -> Fields:
     """The reply of ``/v1/messages/count_tokens``."""
     return {"input_tokens": reply["count"]}
+
+
+def from_models(reply: Mapping[str, Any]) -> Fields:
+    """The reply of ``/v1/models``, and of ``/v1/models/{model}``, for that of an engine, which lists as OpenAI does."""
+    if "data" not in reply:
+        return _model(reply)
+    models = [_model(card) for card in reply["data"]]
+    ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {"first_id": None, "last_id": None}
+    return {"data": models, "has_more": False, **ends}
+
+
+def _model(card: Mapping[str, Any]) -> Fields:
+    created_at = datetime.fromtimestamp(card.get("created") or 0, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": card["id"], "display_name": card["id"], "created_at": created_at}
 
 
 def message(model: str, content: list[Fields], stop: Fields, usage: Fields) -> Fields:

@@ -1,21 +1,28 @@
-"""A Messages request, checked: its content blocks and its tools. Fields that these models do not know are refused."""
+"""A Messages request, checked: its content blocks and its tools. What these models do not know is noted.
+
+Refused is what cannot be understood, such as a text for a number, and a ``thread``, whose beginning lies elsewhere.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from forebay.gateway.dialects.errors import MessagesRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
+from forebay.gateway.dialects.unknown import LenientModel, Unknown, UnknownPart
+
+PROTOCOL = "messages"
+TOOL_KINDS = (None, "custom")
+CHOICES = ("auto", "any", "tool", "none")
 
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Tells the official client's tool runner to ask again with the whole conversation."""
 
 
-class MessagesModel(BaseModel):
-    """Refuses fields that it does not know, as Anthropic's API does. ``cache_control`` has no meaning here."""
+class MessagesModel(LenientModel):
+    """Anything of a request. ``cache_control`` has no meaning here."""
 
-    model_config = ConfigDict(extra="forbid")
     cache_control: object = None
 
 
@@ -44,7 +51,6 @@ class ToolUseBlock(MessagesModel):
     name: str
     input: dict[str, Any]
     caller: object = None
-    toolset_name: None = None
 
 
 class SearchResultBlock(MessagesModel):
@@ -64,7 +70,21 @@ class ToolReferenceBlock(MessagesModel):
     tool_name: str
 
 
-ResultBlock = Annotated[TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
+def _tag(value: object) -> str:
+    """The tag of a block: its type, as far as that is known."""
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if kind in BLOCKS else "~unknown"
+
+
+BLOCKS = ("text", "image", "tool_use", "tool_result", "search_result", "thinking", "tool_reference")
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | Annotated[UnknownPart, Tag("~unknown")],
+    Discriminator(_tag),
+]
 
 
 def text_or_list(value: object) -> str:
@@ -81,7 +101,6 @@ class ToolResultBlock(MessagesModel):
         Annotated[str, Tag("~text")] | Annotated[list[ResultBlock], Tag("~list")], Discriminator(text_or_list)
     ] = ""
     is_error: bool | None = None
-    toolset_name: None = None
 
 
 class ThinkingBlock(MessagesModel):
@@ -93,12 +112,18 @@ class ThinkingBlock(MessagesModel):
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | SearchResultBlock | ThinkingBlock,
-    Field(discriminator="type"),
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[UnknownPart, Tag("~unknown")],
+    Discriminator(_tag),
 ]
 Content = Annotated[Annotated[str, Tag("~text")] | Annotated[list[Block], Tag("~list")], Discriminator(text_or_list)]
 SystemContent = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[TextBlock], Tag("~list")], Discriminator(text_or_list)
+    Annotated[str, Tag("~text")] | Annotated[list[Block], Tag("~list")], Discriminator(text_or_list)
 ]
 
 
@@ -137,34 +162,26 @@ class ToolChoice(MessagesModel):
 
 
 class Thinking(MessagesModel):
-    """Whether the model is to reason first. The budget cannot be enforced and is not."""
+    """Whether the model is to reason first. The budget cannot be enforced and is not: any will do."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1024)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.type == "enabled" and self.budget_tokens is None:
-            raise ValueError("budget_tokens is required when the type is 'enabled'")
-        if self.type != "enabled" and self.budget_tokens is not None:
-            raise ValueError(f"budget_tokens is not allowed when the type is '{self.type}'")
-        return self
+    type: str
+    budget_tokens: object = None
+    display: object = None
 
 
 class OutputFormat(MessagesModel):
     """The JSON schema that the answer follows."""
 
-    type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    type: str
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
 class OutputConfig(MessagesModel):
     """Effort and format of the answer. A task budget is a hint that reaches no engine."""
 
-    effort: Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
     format: OutputFormat | None = None
-    task_budget: dict[str, Any] | None = None
+    task_budget: object = None
 
 
 class MessagesPrompt(MessagesModel):
@@ -177,8 +194,8 @@ class MessagesPrompt(MessagesModel):
     tool_choice: ToolChoice | None = None
     tools: list[MessagesTool] = Field(default_factory=list)
     output_config: OutputConfig | None = None
-    betas: list[str] | None = None
-    context_management: dict[str, Any] | None = None
+    betas: object = None
+    context_management: object = None
 
 
 class MessagesRequest(MessagesPrompt):
@@ -190,34 +207,44 @@ class MessagesRequest(MessagesPrompt):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: object = None
+    service_tier: object = None
 
 
 PromptT = TypeVar("PromptT", bound=MessagesPrompt)
 
 
-def parsed(kind: type[PromptT], body: object) -> tuple[PromptT, Fields]:
-    """A request for an answer, or for a count, and the fields that are for the engine. Raises ``MessagesRefused``."""
+def parsed(kind: type[PromptT], body: object, notes: list[str] | None = None) -> tuple[PromptT, Fields]:
+    """A request for an answer, or for a count, and the fields that are for the engine; ``notes`` are added to.
+
+    Raises ``MessagesRefused``.
+    """
     if not isinstance(body, Mapping):
         raise MessagesRefused("the body is no JSON object")
     own, engine_fields = split_engine_fields(body)
-    # Before the models: they would only say that a field of such a tool is missing.
-    _refuse_server_tools(own.get("tools"))
     if own.pop("thread", None) is not None:
         raise MessagesRefused("thread: send the whole conversation, without this field", details=NO_THREADS)
+    unknown = Unknown(PROTOCOL, notes)
+    _leave_out(own, unknown)
     try:
-        return kind.model_validate(own), engine_fields
+        prompt = kind.model_validate(own)
     except ValidationError as error:
         place, message = first_problem(error)
         raise MessagesRefused(f"{'.'.join(map(str, place))}: {message}" if place else message) from error
+    unknown.note_fields(prompt)
+    return prompt, engine_fields
 
 
-def _refuse_server_tools(tools: object) -> None:
-    for index, tool in enumerate(tools if isinstance(tools, list) else []):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if kind not in (None, "custom"):
-            raise MessagesRefused(
-                f"tools.{index}: {kind!r} is a tool of Anthropic's own, which the engine behind this address does not "
-                "have: declare a tool with an input_schema and run it in the client"
-            )
+def _leave_out(own: Fields, unknown: Unknown) -> None:
+    """Take out of the fields what a chat has nothing for."""
+    given = own.get("tools")
+    own["tools"] = unknown.known_tools(given if given is not None else [], TOOL_KINDS)
+    choice = own.get("tool_choice")
+    if not isinstance(choice, Mapping):
+        return
+    names = [tool.get("name") for tool in own["tools"] if isinstance(tool, Mapping)]
+    left = [tool.get("name") for tool in given or [] if isinstance(tool, Mapping) and tool.get("name") not in names]
+    is_about_left = choice.get("name") in left if choice.get("type") == "tool" else bool(given) and not names
+    if choice.get("type") not in CHOICES or (choice.get("type") in ("any", "tool") and is_about_left):
+        del own["tool_choice"]
+        unknown.left_out("tool_choice")

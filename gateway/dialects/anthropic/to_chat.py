@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forebay.gateway.dialects.anthropic.request import (
+    PROTOCOL,
+    Block,
     ImageBlock,
     InputMessage,
     MessagesPrompt,
@@ -24,35 +26,43 @@ from forebay.gateway.dialects.anthropic.request import (
 )
 from forebay.gateway.dialects.errors import MessagesRefused
 from forebay.gateway.dialects.history import STREAM_OPTIONS, Fields, ReplyMemo, arguments_text, assistant_message
+from forebay.gateway.dialects.unknown import Unknown, UnknownPart
 
-Part = TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock
+Part = TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock | UnknownPart
+THINKING = ("enabled", "disabled", "adaptive")
 
 
-def to_chat(body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
-    """The chat request for a Messages request. Raises ``MessagesRefused``, whose body is the reply."""
-    request, engine_fields = parsed(MessagesRequest, body)
-    chat = {**_prompt(request, memo), "max_tokens": request.max_tokens, **_sampling(request)}
+def to_chat(body: Mapping[str, Any], memo: ReplyMemo | None = None, notes: list[str] | None = None) -> Fields:
+    """The chat request for a Messages request. Raises ``MessagesRefused``, whose body is the reply.
+
+    ``notes`` get the names of what was left out or passed on unread.
+    """
+    request, engine_fields = parsed(MessagesRequest, body, notes)
+    unknown = Unknown(PROTOCOL, notes)
+    chat = {**_prompt(request, memo, unknown), "max_tokens": request.max_tokens, **_sampling(request, unknown)}
     if request.stream:
         chat |= {"stream": True, "stream_options": STREAM_OPTIONS}
     return _with_engine_fields(chat, engine_fields)
 
 
-def to_tokenize(body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
+def to_tokenize(body: Mapping[str, Any], memo: ReplyMemo | None = None, notes: list[str] | None = None) -> Fields:
     """The body for SGLang's ``/tokenize`` that counts the tokens of a Messages prompt. Raises ``MessagesRefused``."""
-    prompt, engine_fields = parsed(MessagesPrompt, body)
-    return _with_engine_fields(_prompt(prompt, memo), engine_fields)
+    prompt, engine_fields = parsed(MessagesPrompt, body, notes)
+    return _with_engine_fields(_prompt(prompt, memo, Unknown(PROTOCOL, notes)), engine_fields)
 
 
-def _prompt(prompt: MessagesPrompt, memo: ReplyMemo | None) -> Fields:
-    messages = _chat_messages(prompt, memo)
-    chat = {"model": prompt.model, "messages": messages, **_tool_fields(prompt), **_reasoning(prompt)}
+def _prompt(prompt: MessagesPrompt, memo: ReplyMemo | None, unknown: Unknown) -> Fields:
+    messages = _chat_messages(prompt, memo, unknown)
+    chat = {"model": prompt.model, "messages": messages, **_tool_fields(prompt), **_reasoning(prompt, unknown)}
     # Else SGLang would give the model its own words as the user's.
     return {**chat, "continue_final_message": True} if messages and messages[-1]["role"] == "assistant" else chat
 
 
-def _reasoning(prompt: MessagesPrompt) -> Fields:
+def _reasoning(prompt: MessagesPrompt, unknown: Unknown) -> Fields:
     fields: Fields = {}
-    if prompt.thinking:
+    if prompt.thinking and prompt.thinking.type not in THINKING:
+        unknown.left_out("thinking", prompt.thinking.type)
+    elif prompt.thinking:
         thinks = prompt.thinking.type != "disabled"
         # Both words for the switch: templates know either the one (DeepSeek's) or the other (Qwen's).
         fields["chat_template_kwargs"] = {"thinking": thinks, "enable_thinking": thinks}
@@ -60,15 +70,18 @@ def _reasoning(prompt: MessagesPrompt) -> Fields:
     return {**fields, "reasoning_effort": "max" if effort == "xhigh" else effort} if effort else fields
 
 
-def _sampling(request: MessagesRequest) -> Fields:
+def _sampling(request: MessagesRequest, unknown: Unknown) -> Fields:
     fields: Fields = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stop": request.stop_sequences,
     }
-    if request.output_config and request.output_config.format:
-        schema = {"name": "response", "schema": request.output_config.format.schema_, "strict": True}
+    wanted = request.output_config.format if request.output_config else None
+    if wanted and wanted.type != "json_schema":
+        unknown.left_out("output_config_format", wanted.type)
+    elif wanted:
+        schema = {"name": "response", "schema": wanted.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -81,34 +94,35 @@ def _with_engine_fields(chat: Fields, engine_fields: Fields) -> Fields:
 # --- messages
 
 
-def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo | None) -> list[Fields]:
+def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo | None, unknown: Unknown) -> list[Fields]:
     """The chat messages of a prompt, with the replies that ``memo`` knows as the engine wrote them."""
-    messages = [*_system(prompt)]
+    messages = [*_system(prompt, unknown)]
     for message in prompt.messages:
         if message.role == "assistant":
-            reply = _assistant(message)
+            reply = _assistant(message, unknown)
             messages.append(memo.restored(reply) if memo else reply)
         elif message.role == "user":
-            messages += _user(message)
+            messages += _user(message, unknown)
     return messages
 
 
-def _system(prompt: MessagesPrompt) -> list[Fields]:
+def _system(prompt: MessagesPrompt, unknown: Unknown) -> list[Fields]:
     # One message at the head: most chat templates refuse a second system message.
     inline = [message.content for message in prompt.messages if message.role == "system"]
-    texts = [text for content in (prompt.system or "", *inline) for text in _texts(content)]
+    texts = [text for content in (prompt.system or "", *inline) for text in _texts(content, unknown)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
 
 
-def _texts(content: str | Sequence[object]) -> list[str]:
+def _texts(content: str | Sequence[Block], unknown: Unknown) -> list[str]:
     if isinstance(content, str):
         return [content] if content.strip() else []
-    if not all(isinstance(block, TextBlock) for block in content):
-        raise MessagesRefused("a message of the role system holds text only")
+    for block in content:
+        if not isinstance(block, TextBlock):  # chat templates know a text alone here
+            unknown.left_out("system", block.type)
     return [block.text for block in content if isinstance(block, TextBlock) and block.text]
 
 
-def _assistant(message: InputMessage) -> Fields:
+def _assistant(message: InputMessage, unknown: Unknown) -> Fields:
     if isinstance(message.content, str):
         return assistant_message({"content": message.content})
     texts, thoughts, calls = [], [], []
@@ -119,6 +133,8 @@ def _assistant(message: InputMessage) -> Fields:
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             calls.append({"id": block.id, "function": {"name": block.name, "arguments": arguments_text(block.input)}})
+        elif isinstance(block, UnknownPart):  # what a server of Anthropic's did or hid
+            unknown.left_out("content", block.type)
         else:
             raise MessagesRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
     # Without a separator: streamed in several blocks, the texts were one text of the model.
@@ -127,7 +143,7 @@ def _assistant(message: InputMessage) -> Fields:
     )
 
 
-def _user(message: InputMessage) -> list[Fields]:
+def _user(message: InputMessage, unknown: Unknown) -> list[Fields]:
     """The tool results as messages of their own, and what stands between them, in order."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
@@ -135,25 +151,25 @@ def _user(message: InputMessage) -> list[Fields]:
     pending: list[Part] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            messages += [*_spoken(pending), *_tool_messages(block)]
+            messages += [*_spoken(pending, unknown), *_tool_messages(block, unknown)]
             pending = []
-        elif isinstance(block, TextBlock | ImageBlock | SearchResultBlock):
+        elif isinstance(block, TextBlock | ImageBlock | SearchResultBlock | UnknownPart):
             pending.append(block)
         else:
             raise MessagesRefused(f"a message of the role user cannot hold a block of the type {block.type}")
     # An empty list is a message too: without one, two answers of the model would follow each other.
-    return [*messages, *_spoken(pending)] if messages or pending else [{"role": "user", "content": ""}]
+    return [*messages, *_spoken(pending, unknown)] if messages or pending else [{"role": "user", "content": ""}]
 
 
-def _spoken(blocks: Sequence[Part]) -> list[Fields]:
-    return [{"role": "user", "content": _content(blocks)}] if blocks else []
+def _spoken(blocks: Sequence[Part], unknown: Unknown) -> list[Fields]:
+    return [{"role": "user", "content": _content(blocks, unknown)}] if blocks else []
 
 
-def _tool_messages(block: ToolResultBlock) -> list[Fields]:
+def _tool_messages(block: ToolResultBlock, unknown: Unknown) -> list[Fields]:
     if isinstance(block.content, str):
         return [{"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}]
     return [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(run) if run else ""}
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(run, unknown) if run else ""}
         for run in _runs(block.content) or [[]]
     ]
 
@@ -168,12 +184,15 @@ def _runs(blocks: Iterable[Part]) -> list[list[Part]]:
     return runs
 
 
-def _content(blocks: Sequence[Part]) -> str | list[Fields]:
-    parts = [_part(block) for block in blocks]
+def _content(blocks: Sequence[Part], unknown: Unknown) -> str | list[Fields]:
+    parts = [_part(block, unknown) for block in blocks]
     return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(block: Part) -> Fields:
+def _part(block: Part, unknown: Unknown) -> Fields:
+    if isinstance(block, UnknownPart):
+        unknown.passed_on("content", block.type)
+        return block.given
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
     if isinstance(block, ImageBlock):

@@ -9,13 +9,13 @@ from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_messag
 from forebay.gateway.dialects.responses.request import (
     ENCRYPTED_REASONING,
     LOGPROBS,
-    FunctionTool,
     ResponsesRequest,
     TextConfig,
     parsed,
 )
 from forebay.gateway.dialects.responses.store import ResponseStore
-from forebay.gateway.dialects.responses.to_chat import custom_input, custom_names, packed
+from forebay.gateway.dialects.responses.to_chat import packed
+from forebay.gateway.dialects.responses.tools import FunctionTool, OfferedTools, custom_input
 
 ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "store", "temperature", "top_p", "truncation")
 ALSO_ECHOED = ("user", "max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "top_logprobs")
@@ -63,7 +63,8 @@ def _output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: s
     if reply["content"] or not (items or calls):
         part = {**text_part(reply["content"]), "logprobs": _logprobs(logprobs)}
         items.append(message_item(new_id("msg"), [part], "commentary" if calls else "final_answer"))
-    items += [_call_item(call, request) for call in calls]
+    tools = OfferedTools(request.tools)
+    items += [_call_item(call, tools) for call in calls]
     return [*items[:-1], {**items[-1], "status": status}]
 
 
@@ -95,23 +96,24 @@ def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: s
     }
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Fields:
-    """A call of a function."""
-    item = {"id": item_id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+def call_item(item_id: str, call_id: str, names: Fields, arguments: str, status: str = "completed") -> Fields:
+    """A call of a function; ``names`` are its name, and its namespace if it has one."""
+    item = {"id": item_id, "type": "function_call", "call_id": call_id, **names, "arguments": arguments}
     return {**item, "status": status}
 
 
-def custom_call_item(item_id: str, call_id: str, name: str, text: str, status: str = "completed") -> Fields:
+def custom_call_item(item_id: str, call_id: str, names: Fields, text: str, status: str = "completed") -> Fields:
     """A call of a custom tool."""
-    item = {"id": item_id, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": text}
+    item = {"id": item_id, "type": "custom_tool_call", "call_id": call_id, **names, "input": text}
     return {**item, "status": status}
 
 
-def _call_item(call: Mapping[str, Any], request: ResponsesRequest) -> Fields:
+def _call_item(call: Mapping[str, Any], tools: OfferedTools) -> Fields:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if name in custom_names(request):
-        return custom_call_item(new_id("ctc"), call["id"], name, custom_input(arguments))
-    return call_item(new_id("fc"), call["id"], name, arguments)
+    names = tools.name_fields(name)
+    if tools.is_custom(name):
+        return custom_call_item(new_id("ctc"), call["id"], names, custom_input(arguments))
+    return call_item(new_id("fc"), call["id"], names, arguments)
 
 
 def _logprobs(logprobs: object) -> list[Fields] | None:
@@ -149,7 +151,8 @@ def response_object(
         "tools": [_tool(tool) for tool in request.tools],
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "text": _text(request.text),
-        "metadata": request.metadata or {},
+        # Texts alone, as OpenAI has them: strict clients take nothing else.
+        "metadata": {name: value for name, value in (request.metadata or {}).items() if isinstance(value, str)},
         **{name: getattr(request, name) for name in (*ECHOED, *ALSO_ECHOED)},
     }
 

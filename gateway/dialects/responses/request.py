@@ -1,25 +1,28 @@
-"""A Responses request, checked: its input items and its tools. Fields that these models do not know are refused."""
+"""A Responses request, checked. What these models do not know is left out of the chat, and noted.
+
+Refused is what cannot be understood, such as a text for a number, and a prompt that is not in the request: the record
+would have another one than the agent meant.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from forebay.gateway.dialects.errors import ResponsesRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
+from forebay.gateway.dialects.responses.tools import Tool, known_choice, known_tools
+from forebay.gateway.dialects.unknown import LenientModel, Unknown, UnknownPart
 
+PROTOCOL = "responses"
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 """What a client can ``include``."""
+ELSEWHERE = {"conversation": "send the whole conversation as input", "prompt": "send its text as input"}
+"""Fields that name a part of the prompt which lies at OpenAI."""
 
 
-class ResponsesModel(BaseModel):
-    """Refuses fields that it does not know, as OpenAI's API does."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class TextContent(ResponsesModel):
+class TextContent(LenientModel):
     """Text, whoever wrote it."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -30,20 +33,19 @@ class TextContent(ResponsesModel):
     parsed: object = None
 
 
-class RefusalContent(ResponsesModel):
+class RefusalContent(LenientModel):
     """What a model said in place of an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ImageContent(ResponsesModel):
+class ImageContent(LenientModel):
     """An image by its address, or in it."""
 
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["low", "high", "auto", "original"] | None = None
-    file_id: None = None
+    detail: str | None = None
 
 
 def text_or_list(value: object) -> str:
@@ -56,14 +58,19 @@ TextOr = Annotated[Annotated[str, Tag("~text")] | Annotated[ListT, Tag("~list")]
 ContentPart = Annotated[
     Annotated[TextContent, Tag("~text")]
     | Annotated[RefusalContent, Tag("~refusal")]
-    | Annotated[ImageContent, Tag("~image")],
-    Discriminator(lambda value: _PART_TAGS.get(_kind(value), "~text")),
+    | Annotated[ImageContent, Tag("~image")]
+    | Annotated[UnknownPart, Tag("~unknown")],
+    Discriminator(lambda value: _PART_TAGS.get(_kind(value), "~unknown")),
 ]
 Content = TextOr[list[ContentPart]]
-_PART_TAGS = {"refusal": "~refusal", "input_image": "~image"}
+_PART_TAGS = {
+    **dict.fromkeys(("input_text", "output_text", "text"), "~text"),
+    "refusal": "~refusal",
+    "input_image": "~image",
+}
 
 
-class Item(ResponsesModel):
+class Item(LenientModel):
     """What items have in common. ``id`` and ``status`` say nothing to a model."""
 
     id: str | None = None
@@ -86,7 +93,7 @@ class FunctionCall(Item):
     call_id: str
     name: str
     arguments: str
-    namespace: None = None
+    namespace: str | None = None
     caller: object = None
     parsed_arguments: object = None
 
@@ -98,7 +105,7 @@ class CustomCall(Item):
     call_id: str
     name: str
     input: str
-    namespace: None = None
+    namespace: str | None = None
     caller: object = None
 
 
@@ -111,7 +118,7 @@ class CallOutput(Item):
     caller: object = None
 
 
-class ReasoningText(ResponsesModel):
+class ReasoningText(LenientModel):
     """A piece of reasoning."""
 
     type: Literal["summary_text", "reasoning_text"]
@@ -142,62 +149,32 @@ def _kind(value: object) -> str:
     return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
 
 
-class FunctionTool(ResponsesModel):
-    """A function of the client."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: dict[str, Any] | None = None
-
-
-class CustomTool(ResponsesModel):
-    """A tool of the client that takes a text."""
-
-    type: Literal["custom"]
-    name: str
-    description: str | None = None
-    format: dict[str, Any] | None = None
-
-
-Tool = Annotated[
-    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
-    Discriminator(lambda value: "~custom" if _kind(value) == "custom" else "~function"),
-]
-ToolChoice = Annotated[
-    Annotated[Literal["auto", "required", "none"], Tag("~text")] | Annotated[dict[str, Any], Tag("~list")],
-    Discriminator(text_or_list),
-]
-
-
-class ReasoningConfig(ResponsesModel):
+class ReasoningConfig(LenientModel):
     """How the model is to reason, and whether the client wants a summary: the reasoning itself."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"] | None = "medium"
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: str | None = "medium"
+    summary: object = None
+    generate_summary: object = None
 
 
-class TextFormat(ResponsesModel):
+class TextFormat(LenientModel):
     """Plain text, any JSON object, or JSON by a schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: str
     name: str = "response"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
 
-class TextConfig(ResponsesModel):
+class TextConfig(LenientModel):
     """The format of the answer. The verbosity reaches no engine."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: object = None
 
 
-class ResponsesRequest(ResponsesModel):
+class ResponsesRequest(LenientModel):
     """A request for an answer."""
 
     model: str = "default"
@@ -216,22 +193,19 @@ class ResponsesRequest(ResponsesModel):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: list[Tool] = Field(default_factory=list)
-    tool_choice: ToolChoice | None = "auto"
+    tool_choice: str | dict[str, Any] | None = "auto"
     parallel_tool_calls: bool | None = True
     user: str | None = None
 
     # Without effect: what a server of OpenAI's would do with them reaches no engine.
-    background: Literal[False] | None = False
-    conversation: None = None
-    prompt: None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_retention: object = None
     safety_identifier: str | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = "auto"
-    stream_options: dict[str, Any] | None = None
-    truncation: Literal["auto", "disabled"] | None = "disabled"
+    service_tier: str | None = "auto"
+    stream_options: object = None
+    truncation: str | None = "disabled"
 
     def includes(self, name: str) -> bool:
         """Whether the client asked for this part of the answer."""
@@ -248,50 +222,60 @@ class ResponsesRequest(ResponsesModel):
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
 
-def parsed(body: object) -> tuple[ResponsesRequest, Fields]:
-    """The request, and the fields that are for the engine. Raises ``ResponsesRefused``."""
+def parsed(body: object, notes: list[str] | None = None) -> tuple[ResponsesRequest, Fields]:
+    """The request, and the fields that are for the engine; ``notes`` are added to. Raises ``ResponsesRefused``."""
     if not isinstance(body, Mapping):
         raise ResponsesRefused("the body is no JSON object")
     own, engine_fields = split_engine_fields(body)
-    # Before the models: they would only say that a field of such a tool is missing.
-    _refuse_hosted_tools(own.get("tools"))
+    unknown = Unknown(PROTOCOL, notes)
+    for name, remedy in ELSEWHERE.items():
+        if own.pop(name, None) is not None:
+            raise ResponsesRefused(f"{name}: the gateway does not have what this names: {remedy}", param=name)
+    _leave_out(own, unknown)
     try:
         request = ResponsesRequest.model_validate(own)
     except ValidationError as error:
         raise _refusal(error) from error
-    if request.stream and request.includes(LOGPROBS):
-        raise ResponsesRefused("logprobs are not supported in streaming mode", param="logprobs")
+    unknown.note_fields(request)
     return request, engine_fields
 
 
-def parsed_items(items: list[Fields]) -> list[AnyItem]:
-    """The items of a conversation. Raises ``ResponsesRefused``."""
-    return [_parsed_item(index, item) for index, item in enumerate(items)]
+def _leave_out(own: Fields, unknown: Unknown) -> None:
+    """Take out of the fields what a chat has nothing for."""
+    given = own.get("tools")
+    own["tools"] = known_tools(given, unknown)
+    own["tool_choice"] = known_choice(
+        own.get("tool_choice"), has_tools=bool(own["tools"]), were_tools=bool(given), unknown=unknown
+    )
+    if own.pop("background", None):  # it is answered while the client waits
+        unknown.left_out("background")
+    include = own.get("include")
+    if isinstance(include, list):
+        known = {ENCRYPTED_REASONING} if own.get("stream") else {ENCRYPTED_REASONING, LOGPROBS}
+        own["include"] = [name for name in include if name in known]
+        for name in include:
+            if name not in known:
+                unknown.left_out("include", str(name))
 
 
-def _parsed_item(index: int, item: Fields) -> AnyItem:
-    kind = ITEMS.get(item.get("type") or "message")
-    if kind is None:
-        message = f"Unsupported Responses API input item type: {item.get('type')!r}"
-        raise ResponsesRefused(message, param=f"input[{index}].type")
-    try:
-        return kind.model_validate(item)
-    except ValidationError as error:
-        raise _refusal(error, "input", index) from error
+def parsed_items(items: list[Fields], notes: list[str] | None = None) -> list[AnyItem]:
+    """The items of a conversation that a model can read; ``notes`` are added to. Raises ``ResponsesRefused``."""
+    unknown, known = Unknown(PROTOCOL, notes), []
+    for index, item in enumerate(items):
+        kind = ITEMS.get(item.get("type") or "message")
+        if kind is None:
+            unknown.left_out("input", str(item["type"]))
+            continue
+        try:
+            parsed_item = kind.model_validate(item)
+        except ValidationError as error:
+            raise _refusal(error, "input", index) from error
+        unknown.note_fields(parsed_item, "input")
+        known.append(parsed_item)
+    return known
 
 
 def _refusal(error: ValidationError, *before: str | int) -> ResponsesRefused:
     place, message = first_problem(error)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in [*before, *place]).lstrip(".")
     return ResponsesRefused(f"{param}: {message}" if param else message, param=param or None)
-
-
-def _refuse_hosted_tools(tools: object) -> None:
-    for index, tool in enumerate(tools if isinstance(tools, list) else []):
-        kind = tool.get("type") if isinstance(tool, Mapping) else "function"
-        if kind not in ("function", "custom"):
-            raise ResponsesRefused(
-                f"tools[{index}]: the engine behind this address has no tools of its own, such as {kind!r}: "
-                "declare one of the type function or custom and run it in the client",
-                param=f"tools[{index}].type",
-            )

@@ -25,7 +25,7 @@ from forebay.gateway.dialects.responses.from_chat import (
 )
 from forebay.gateway.dialects.responses.request import ResponsesRequest, parsed
 from forebay.gateway.dialects.responses.store import ResponseStore
-from forebay.gateway.dialects.responses.to_chat import custom_input, custom_names
+from forebay.gateway.dialects.responses.tools import OfferedTools, custom_input
 
 
 class OpenItem(ABC):
@@ -123,19 +123,19 @@ class OpenCall(OpenItem):
 
     prefix = "fc"
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, names: Fields) -> None:
         super().__init__()
         self._call_id = call_id
-        self._name = name
+        self._names = names
 
     def item(self, status: str) -> Fields:
-        return call_item(self.id, self._call_id, self._name, self.text, status)
+        return call_item(self.id, self._call_id, self._names, self.text, status)
 
     def _delta(self, text: str) -> Fields:
         return {"type": "response.function_call_arguments.delta", "delta": text}
 
     def _done(self) -> list[Fields]:
-        return [{"type": "response.function_call_arguments.done", "name": self._name, "arguments": self.text}]
+        return [{"type": "response.function_call_arguments.done", "name": self._names["name"], "arguments": self.text}]
 
 
 class OpenCustomCall(OpenCall):
@@ -148,7 +148,7 @@ class OpenCustomCall(OpenCall):
         return []
 
     def item(self, status: str) -> Fields:
-        return custom_call_item(self.id, self._call_id, self._name, self._input, status)
+        return custom_call_item(self.id, self._call_id, self._names, self._input, status)
 
     # Part of an escaped JSON text is no text yet: the input goes out at once, when all of it is there.
     @property
@@ -168,6 +168,7 @@ class ResponsesStream(ProtocolStream):
     ) -> None:
         super().__init__(memo)
         self._request, _ = parsed(body)
+        self._tools = OfferedTools(self._request.tools)
         self._store = store
         self._id = new_id("resp")
         self._created_at = int(time.time())
@@ -238,11 +239,11 @@ class ResponsesStream(ProtocolStream):
     def _call(self, call_id: str, function: Mapping[str, Any], *, is_begun: bool) -> list[Fields]:
         opening: list[Fields] = []
         if is_begun:
-            kind = OpenCustomCall if function["name"] in custom_names(self._request) else OpenCall
+            kind = OpenCustomCall if self._tools.is_custom(function["name"]) else OpenCall
             # Text before a call is no final answer: what an agent's user interface shows differs.
             if isinstance(self._open, OpenMessage):
                 self._open.phase = "commentary"
-            opening = self._begin(kind(call_id or new_id("call"), function["name"]))
+            opening = self._begin(kind(call_id or new_id("call"), self._tools.name_fields(function["name"])))
         return opening + self._more(function.get("arguments") or "")
 
     def _begin(self, item: OpenItem) -> list[Fields]:

@@ -183,9 +183,9 @@ async def test_an_error_of_the_engine(
 async def test_a_refused_request_does_not_reach_the_engine(front: Front, stream: bool) -> None:
     front()
     with pytest.raises(openai.BadRequestError) as caught:
-        await ask(front, stream=stream, extra_body={"colour": "red"})
+        await ask(front, stream=stream, extra_body={"top_k": "red"})
     assert front.calls == []
-    assert (caught.value.param, caught.value.type) == ("colour", "invalid_request_error")
+    assert (caught.value.param, caught.value.type) == ("top_k", "invalid_request_error")
 
 
 async def test_an_answer_that_the_engine_broke_off_has_failed(front: Front, stream: bool) -> None:

@@ -41,6 +41,7 @@ def chat(*items: Json, **fields: Any) -> Json:
             {"logprobs": True, "top_logprobs": 2},
         ),
         ({"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}, {}),
+        ({"tools": [{"type": "web_search"}], "background": True, "colour": "red"}, {}),
     ],
 )
 def test_fields(asked: Json, sent: Json) -> None:
@@ -86,22 +87,18 @@ def test_items() -> None:
     [
         ({"input": None}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
-        ({"input": [HELLO, {"type": "web_search_call", "id": "x"}]}, "input[1].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "n"}]}, "input[0].arguments"),
         ({"input": [{"type": "item_reference", "id": "msg_none"}]}, "input"),
-        ({"colour": "red"}, "colour"),
-        ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"temperature": "warm"}, "temperature"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "namespace": "n", "name": "tool"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"stream": True, "include": ["message.output_text.logprobs"]}, "logprobs"),
         ({"previous_response_id": "resp_none"}, "response_id"),
     ],
 )

@@ -1,0 +1,212 @@
+"""The tools of a Responses request, and the functions of a chat that stand for them.
+
+A custom tool becomes a function that takes one text. A function of a namespace becomes ``namespace__function``, as
+SGLang's own route names it where it can; a call of it goes out under its namespace again, and comes back so in the
+next history. So the model always reads the name that it sampled.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from forebay.gateway.dialects.errors import ResponsesRefused
+from forebay.gateway.dialects.history import Fields, arguments_object, arguments_text
+from forebay.gateway.dialects.unknown import LenientModel, Unknown
+
+INPUT = "input"
+CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+MEMBER_KINDS = ("function", "custom")
+KINDS = (*MEMBER_KINDS, "namespace")
+CHOICES = ("auto", "required", "none")
+
+
+class FunctionTool(LenientModel):
+    """A function of the client."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class CustomTool(LenientModel):
+    """A tool of the client that takes a text."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+def _kind(value: object) -> str:
+    return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
+
+
+MemberTool = Annotated[
+    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
+    Discriminator(lambda value: "~custom" if _kind(value) == "custom" else "~function"),
+]
+
+
+class NamespaceTool(LenientModel):
+    """Tools under a common name."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    tools: list[MemberTool]
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("~function")]
+    | Annotated[CustomTool, Tag("~custom")]
+    | Annotated[NamespaceTool, Tag("~namespace")],
+    Discriminator(lambda value: {"custom": "~custom", "namespace": "~namespace"}.get(_kind(value), "~function")),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as the model is offered it: under one flat name."""
+
+    flat_name: str
+    tool: FunctionTool | CustomTool
+    namespace: NamespaceTool | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it takes a text."""
+        return isinstance(self.tool, CustomTool)
+
+    @property
+    def name_fields(self) -> Fields:
+        """How a call names it."""
+        own: Fields = {"name": self.tool.name}
+        return own if self.namespace is None else {**own, "namespace": self.namespace.name}
+
+    @property
+    def definition(self) -> Fields:
+        """What the model reads of it: to the word what SGLang's own Responses route makes of it."""
+        tool = self.tool
+        function = {
+            "name": self.flat_name,
+            "description": self._description,
+            "parameters": CUSTOM_PARAMETERS if isinstance(tool, CustomTool) else tool.parameters,
+            "strict": isinstance(tool, FunctionTool) and tool.strict is True,
+        }
+        return {"type": "function", "function": function}
+
+    @property
+    def _description(self) -> str | None:
+        tool, namespace = self.tool, self.namespace
+        own = _custom_description(tool) if isinstance(tool, CustomTool) else tool.description
+        if namespace is None or not namespace.description:
+            return own
+        return f"Namespace {namespace.name}: {namespace.description}\n\n{own or ''}"
+
+
+def _custom_description(tool: CustomTool) -> str | None:
+    parts = [tool.description] if tool.description else []
+    if tool.format and tool.format.get("type") == "grammar":
+        # The model reads of the grammar; nothing enforces it.
+        syntax, definition = tool.format.get("syntax") or "lark", tool.format.get("definition") or ""
+        parts.append(f"The payload must conform to this {syntax} grammar:\n{definition}")
+    return "\n\n".join(parts) or None
+
+
+class OfferedTools:
+    """All tools of a request. Of a namespace's functions, those whose flat name another tool has are left out."""
+
+    def __init__(
+        self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool], unknown: Unknown | None = None
+    ) -> None:
+        plain = {tool.name for tool in tools if not isinstance(tool, NamespaceTool)}
+        self.all: list[Offered] = []
+        for tool in tools:
+            if not isinstance(tool, NamespaceTool):
+                self.all.append(Offered(tool.name, tool))
+                continue
+            for member in tool.tools:
+                offered = Offered(flat_name(tool.name, member.name), member, tool)
+                if offered.flat_name not in plain and self.get(offered.flat_name) is None:
+                    self.all.append(offered)
+                elif unknown is not None:
+                    unknown.left_out("tool_of_the_same_name")
+
+    def get(self, name: str) -> Offered | None:
+        """The tool that a call of the model means."""
+        return next((offered for offered in self.all if offered.flat_name == name), None)
+
+    def name_fields(self, name: str) -> Fields:
+        """How a call of the model names its tool to the client; one that is not offered goes by the model's word."""
+        offered = self.get(name)
+        return offered.name_fields if offered is not None else {"name": name}
+
+    def is_custom(self, name: str) -> bool:
+        """Whether a call of the model is given as a text."""
+        offered = self.get(name)
+        return offered is not None and offered.is_custom
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The one name that the model knows a tool by."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def known_tools(tools: object, unknown: Unknown) -> object:
+    """The tools that can be offered, as they came."""
+    kept = unknown.known_tools(tools if tools is not None else [], KINDS)
+    if not isinstance(kept, list):
+        return kept
+    return [
+        {**tool, "tools": unknown.known_tools(tool.get("tools"), MEMBER_KINDS)} if _kind(tool) == "namespace" else tool
+        for tool in kept
+    ]
+
+
+def known_choice(choice: object, *, has_tools: bool, were_tools: bool, unknown: Unknown) -> object:
+    """The choice that an engine can be held to. What it cannot force is left to the model, or to any tool."""
+    known = choice
+    if isinstance(choice, Mapping) and (choice.get("type") not in MEMBER_KINDS or not choice.get("name")):
+        known = "required" if choice.get("type") == "allowed_tools" and choice.get("mode") == "required" else "auto"
+    elif isinstance(choice, str) and choice not in CHOICES:
+        known = "auto"
+    if known not in (None, "auto", "none") and were_tools and not has_tools:
+        known = "auto"  # none of the tools that it is about is left
+    if known != choice:
+        unknown.left_out("tool_choice")
+    return known
+
+
+def chat_choice(choice: str | Fields, tools: OfferedTools) -> str | Fields:
+    """``tool_choice`` of the chat. Raises ``ResponsesRefused`` for a call of what is not there."""
+    if isinstance(choice, str):
+        if choice == "required" and not tools.all:
+            raise ResponsesRefused('tool_choice="required" requires at least one tool', param="tool_choice")
+        return choice
+    offered = tools.get(flat_name(choice.get("namespace"), choice["name"]))
+    if offered is None:
+        name = json.dumps(choice["name"])
+        raise ResponsesRefused(f"Tool {name} is not declared in tools", param="tool_choice")
+    return {"type": "function", "function": {"name": offered.flat_name}}
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return arguments_text({INPUT: text})
+
+
+def custom_input(arguments: str) -> str:
+    """The text in such arguments; all of them where the model did not keep to the form."""
+    given = arguments_object(arguments) or {}
+    return given[INPUT] if isinstance(given.get(INPUT), str) else arguments

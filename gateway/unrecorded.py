@@ -1,0 +1,105 @@
+"""Completions of a text, and embeddings: passed on to the engine, within the bounds of the rollout, and not recorded.
+
+A sample is a conversation of messages, which neither of both is. The rollout's ``notes`` count them.
+"""
+
+from contextlib import suppress
+from http import HTTPStatus
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from forebay.core.errors import EngineUnavailable
+from forebay.engines.capture.request_fields import texts_only
+from forebay.engines.router_workers import UNAVAILABLE_STATUSES, status_error
+from forebay.gateway.asgi_calls import ID_HEADER, raw_reply, refusal_reply, while_connected
+from forebay.gateway.calls import EngineCall, EngineRefused, Json
+from forebay.gateway.dialects.dialect import ChatDialect
+from forebay.gateway.engine_http import DONE, DONE_DATA, STREAM_TYPE, EngineReply, Headers, IncomingReply, event
+from forebay.gateway.refusals import GatewayRefusal
+from forebay.gateway.runs.run import GatewayRun
+from forebay.gateway.runs.sessions import Session
+from forebay.web.replies import ClientGone, encode
+
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+
+_decode = msgspec.json.Decoder(Json).decode
+
+
+class UnrecordedCall(EngineCall):
+    """One such call of a session, as an ASGI application. Use it once."""
+
+    def __init__(self, run: GatewayRun, session: Session, path: str, body: Json) -> None:
+        super().__init__(run, session)
+        self._path = path
+        # An embedding samples nothing that could be bounded.
+        self._body = session.prepared(body) if path == COMPLETIONS else body
+        self._is_begun = False
+        """Whether anything of the reply has gone out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with while_connected(receive), self._counted():
+                await self._pass_on(scope, receive, send)
+        except ClientGone:
+            return
+        except GatewayRefusal as refusal:
+            if self._is_begun:
+                last = event(refusal.body()) + DONE
+                await send({"type": "http.response.body", "body": last})
+            else:
+                await refusal_reply(ChatDialect, refusal, self._id_header)(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            try:
+                reply = await self._asked(send)
+                break
+            except EngineUnavailable as error:
+                await self._wait_before_retry(error, is_begun=self._is_begun)
+        if reply is not None:
+            await raw_reply(reply.status, _cleaned(reply.content), self._shown(reply.headers))(scope, receive, send)
+
+    async def _asked(self, send: Send) -> EngineReply | None:
+        """The engine's whole reply; None for a stream, which has gone out. Raises ``EngineUnavailable``."""
+        member, rid = await self.session.affinity.choose(), self.session.next_rid()
+        # Under a name of its own the engine can be told to stop it.
+        body = {**self._body, "rid": rid} if member.server.is_sglang else self._body
+        async with self._reply(member, rid, self._path, body) as incoming:
+            if incoming.status == HTTPStatus.OK:
+                member.recovered()
+                if dict(incoming.headers).get(b"content-type", b"").startswith(STREAM_TYPE):
+                    await self._stream(incoming, send)
+                    return None
+            reply = await incoming.whole()
+        if reply.status in UNAVAILABLE_STATUSES:
+            raise status_error(member.server.url, reply.status, reply.content)
+        if reply.status >= HTTPStatus.BAD_REQUEST:
+            refused = EngineRefused(reply)
+            self.session.note_failure(refused.kind, reply.status, refused.message)
+        return reply
+
+    async def _stream(self, incoming: IncomingReply, send: Send) -> None:
+        headers = self._shown(incoming.headers)
+        await send({"type": "http.response.start", "status": incoming.status, "headers": headers})
+        self._is_begun = True
+        async for data in incoming.events():
+            content = DONE if data == DONE_DATA else b"data: %b\n\n" % _cleaned(data)
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _shown(self, headers: Headers) -> Headers:
+        return [*headers, self._id_header]
+
+    @property
+    def _id_header(self) -> tuple[bytes, bytes]:
+        return ID_HEADER, self.session.session_id.encode()
+
+
+def _cleaned(content: bytes) -> bytes:
+    """A body, or the data of an event, whose metadata a strict client takes; anything else byte by byte."""
+    if b'"metadata"' in content:
+        with suppress(msgspec.DecodeError):
+            return encode(texts_only(_decode(content)))
+    return content
