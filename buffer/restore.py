@@ -74,6 +74,7 @@ def to_sample(stored: StoredSample) -> Sample:
         oldest_version=row.oldest_version,
         fork=row.fork,
         rollout_outcome=row.rollout_outcome,
+        is_foreign=row.is_foreign,
     )
 
 

@@ -174,6 +174,7 @@ def _row(
         group_number=group_number,
         fork=sample.fork,
         rollout_outcome=sample.outcome.value,
+        is_foreign=sample.is_foreign,
     )
 
 
@@ -193,6 +194,7 @@ def _in_memory(sample: Incoming, slot: int) -> Sample:
         head_of(body),
         sample.fork,
         sample.outcome.value,
+        sample.is_foreign,
     )
 
 

@@ -1,6 +1,6 @@
 """What a trainer gets: batches and groups, and the server's answers about runs, checkpoints and weights."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -37,6 +37,9 @@ class Batch:
     """Rows of each group: they need not be equally many, and two epochs of an instance may stand side by side."""
     step: int | None = None
     """The step that the batch was asked for."""
+    foreign_rows: Collection[int] = ()
+    """The places of rows in which ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` may mean something
+    else: who wrote them knows nothing of Forebay."""
     content: bytes = field(default=b"", repr=False)
     """The tensors of a batch that came as such: its rows are without ``tokens``, ``logprobs`` and ``loss_mask``."""
 

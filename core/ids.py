@@ -6,9 +6,27 @@ from hashlib import blake2b
 
 InstanceId = str | int
 """An instance keeps the JSON type of its id: ``1`` is not ``"1"``."""
+GivenId = str | int | float
+"""An id as JSON has it. Some writers, as those that have it out of a table of floats, send ``1.0`` for ``1``."""
+MAX_ID_LENGTH = 1_024
 
 # The exact text matters: run process and server hash it each for itself.
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+
+
+def read_instance_id(given: GivenId) -> InstanceId:
+    """A whole number as the integer that equals it (``1.0``, ``1e0``: 1; ``-0.0``: 0), another float as its text."""
+    if isinstance(given, float):
+        return int(given) if given.is_integer() else repr(given)
+    return given
+
+
+def read_uid(given: GivenId) -> str:
+    """The text of a uid: ``7`` and ``7.0`` are ``"7"``. Raises ``ValueError`` for an integer that is too long."""
+    uid = read_instance_id(given)
+    if isinstance(uid, int) and abs(uid) >= 10 ** (MAX_ID_LENGTH - 1):
+        raise ValueError(f"more than {MAX_ID_LENGTH} characters")
+    return str(uid)
 
 
 def new_run_id() -> str:

@@ -3,46 +3,67 @@
 import json
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from forebay.core.binary_sample import check_arrays, is_binary, unpack, value_of
 from forebay.core.errors import InvalidInput
-from forebay.core.ids import InstanceId
+from forebay.core.ids import MAX_ID_LENGTH, GivenId, InstanceId, read_instance_id, read_uid
 from forebay.core.outcome import REWARDED, RolloutOutcome
 from forebay.core.reward_place import Span, find_field
 from forebay.core.weight_versions import oldest_version
 
-MAX_ID_LENGTH = 1_024
 LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
 MAX_FORK = 65_535
+OWN_NAMES = frozenset({"rollout_id", "outcome", "fork", "epoch", "slot"})
+"""Fields that other writers over slime's routes may use for something of theirs."""
+WRITER_HEADER = "X-Forebay-Writer"
+"""Whoever writes over these routes and means ours by ``OWN_NAMES`` says so with this header, whatever its value."""
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
 
 
-class SampleHead(msgspec.Struct):
-    """The fields of a body that are read on arrival. Everything else travels untouched."""
+class _Head(msgspec.Struct):
+    """The fields that are read of every body on arrival. Everything else travels untouched."""
 
-    uid: Identifier
-    instance_id: Identifier | int
+    uid: Identifier | int | float
+    instance_id: Identifier | int | float
     messages: list[msgspec.Raw]
     reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     raw_reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    epoch: Epoch | None = None
-    slot: Slot | None = None
     status: Any = None
     error: Any = None
+    weight_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class ForeignHead(_Head):
+    """What is read of a foreign writer's body, which may have these names for something else."""
+
+    epoch: ClassVar[int | None] = None
+    slot: ClassVar[int | None] = None
+    rollout_id: ClassVar[object] = None
+    fork: ClassVar[object] = None
+    outcome: ClassVar[object] = None
+
+
+class SampleHead(_Head):
+    """What is read of every other body."""
+
+    epoch: Epoch | None = None
+    slot: Slot | None = None
     rollout_id: Any = None
     fork: Any = None
     outcome: Any = None
-    weight_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+Head = ForeignHead | SampleHead
 
 
 class Incoming(msgspec.Struct, gc=False):
@@ -64,26 +85,30 @@ class Incoming(msgspec.Struct, gc=False):
     fork: int = 0
     """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
     outcome: RolloutOutcome = RolloutOutcome.OK
+    is_foreign: bool = False
+    """Whether its ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` are its writer's own affair."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
+_decode_foreign_head = msgspec.json.Decoder(ForeignHead).decode
 
 
-def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
+def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> Incoming:
     """Check a body and return its indexed fields.
 
     ``is_lenient`` is slime's way: a sample without a usable reward counts as failed, and an ``outcome`` or a ``fork``
-    that means nothing here is left alone. Otherwise they are refused. Raises ``InvalidInput`` that names the field.
+    that means nothing here is left alone. Otherwise they are refused. Of a foreign writer's body nothing of the kind is
+    looked at. Raises ``InvalidInput`` that names the field.
     """
-    head = _parse(body)
+    head = _parse(body, is_foreign=is_foreign)
     outcome, reward, error = _ending(head, is_lenient=is_lenient)
     span = None
     # A ``raw_reward`` of its own has to be replaced with the reward: then one place is not enough.
     if reward is not None and isinstance(head.reward, msgspec.Raw) and head.raw_reward is msgspec.UNSET:
         span = find_field(body, head.reward)
     return Incoming(
-        head.uid,
-        head.instance_id,
+        _uid(head.uid),
+        read_instance_id(head.instance_id),
         reward,
         head.epoch,
         head.slot,
@@ -94,16 +119,17 @@ def read_sample(body: bytes, *, is_lenient: bool) -> Incoming:
         _oldest_version(head),
         0 if head.fork is None else _fork(head, is_lenient=is_lenient),
         outcome,
+        is_foreign,
     )
 
 
-def _parse(body: bytes) -> SampleHead:
+def _parse(body: bytes, *, is_foreign: bool) -> Head:
     try:
         # The decoder skips over strings that it need not read: it would let bytes pass that are no UTF-8.
         # Most bodies are ASCII, which is seen many times faster than a text is decoded.
         if not body.isascii():
             body.decode()
-        head = _decode_head(body)
+        head: Head = _decode_foreign_head(body) if is_foreign else _decode_head(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -140,17 +166,24 @@ def _wrong_field(complaint: str) -> InvalidInput:
     return InvalidInput(f"{name}: {message}", field=name, hint=hint)
 
 
+def _uid(given: GivenId) -> str:
+    try:
+        return given if isinstance(given, str) else read_uid(given)
+    except ValueError as error:
+        raise InvalidInput(f"uid: {error}", field="uid", hint=_FIELD_HINTS["uid"]) from None
+
+
 _missing_field = re.compile(r"Object missing required field `(\w+)`").match
 _FIELD_HINTS = {
-    "uid": f"a string of 1 to {MAX_ID_LENGTH} characters, different for each sample of a run",
-    "instance_id": f"a string of 1 to {MAX_ID_LENGTH} characters, or an integer",
+    "uid": f"a string of 1 to {MAX_ID_LENGTH} characters, or a number, different for each sample of a run",
+    "instance_id": f"a string of 1 to {MAX_ID_LENGTH} characters, or a number",
     "messages": "a list of chat messages; it may be empty",
     "epoch": f"an integer from 0 to {MAX_EPOCH}, or leave it out",
     "slot": f"an integer from 0 to {MAX_SLOT}, or leave it out",
 }
 
 
-def _ending(head: SampleHead, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
+def _ending(head: Head, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
     """How the rollout ended, its reward if that counts, and else the error."""
     outcome = None if head.outcome is None else _outcome(head, is_lenient=is_lenient)
     # A failure never has a reward, whatever stands in its body.
@@ -168,7 +201,7 @@ _FAILED_HINT = 'a rollout that failed is sent with "status": "failed" and an "er
 _OUTCOMES: dict[object, RolloutOutcome] = {outcome.value: outcome for outcome in RolloutOutcome}
 
 
-def _outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
+def _outcome(head: Head, *, is_lenient: bool) -> RolloutOutcome | None:
     outcome = _OUTCOMES.get(head.outcome) if isinstance(head.outcome, str) else None
     is_failed = head.status == "failed"
     if is_lenient:
@@ -181,7 +214,7 @@ def _outcome(head: SampleHead, *, is_lenient: bool) -> RolloutOutcome | None:
     return outcome
 
 
-def _fork(head: SampleHead, *, is_lenient: bool) -> int:
+def _fork(head: Head, *, is_lenient: bool) -> int:
     fork = fork_number(head.fork)
     # Without these nobody could say beside which main sample it belongs.
     if fork and (head.epoch is None or head.slot is None or not rollout_id(head.rollout_id)):
@@ -218,7 +251,7 @@ def rollout_id(value: object) -> str:
     return str(value)[:MAX_ID_LENGTH]
 
 
-def _oldest_version(head: SampleHead) -> int | None:
+def _oldest_version(head: Head) -> int | None:
     if head.weight_version is msgspec.UNSET and head.weight_versions is msgspec.UNSET:
         return None
     return oldest_version(value_of(head.weight_version), value_of(head.weight_versions))

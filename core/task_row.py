@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import InputRefused
-from forebay.core.ids import InstanceId
+from forebay.core.ids import InstanceId, read_instance_id
 
 Message = dict[str, Any]
 
@@ -61,9 +61,9 @@ def parse_row(line: bytes, number: int) -> TaskRow:
 def _instance_id(value: object, number: int) -> InstanceId:
     if value is None:
         return number
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadRow(f"instance_id must be a string or an integer, is {value!r:.100}")
-    return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        raise BadRow(f"instance_id must be a string or a number, is {value!r:.100}")
+    return read_instance_id(value)
 
 
 def _prompt(fields: dict[str, Any]) -> list[Message]:

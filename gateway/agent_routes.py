@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.core.errors import BodyTooLarge, BufferFull
+from forebay.core.sample import WRITER_HEADER
 from forebay.gateway.asgi_calls import Exchange, PassedOn, json_reply, raw_reply, refusal_reply
 from forebay.gateway.calls import CHATS
 from forebay.gateway.dialects import anthropic
@@ -139,7 +140,7 @@ class AgentRoutes:
         run, agent = found
         if not isinstance(agent, CapturedCall):  # the agent of a rollout writes nothing: its generator does
             raise NoSuchRoute(request.method, request.url.path)
-        reply = await run.write(await self._body(request))
+        reply = await run.write(await self._body(request), request.headers.get(WRITER_HEADER, ""))
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
         return raw_reply(reply.status, reply.body, headers)
 

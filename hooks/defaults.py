@@ -7,7 +7,9 @@ and puts the answers back. Numbers are those of slime's rollout buffer (contract
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -188,9 +190,24 @@ class Defaults:
         return group
 
 
+_foreign_ids: ContextVar[Collection[str]] = ContextVar("_foreign_ids", default=())
+
+
+@contextmanager
+def foreign_ids(rollout_ids: Collection[str]) -> Iterator[None]:
+    """Within this, items with one of these as ``rollout_id`` have none: their writers mean something else by it."""
+    token = _foreign_ids.set(rollout_ids)
+    try:
+        yield
+    finally:
+        _foreign_ids.reset(token)
+
+
 def columns_of(items: Sequence[Item]) -> tuple[list[str], list[int]]:
     """The rollout id of each item, and which fork of the rollout it is."""
+    foreign = _foreign_ids.get()
     rollout_ids = [rollout_id(item.get("rollout_id")) for item in items]
+    rollout_ids = ["" if rollout in foreign else rollout for rollout in rollout_ids] if foreign else rollout_ids
     forks = [
         (fork_number(item.get("fork")) or 0) if rollout else 0 for item, rollout in zip(items, rollout_ids, strict=True)
     ]

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 from forebay.core.group import SLIME_REWARD_RANGE, RewardRange
-from forebay.core.ids import InstanceId
+from forebay.core.ids import InstanceId, read_uid
+from forebay.core.sample import rollout_id
 from forebay.hooks import advantages, answer_checks, defaults
 from forebay.hooks.manager import BUILT_IN, HookManager
 from forebay.hooks.specs import CONTRACT_HOOKS
@@ -49,6 +49,21 @@ def _with_numbers(item: Item) -> Item:
     return item
 
 
+def uid_of(item: Item) -> str | None:
+    """The uid of an item as the buffer knows it; None where a user's hook has left none."""
+    uid = item.get("uid")
+    try:
+        return read_uid(uid) if isinstance(uid, str | int | float) and not isinstance(uid, bool) else None
+    except ValueError:
+        return None
+
+
+def foreign_ids(items: Sequence[Item], rollout_ids: Sequence[str]) -> frozenset[str]:
+    """What stands as ``rollout_id`` in items that have none as far as the buffer knows: it is their writer's."""
+    written = (rollout_id(item.get("rollout_id")) for item in items)
+    return frozenset(name for name, known in zip(written, rollout_ids, strict=False) if name and not known)
+
+
 def process(
     hooks: HookManager,
     group: Group,
@@ -85,17 +100,17 @@ def index_rows(outcome: Outcome) -> Processed:
     return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
-def full_rows(outcome: Outcome, sources: Sequence[Any], hook: str) -> Processed:
+def full_rows(outcome: Outcome, sources: Sequence[str | None], hook: str) -> Processed:
     """The rows of full items, encoded. ``sources`` are the samples' uids; ``hook`` is blamed for what is not JSON."""
     # A user's hook may have reordered, copied or made items: the uid says which sample each comes from.
-    order = {uid: row for row, uid in enumerate(sources) if isinstance(uid, str)}
+    order = {uid: row for row, uid in enumerate(sources) if uid is not None}
     rows = [_full_row(_with_numbers(item), order, hook) for item in outcome.items]
     return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
 def _full_row(item: Item, order: dict[str, int], hook: str) -> Row:
-    uid = item.get("uid")
-    source = order.get(uid) if isinstance(uid, str) else None
+    uid = uid_of(item)
+    source = None if uid is None else order.get(uid)
     body = answer_checks.encode(hook, item)
     return Row(source, answer_checks.as_reward(item, "reward"), answer_checks.as_reward(item, "raw_reward"), body)
 

@@ -18,7 +18,7 @@ from typing import Any
 from forebay.core.child_process import die_with_parent
 from forebay.core.errors import HookFailed
 from forebay.core.ids import InstanceId
-from forebay.hooks import answer_checks, group_sequence, host_messages
+from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.manager import HookManager
 from forebay.hooks.plugin_loading import load_hooks
 from forebay.hooks.types import Contract, Group, Item, Sizes
@@ -133,10 +133,11 @@ class Host:
         group, sizes = _group(request), Sizes(*request.sizes)
         contract = self._contract_for(group, sizes)
         # Read before users' hooks get the items, which they may change.
-        uids = [item.get("uid") for item in group[1]]
-        outcome = group_sequence.process(
-            self._hooks, group, sizes, contract, self._reward_range, has_own_filter=self._has_own_filter
-        )
+        uids = [group_sequence.uid_of(item) for item in group[1]]
+        with defaults.foreign_ids(group_sequence.foreign_ids(group[1], request.rollout_ids)):
+            outcome = group_sequence.process(
+                self._hooks, group, sizes, contract, self._reward_range, has_own_filter=self._has_own_filter
+            )
         if request.bodies is None:
             done = group_sequence.index_rows(outcome)
         else:

@@ -165,6 +165,7 @@ def sample_view(stored: StoredSample, *, has_body: bool) -> dict[str, Any]:
         "fork": row.fork,
         "outcome": row.outcome,
         "rollout_outcome": row.rollout_outcome or None,
+        "is_foreign": row.is_foreign,
         "status": "failed" if row.reward is None else "completed",
         "reward": row.reward,
         "error": row.error,

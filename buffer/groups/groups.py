@@ -34,6 +34,8 @@ class Sample(msgspec.Struct, gc=False):
     """Which fork of the rollout in its slot it is; 0 for the main sample."""
     rollout_outcome: str = ""
     """How its rollout ended."""
+    is_foreign: bool = False
+    """Whether ``rollout_id``, ``fork`` and their like in its body mean something else than ours."""
 
 
 class SampleGroup:

@@ -44,6 +44,13 @@ class Staged:
         rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
         return Staged(rows[:num_rows], self.samples, self.made_by)
 
+    @property
+    def are_foreign(self) -> list[bool]:
+        """For each row whether names of ours in it mean something else (``core.sample.WRITER_HEADER``)."""
+        # A row that a user's hook made up is like its group.
+        of_group = any(sample.is_foreign for sample in self.samples)
+        return [of_group if row.source is None else self.samples[row.source].is_foreign for row in self.rows]
+
     def _is_fork(self, row: Row) -> bool:
         return row.source is not None and self.samples[row.source].fork > 0
 

@@ -147,6 +147,8 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
     rollout_outcome: str = ""
     """How its rollout ended (``core.outcome``); "" in journals of before that was stored."""
+    is_foreign: bool = False
+    """Whether the names of ours that its body may have mean something else there (``core.sample.WRITER_HEADER``)."""
 
 
 class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -168,6 +170,7 @@ class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
     length: int
     fork: int = 0
     rollout_outcome: str = ""
+    is_foreign: bool = False
 
 
 class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
@@ -222,6 +225,7 @@ def to_columns(sample: StoredSample) -> SampleColumns:
         location.length,
         row.fork,
         row.rollout_outcome,
+        row.is_foreign,
     )
 
 
@@ -248,6 +252,7 @@ def from_columns(columns: ColumnsRow) -> list[StoredSample]:
                 group_number=each.group_number,
                 fork=each.fork,
                 rollout_outcome=each.rollout_outcome,
+                is_foreign=each.is_foreign,
             ),
             Location(columns.segment, each.offset, each.length),
         )

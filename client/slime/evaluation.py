@@ -13,7 +13,7 @@ from forebay.client.calls.flow import Json, answered, decoded, json_call
 from forebay.client.calls.transport import Transport
 from forebay.client.model import Row, RunStats
 from forebay.client.slime.args import SlimeArgs, buffer_url, run_name, start_fields
-from forebay.client.slime.samples import Usable, to_slime, usable_row
+from forebay.client.slime.samples import Usable, own_names, to_slime, usable_row
 from forebay.client.trainer.buffer_client import BufferClient
 from forebay.core.errors import BodiesGone, ForebayError, InvalidInput, RunEnded
 
@@ -205,7 +205,7 @@ class WrittenGroups:
         members = [sample for sample in samples if sample["outcome"] == "member" and not sample["fork"]]
         if not all(sample["has_body"] for sample in members):
             raise BodiesGone([group_id], hint="a larger max_journal_bytes of the server leaves time to read them")
-        return [sample["body"] for sample in members]
+        return [own_names(sample["body"]) if sample.get("is_foreign") else sample["body"] for sample in members]
 
     def _ask(self, path: str) -> Json:
         call = json_call("GET", path)

@@ -14,7 +14,7 @@ from forebay.client.slime.tokens import Arrays, Tokens, arrays_of_batch, arrays_
 from forebay.client.tensors.tokenize import Tokenizer
 from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.sample import fork_number
+from forebay.core.sample import OWN_NAMES, fork_number
 from forebay.core.sample import rollout_id as id_of_rollout
 
 STATUSES = {"length": "TRUNCATED", "abort": "ABORTED", "error": "FAILED", "failed": "FAILED"}
@@ -50,16 +50,22 @@ class Unusable:
 def groups_of(batch: Batch, args: SlimeArgs) -> list[list[Usable] | Unusable]:
     """The groups of a batch that came as tensors; usable ones have exactly ``n_samples_per_prompt`` rows."""
     arrays, numbers = arrays_of_batch(batch)
+    given = [own_names(row) if at in batch.foreign_rows else row for at, row in enumerate(batch.rows)]
     groups: list[list[Usable] | Unusable] = []
     for _, adjacent in groupby(range(len(numbers)), numbers.__getitem__):
-        places = _without_surplus_forks(batch.rows, list(adjacent), args.n_samples_per_prompt)
-        rows = [batch.rows[at] for at in places]
+        places = _without_surplus_forks(given, list(adjacent), args.n_samples_per_prompt)
+        rows = [given[at] for at in places]
         try:
             _check_size(rows, args.n_samples_per_prompt)
-            groups.append([_usable(batch.rows[at], arrays[at], args) for at in places])
+            groups.append([_usable(given[at], arrays[at], args) for at in places])
         except InvalidInput as error:
             groups.append(Unusable(rows[0]["instance_id"], str(error)))
     return groups
+
+
+def own_names(row: Row) -> Row:
+    """The row of a foreign writer, without the names that mean something else there."""
+    return {name: value for name, value in row.items() if name not in OWN_NAMES}
 
 
 def usable_row(row: Row, args: SlimeArgs) -> Usable:

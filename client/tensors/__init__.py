@@ -202,9 +202,9 @@ def _token_row(row: Row) -> TokenRow[Piece]:
     return token_row((body,))
 
 
-def _group_key(row: Row) -> tuple[str, object, object]:
-    # With the type, since 1 equals True and 1.0, which are ids of other instances.
-    return type(row.get("instance_id")).__name__, row.get("instance_id"), row.get("epoch")
+def _group_key(row: Row) -> tuple[object, object]:
+    # 1 equals 1.0, which is the id of the same instance.
+    return row.get("instance_id"), row.get("epoch")
 
 
 def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "list[torch.Tensor]":

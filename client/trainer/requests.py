@@ -227,7 +227,13 @@ class Reading:
             return None
         self.leases.add(batch["batch_id"], batch["lease_s"])
         names = ("batch_id", "meta_info", "lease_s", "group_sizes")
-        return Batch(**{name: batch[name] for name in names}, rows=batch["data"], step=wanted.step, content=content)
+        return Batch(
+            **{name: batch[name] for name in names},
+            rows=batch["data"],
+            step=wanted.step,
+            foreign_rows=frozenset(batch.get("foreign_rows", ())),
+            content=content,
+        )
 
     def ack(self, batch: BatchLike) -> Flow[None]:
         """A batch is done with."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, ServerReply, answered, decoded, json_call
 from forebay.client.calls.transport import AsyncTransport
+from forebay.core.sample import WRITER_HEADER
 from forebay.web.replies import encode
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,14 @@ class BufferLink:
     async def __aexit__(self, *_: object) -> None:
         await self._server.close()
 
-    async def write(self, content: bytes) -> ServerReply:
-        """Write a sample as slime's client does; the server's answer, or a 503 if there is none."""
+    async def write(self, content: bytes, writer: str = "") -> ServerReply:
+        """Write a sample as slime's client does; the server's answer, or a 503 if there is none.
+
+        ``writer`` is what its own writer said of itself.
+        """
+        headers = {**JSON_BODY, **({WRITER_HEADER: writer} if writer else {})}
         # Once only: the generator repeats it by itself, as it would without a gateway in between.
-        reply = await self._server.ask(Call("POST", "/buffer/write", content, JSON_BODY, WRITE_S))
+        reply = await self._server.ask(Call("POST", "/buffer/write", content, headers, WRITE_S))
         if isinstance(reply, ServerReply):
             return reply
         body = {"success": False, "message": f"the buffer does not answer: {reply.reason}", "data": None}

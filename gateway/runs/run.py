@@ -96,14 +96,17 @@ class GatewayRun:
             self.tasks.start(self.ring.abort(session.rid_prefix))
         session.close(reason)
 
-    async def write(self, content: bytes) -> ServerReply:
-        """Pass a sample of a captured generator on, with its tokens if they were recorded."""
+    async def write(self, content: bytes, writer: str) -> ServerReply:
+        """Pass a sample of a captured generator on, with its tokens if they were recorded.
+
+        ``writer`` is what its writer said of itself (``WRITER_HEADER``).
+        """
         assert self.captured is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
         await self.captured.drain()
         content = self.captured.completed(content)
         self._report_soon()
-        return await self._buffer.write(content)
+        return await self._buffer.write(content, writer)
 
     # --- news from the server, and reports to it
 

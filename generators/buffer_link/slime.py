@@ -6,6 +6,7 @@ from forebay.client.calls.flow import JSON_BODY, Call, Flow, ServerReply
 from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import as_json
 from forebay.core.errors import ForebayError
+from forebay.core.sample import WRITER_HEADER
 from forebay.generators.buffer_link.abc import (
     GONE,
     ClosedGroups,
@@ -16,6 +17,8 @@ from forebay.generators.buffer_link.abc import (
     RunWriting,
     text_of,
 )
+
+_HEADERS = {**JSON_BODY, WRITER_HEADER: "base-generator"}
 
 
 class SlimeLink(Link):
@@ -41,7 +44,7 @@ class SlimeLink(Link):
 class _SlimeWriting(RunWriting):
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
         yield from ()
-        return Call("POST", "buffer/write", as_json(bodies[0]), JSON_BODY, WRITE_TIMEOUT_S)
+        return Call("POST", "buffer/write", as_json(bodies[0]), _HEADERS, WRITE_TIMEOUT_S)
 
     def verdicts(self, reply: ServerReply, count: int) -> list[ForebayError | None] | None:
         if reply.status in GONE:

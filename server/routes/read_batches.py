@@ -5,6 +5,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from functools import partial
+from itertools import chain
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -178,6 +179,9 @@ class NativeRead(BatchRoute):
         row = batch.row
         sizes = _group_sizes(batch)
         head = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
+        are_foreign = chain.from_iterable(staged.are_foreign for staged in batch.staged)
+        if foreign_rows := [place for place, is_foreign in enumerate(are_foreign) if is_foreign]:
+            head["foreign_rows"] = foreign_rows
         # The rows are bytes from the store: the object around them is encoded without them, and cut open.
         return encode(head)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 

@@ -10,7 +10,7 @@ from forebay.buffer.buffer import Entry
 from forebay.buffer.write import Receipt, write, write_when_room
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
-from forebay.core.sample import read_any_sample, read_sample
+from forebay.core.sample import WRITER_HEADER, read_any_sample, read_sample
 from forebay.server.routes.sample_routes import (
     SampleCall,
     SamplePaths,
@@ -25,6 +25,8 @@ from forebay.web.replies import encode, error_body, error_headers, send_json
 
 NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 
+_WRITER = WRITER_HEADER.lower().encode()
+
 _Refusal = InvalidInput | BufferFull
 _Answer = Receipt | _Refusal
 _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -35,11 +37,15 @@ _END = b'],"meta_info":"write to buffer"}}'
 
 
 class SlimeWrite(SlimeRoute):
-    """``/buffer/write``: one sample, which comes back in the reply; one without a usable reward counts as failed."""
+    """``/buffer/write``: one sample, which comes back in the reply; one without a usable reward counts as failed.
+
+    Anybody may write here, under names of their own: those of ours that they do not know count only from writers that
+    say so.
+    """
 
     async def answer(self, call: SampleCall) -> None:
         began_s = time.perf_counter()
-        sample = read_sample(call.body.data, is_lenient=True)
+        sample = read_sample(call.body.data, is_lenient=True, is_foreign=not call.header(_WRITER))
         receipt = await write_when_room(call.entry.buffer, sample, call.services.settings.write_wait_s)
         await receipt.stored
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)

@@ -1,6 +1,7 @@
 """What is checked before a run may start."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from forebay.core.addresses import is_http_url
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.fields import read_flag
-from forebay.core.ids import InstanceId
+from forebay.core.ids import InstanceId, read_instance_id
 from forebay.core.run import Origin, RunSettings
 from forebay.core.settings import Settings
 from forebay.engines.chat_template import check_template
@@ -69,10 +70,15 @@ def _listed(payload: dict[str, Any]) -> list[InstanceId]:
     listed = payload.get("skip_instance_ids")
     if listed is None:
         return []
+    if not isinstance(listed, list) or not all(map(_is_id, listed)):
+        raise InvalidInput("skip_instance_ids must be a list of strings and numbers", field="skip_instance_ids")
+    return [read_instance_id(each) for each in listed]
+
+
+def _is_id(value: object) -> bool:
     # True is an int to Python, and would be the instance 1.
-    if not isinstance(listed, list) or not all(isinstance(i, str | int) and not isinstance(i, bool) for i in listed):
-        raise InvalidInput("skip_instance_ids must be a list of strings and integers", field="skip_instance_ids")
-    return listed
+    is_plain = isinstance(value, str | int) and not isinstance(value, bool)
+    return is_plain or (isinstance(value, float) and math.isfinite(value))
 
 
 def engine_urls(payload: dict[str, Any]) -> list[str]:

@@ -140,8 +140,8 @@ def test_text_that_is_no_sample_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("uid", value) for value in (..., None, "", 7, "x" * 1_025, ["u"])],
-        *[("instance_id", value) for value in (..., None, "", True, 1.5, [1], {"a": 1}, "x" * 1_025)],
+        *[("uid", value) for value in (..., None, "", True, 10**1_024, "x" * 1_025, ["u"])],
+        *[("instance_id", value) for value in (..., None, "", True, [1], {"a": 1}, "x" * 1_025)],
         *[("messages", value) for value in (..., None, "text", {}, 1)],
         *[("epoch", value) for value in (-1, 1.0, "0", True, 1 << 41)],
         *[("slot", value) for value in (-1, 0.5, "0", False, 65_536)],

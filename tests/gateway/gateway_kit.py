@@ -34,6 +34,8 @@ class FakeBuffer:
 
     def __init__(self) -> None:
         self.written: list[Json] = []
+        self.writers: list[str] = []
+        """What the writer of each sample said of itself."""
         self.reports: list[Json] = []
         self.weight_version: int | None = None
         self.is_still = False
@@ -73,6 +75,7 @@ class FakeBuffer:
         if not isinstance(sample, dict) or "instance_id" not in sample:
             return JSONResponse({"success": False, "message": "no sample"}, 422)
         self.written.append(sample)
+        self.writers.append(request.headers.get("X-Forebay-Writer", ""))
         return JSONResponse({"success": True})
 
     async def _progress(self, request: Request) -> Response:

@@ -179,3 +179,11 @@ async def test_what_the_trainer_announced_keeps_caches_apart(stage: Stage, gener
             await generator.ask(USER)
     assert stage.calls[-1].body["extra_key"] == "7"
     stage.gateway.buffer.weight_version = None
+
+
+async def test_what_a_writer_says_of_itself_is_passed_on(generator: Generator) -> None:
+    await generator.write([USER])
+    sample = {"uid": "u", "instance_id": "a", "reward": 1.0, "messages": [USER]}
+    headers = {"X-Forebay-Writer": "base-generator"}
+    await generator.gateway.http.post(f"{generator.url}/buffer/write", json=sample, headers=headers)
+    assert generator.gateway.buffer.writers[-2:] == ["", "base-generator"]

@@ -42,8 +42,8 @@ def test_a_shuffle_keeps_the_numbers_and_differs_from_epoch_to_epoch(write_rows)
         ('{"prompt": []}', "is an empty list"),
         ('{"prompt": 3}', "is a number"),
         ('{"prompt": [{"content": "a"}]}', 'must be an object with a "role"'),
-        ('{"prompt": "a", "instance_id": true}', "instance_id must be a string or an integer"),
-        ('{"prompt": "a", "instance_id": 1.5}', "instance_id must be a string or an integer"),
+        ('{"prompt": "a", "instance_id": true}', "instance_id must be a string or a number"),
+        ('{"prompt": "a", "instance_id": [1]}', "instance_id must be a string or a number"),
         ('{"prompt": "a", "instance_id": "same"}', "'same' was on an earlier line already"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forebay.core.sample import WRITER_HEADER
 from tests.conftest import MakeServer
 from tests.kit import (
     NativeRun,
@@ -47,11 +48,13 @@ MALFORMED = [
     pytest.param(b"null", "body", id="null"),
     pytest.param(json.dumps(make_sample(uid=...)).encode(), "uid", id="no uid"),
     pytest.param(json.dumps(make_sample(uid="")).encode(), "uid", id="empty uid"),
-    pytest.param(json.dumps(make_sample(uid=7)).encode(), "uid", id="uid is a number"),
+    pytest.param(json.dumps(make_sample(uid=True)).encode(), "uid", id="uid is a bool"),
     pytest.param(json.dumps(make_sample(uid="x" * 1_025)).encode(), "uid", id="uid too long"),
     pytest.param(json.dumps(make_sample(instance_id=...)).encode(), "instance_id", id="no instance_id"),
     pytest.param(json.dumps(make_sample(instance_id=True)).encode(), "instance_id", id="instance_id is a bool"),
-    pytest.param(json.dumps(make_sample(instance_id=1.5)).encode(), "instance_id", id="instance_id is a fraction"),
+    pytest.param(
+        json.dumps(make_sample()).encode().replace(b'"task-1"', b"1e400"), "instance_id", id="instance_id is infinite"
+    ),
     pytest.param(json.dumps(make_sample(instance_id=[1])).encode(), "instance_id", id="instance_id is a list"),
     pytest.param(json.dumps(make_sample(messages=...)).encode(), "messages", id="no messages"),
     pytest.param(json.dumps(make_sample(messages="hi")).encode(), "messages", id="messages is a string"),
@@ -76,7 +79,8 @@ def empty_run(server: ServerProcess) -> Iterator[SlimeRun]:
 @pytest.mark.parametrize(("body", "field"), MALFORMED)
 def test_a_malformed_sample_is_told_by_field_and_stores_nothing(empty_run: SlimeRun, body: bytes, field: str) -> None:
     for path in (f"{empty_run.path}/samples", f"{empty_run.prefix}/buffer/write"):
-        assert_error(empty_run.client.post(path, content=body), 422, "invalid_input", field)
+        reply = empty_run.client.post(path, content=body, headers={WRITER_HEADER: "test"})
+        assert_error(reply, 422, "invalid_input", field)
     assert empty_run.groups() == []
     samples = empty_run.view()["samples"]
     assert {count for name, count in samples.items()} == {0}

@@ -148,7 +148,7 @@ def test_a_client_that_wants_no_more_gets_its_answer_and_the_end(
 
 def test_what_is_wrong_is_told_and_the_connection_stays(server: ServerProcess, run: SlimeRun) -> None:
     with connect(server) as connection:
-        status, _, told = connection.post(path_of(run), b'{"uid": 7}')
+        status, _, told = connection.post(path_of(run), b'{"uid": [7]}')
         assert (status, told["success"], told["error"]["field"]) == (422, False, "uid")
         assert connection.post(path_of(run), b"")[0] == 422
         assert connection.post("/s/nobody/buffer/write", encoded())[0] == 404

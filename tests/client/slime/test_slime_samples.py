@@ -165,3 +165,15 @@ def test_samples_without_tokens_are_tokenised_with_slimes_tokenizer(run: NativeR
     assert tokenizer.decode(trained) == "4<|im_end|>"
     assert (made.metadata["retokenized"], kept.metadata["retokenized"]) == (True, False)
     assert kept.tokens == [5, 6, 7, 8]
+
+
+def test_what_foreign_writers_call_by_our_names_makes_nothing_of_their_samples(
+    slime_server: ServerProcess, name: str, args: Any
+) -> None:
+    theirs = slime_server.start_slime(name[:60] + ".", group_size=2)
+    args.rollout_buffer_name = name[:60] + "."
+    for each in (*group("a"), *group("b")):
+        theirs.send({**each, "rollout_id": "same", "fork": 1, "outcome": "truncated"})
+    (first, second), _ = generate(args, 0)
+    assert first.rollout_id != second.rollout_id
+    assert (first.status, second.status) == (Sample.Status.COMPLETED,) * 2
