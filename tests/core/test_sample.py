@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.core.errors import InvalidInput
+from forebay.core.ids import read_uid
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.reward_place import find_field, set_reward
 from forebay.core.sample import Incoming, read_sample
@@ -69,7 +70,7 @@ def test_index_columns_are_what_a_json_reader_sees(text: str) -> None:
     assume(sample is not None)
     assert sample is not None
     seen = json.loads(text)
-    assert (sample.uid, sample.instance_id) == (seen["uid"], seen["instance_id"])
+    assert (sample.uid, sample.instance_id) == (read_uid(seen["uid"]), seen["instance_id"])
     assert isinstance(seen["messages"], list)
     reward = seen["reward"]
     is_number = isinstance(reward, int | float)  # true and false are 1 and 0
