@@ -1,6 +1,7 @@
 """Handing groups to a trainer: which ones, as a batch that is leased to it."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +21,12 @@ from forebay.core.group import BatchState, GroupState
 from forebay.core.waiting import Patience, Signal
 
 logger = logging.getLogger(__name__)
+
+POLLS_ON = (
+    "run %s (stream %r) has ended (%s) and has nothing left, and its client polls on: slime's own does so for ever,"
+    " whatever it is answered. End its trainer. --fetch-trajectory-retry-times bounds its polls, and slime's"
+    " --rollout-function-path forebay.client.slime.generate_rollout ends by itself"
+)
 
 
 @dataclass(slots=True)
@@ -73,6 +80,8 @@ class Delivery:
         self._readers: dict[_Reader, None] = {}
         """Those who want a batch, in the order in which they came."""
         self.leases = Leases(buffer)
+        self._told_end: Counter[int] = Counter()
+        """By start of the run, since each may end: how often readers of slime's routes were told of the end."""
 
     async def read(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
         """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
@@ -127,13 +136,22 @@ class Delivery:
             if reader.error is not None:
                 raise reader.error
             if reader.batch is None and buffer.is_exhausted:
-                run = buffer.run
-                raise RunEnded(run.run_id, run.reason.partition("\n")[0] or run.state.value)
+                raise self._end(reader.request)
             if reader.batch is not None or patience.left_s <= 0:
                 return
             # News that came while others were tried is looked at before waiting for the next.
             if reader.knows(buffer.news) and not await patience.wait(buffer.news):
                 return
+
+    def _end(self, request: ReadRequest) -> RunEnded:
+        """What a reader is told when nothing will come; said to the log once, when slime's client does not hear it."""
+        run = self._buffer.run
+        reason = run.reason.partition("\n")[0] or run.state.value
+        if request.is_slime:
+            self._told_end[run.num_starts] += 1
+            if self._told_end[run.num_starts] == 2:
+                logger.warning(POLLS_ON, run.run_id, run.name, reason)
+        return RunEnded(run.run_id, reason)
 
     async def _serve_up_to(self, last: "_Reader") -> None:
         """Try to satisfy everybody who came before ``last``, and then ``last``, by what is there now."""

@@ -11,6 +11,7 @@ from forebay.core.errors import ForebayError
 from forebay.core.group import GroupState
 from forebay.core.run import check_name
 from forebay.server.routes.sample_routes import by_name
+from forebay.server.runs.resumed_run import what_is_left
 from forebay.server.services import Services, body_of, services_of
 from forebay.web.request_models import parse_object
 
@@ -58,7 +59,9 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
         if refusals.is_repeated(body):  # slime's client tries again at once, for ever
             await asyncio.sleep(services.settings.refuse_hold_s)
         raise
-    return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value}
+    left = what_is_left(services.buffer, run)  # slime's client prints the reply
+    note = {} if left is None else {"note": left}
+    return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value, **note}
 
 
 @router.get("/buffer/peek")

@@ -10,6 +10,7 @@ from collections import Counter
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.errors import BodiesGone, InvalidInput
+from forebay.core.group import GroupState
 from forebay.core.run import WORKING, Origin, Run
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.start_checks import StartRequest, num_bytes_of
@@ -23,7 +24,7 @@ async def find_run(
     """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
 
     The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
-    ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload names.
+    ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload, or the stream's name, names.
     """
     entry = await _find_resumable(buffer, contents, request, name, origin)
     if entry is None or keeps_deliveries(request, origin):
@@ -31,7 +32,7 @@ async def find_run(
     try:
         await buffer.check_bodies(entry, request.listed)
     except BodiesGone as gone:
-        if "run_id" in request.payload:
+        if _named_by(buffer, request, name) is not None:
             raise
         logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
         return None
@@ -46,9 +47,9 @@ def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
 async def _find_resumable(
     buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
 ) -> Entry | None:
-    run_id = request.payload.get("run_id")
+    run_id = _named_by(buffer, request, name)
     if run_id is not None:
-        return _named_run(buffer, str(run_id), request)
+        return _named_run(buffer, run_id, request)
     if not request.listed or origin == "native":
         return None
     knowing = _that_know_the_list(buffer, request, name)
@@ -65,6 +66,14 @@ async def _find_resumable(
     # Other starts may have come in between: what is chosen among is what holds now.
     still = [entry for entry in _that_know_the_list(buffer, request, name) if entry.run.run_id in same]
     return min(still, key=lambda entry: _unlikeness(buffer, entry, request, name), default=None)
+
+
+def _named_by(buffer: Buffer, request: StartRequest, name: str) -> str | None:
+    """The id of the run that a start names: in its payload, or, since slime's client has no field for it, as stream."""
+    run_id = request.payload.get("run_id")
+    if run_id is not None:
+        return str(run_id)
+    return name if any(e.run.run_id == name and e.run.origin == "slime" for e in buffer.entries) else None
 
 
 def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> Entry:
@@ -118,3 +127,45 @@ def _unlikeness(buffer: Buffer, entry: Entry, request: StartRequest, name: str) 
     fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
     num_changes = sum(ours.get(field) != theirs.get(field) for field in fields)
     return entry.run.name != name, buffer.num_beyond(entry, request.listed), num_changes
+
+
+def what_is_left(buffer: Buffer, run: Run) -> str | None:
+    """What is to be said to the client of a new run, started without a list, if the one before it has groups ready.
+
+    A trainer that died before it saved anything starts like one that begins anew: nothing tells them apart.
+    """
+    if run.origin == "native" or run.start_skip or run.num_starts > 1:
+        return None
+    before = _started_before(buffer, run)
+    if before is None:
+        return None
+    groups = before.buffer.groups
+    # Full ones are judged when somebody reads.
+    num_ready = groups.states[GroupState.READY] + groups.num_full
+    num_delivered = groups.states[GroupState.LEASED] + groups.states[GroupState.ACKED]
+    if not num_ready:
+        return None
+    return (
+        f"run {before.run.run_id} was started alike and still has {num_ready} groups ready, and {num_delivered} were"
+        f" delivered; run {run.run_id} makes its own. To go on with the former, from its first group on, start the"
+        f" trainer again with /s/{before.run.run_id} behind the server's address"
+    )
+
+
+def _started_before(buffer: Buffer, run: Run) -> Entry | None:
+    """The newest other run of the same name, task type, group size and input."""
+    for entry in reversed(buffer.entries):
+        other = entry.run
+        is_other = other.run_id != run.run_id and (other.name, other.origin) == (run.name, "slime")
+        if is_other and _has_same_task(other, run):
+            return entry
+    return None
+
+
+def _has_same_task(one: Run, other: Run) -> bool:
+    if (one.task_type, one.settings.group_size) != (other.task_type, other.settings.group_size):
+        return False
+    digests = (one.input_sha256, other.input_sha256)
+    return (
+        digests[0] == digests[1] if all(digests) else one.payload.get("input_file") == other.payload.get("input_file")
+    )

@@ -13,7 +13,7 @@ from forebay.core.tasks import TaskSet
 from forebay.core.waiting import Patience
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
-from forebay.server.runs.resumed_run import find_run, keeps_deliveries
+from forebay.server.runs.resumed_run import find_run, keeps_deliveries, what_is_left
 from forebay.server.runs.start_checks import StartRequest
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,9 @@ class RunService:
             await self._parts.folders.remove(run.run_id)
             raise
         self._launches.begin(run.run_id, request, generator)
+        left = what_is_left(self._buffer, run)
+        if left is not None:
+            logger.warning("%s", left)
         return self._buffer.get(run.run_id).run
 
     def _new_run(self, request: StartRequest, name: str, origin: Origin) -> Run:
