@@ -80,7 +80,7 @@ class Delivery:
         self._readers: dict[_Reader, None] = {}
         """Those who want a batch, in the order in which they came."""
         self.leases = Leases(buffer)
-        self._told_end: Counter[int] = Counter()
+        self._num_reads_since_end: Counter[int] = Counter()
         """By start of the run, since each may end: how often readers of slime's routes were told of the end."""
 
     async def read(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
@@ -148,8 +148,8 @@ class Delivery:
         run = self._buffer.run
         reason = run.reason.partition("\n")[0] or run.state.value
         if request.is_slime:
-            self._told_end[run.num_starts] += 1
-            if self._told_end[run.num_starts] == 2:
+            self._num_reads_since_end[run.num_starts] += 1
+            if self._num_reads_since_end[run.num_starts] == 2:
                 logger.warning(POLLS_ON, run.run_id, run.name, reason)
         return RunEnded(run.run_id, reason)
 
