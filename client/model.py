@@ -84,6 +84,8 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     reason: str = ""
     """Why it stopped or failed."""
+    warnings: list[str] = []
+    """What its start was warned of: fields that nothing reads, say."""
     is_waiting_for_engine: bool = False
     is_held: bool = False
     """It waits for the trainer's next weight version: its step has all the groups that it needs."""
@@ -98,12 +100,16 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that it will have in all, where its generator knows."""
     groups: dict[str, int] = {}
     """Groups by state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
+    num_groups_full: int = 0
+    """The open ones whose slots are all filled: the next read asks ``is_valid_group`` about them."""
     discarded: dict[str, int] = {}
     """Discarded groups by reason."""
     samples: dict[str, int] = {}
     """Samples by what became of them, and how many are buffered."""
     outcomes: dict[str, int] = {}
     """Rollouts by how they ended, since the server started: ``ok``, ``truncated``, ``engine_failure``, …"""
+    rewards: dict[str, float | None] = {}
+    """``num``, ``mean``, ``min`` and ``max`` of the samples in groups, since the server started."""
     counts: dict[str, int] = {}
     """What its processes count, by name."""
     tokens: dict[str, Any] = {}

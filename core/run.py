@@ -196,6 +196,8 @@ class Run:
     """Start and attachments; each has its own copy of the generator's code."""
     is_native_generator: bool = False
     """Whether the generator uses our base, which asks for its missing slots."""
+    warnings: list[str] = field(default_factory=list)
+    """What its start was warned of."""
     input_fingerprint: str = ""
     """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
     input_sha256: str = ""
@@ -251,6 +253,7 @@ class Run:
             "generator_contract": self.generator_contract,
             "num_starts": self.num_starts,
             "is_native_generator": self.is_native_generator,
+            "warnings": self.warnings,
             "input_fingerprint": self.input_fingerprint,
             "input_sha256": self.input_sha256,
             "base_skip": self.base_skip,

@@ -22,6 +22,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "origin": run.origin,
         "state": run.state.value,
         "reason": run.reason,
+        "warnings": run.warnings,
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine,
         # A run may end while its engines are paused: then it is nobody's pause any more.

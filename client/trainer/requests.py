@@ -100,7 +100,10 @@ class Reading:
         yield from self._leave_run_for(payload.get("run_id"))
         payload = {"start_id": f"start-{token_hex(12)}", **payload}
         call = json_call("POST", "v1/runs", payload, REPLY_TIMEOUT_S)
-        return self._attached(decoded((yield from answered(call, self._retry_for_s)), call))
+        stats = self._attached(decoded((yield from answered(call, self._retry_for_s)), call))
+        for warning in stats.warnings:
+            logger.warning("%s: %s", stats.run_id, warning)
+        return stats
 
     def attach(self, run_id: str) -> Flow[RunStats]:
         """Go on with a run. Raises ``RunNotFound``, and ``InvalidInput`` while batches of another run are leased."""

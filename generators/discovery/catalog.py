@@ -171,5 +171,6 @@ def _known_from_source(file: FoundFile) -> GeneratorInfo:
         task_type=file.facts.task_type,
         error=error,
         imports_base=file.facts.names_base,
+        payload_fields=file.facts.payload_fields,
         problems=[error] if error else [],
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from forebay.generators.discovery.payload_fields import NOT_KNOWN, PayloadFields
+
 Source = Literal["built-in", "user", "entry-point"]
 Status = Literal["ok", "failed", "skipped"]
 Contract = Literal["A", "B"]
@@ -34,6 +36,7 @@ class GeneratorInfo:
     problems: list[str] = field(default_factory=list)
     replaces: Path | None = None
     replaced_by: Path | None = None
+    payload_fields: PayloadFields = NOT_KNOWN
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, paths as strings."""

@@ -57,6 +57,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "task type": view["task_type"],
         "state": state_text(view),
         "reason": "" if view["reason"] in ("returned", "stopped") else view["reason"],
+        "warnings": "\n".join(view["warnings"]),
         "generator": view["generator"],
         "input file": view["input_file"] or "",
         "started": f"{age_text(view['started_at_s'])} ago",

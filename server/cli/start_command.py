@@ -65,6 +65,8 @@ def command(
         view = server.post("/v1/runs", payload)
         if not as_json:
             typer.echo(view["run_id"])
+        for warning in view["warnings"]:
+            typer.secho(f"warning: {warning}", err=True, fg="yellow")
         if is_followed:
             view = follow(server, view["run_id"])
     if as_json:

@@ -59,9 +59,10 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
         if refusals.is_repeated(body):  # slime's client tries again at once, for ever
             await asyncio.sleep(services.settings.refuse_hold_s)
         raise
-    left = what_is_left(services.buffer, run)  # slime's client prints the reply
-    note = {} if left is None else {"note": left}
-    return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value, **note}
+    # slime's client prints the reply.
+    notes = {"note": what_is_left(services.buffer, run), "warnings": run.warnings}
+    shown = {name: value for name, value in notes.items() if value}
+    return {"message": "Rollout started", "run_id": run.run_id, "state": run.state.value, **shown}
 
 
 @router.get("/buffer/peek")

@@ -1,6 +1,7 @@
 """What is left of a start when its reply goes out: a slow generator's verdict, the process, the rest of the input."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,10 @@ from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.start_checks import InputCheck, StartRequest, engine_urls
+from forebay.server.runs.start_warnings import start_warnings
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor
+
+logger = logging.getLogger(__name__)
 
 
 def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
@@ -23,6 +27,9 @@ def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
     run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
     run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
     run.generator_contract = None if generator.hooks else generator.contract
+    run.warnings = start_warnings(run.payload, generator)
+    for warning in run.warnings:
+        logger.warning("run %s: %s", run.run_id, warning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class RunService:
         run.input_fingerprint = self._parts.input.fingerprint(request.input_file)
         run.input_sha256 = self._parts.contents.known(request.input_file, run.input_fingerprint)
         run.started_at_s = self._clock.wall()
-        run.state, run.reason, run.has_ended = RunState.VALIDATING, "", False
+        run.state, run.reason, run.has_ended, run.warnings = RunState.VALIDATING, "", False, []
         run.process_ended_s = None
         run.is_last_slot_reported = run.is_waiting_for_engine = run.has_delivered = False
         if generator is not None:

@@ -98,6 +98,16 @@ def _check_engines(payload: dict[str, Any]) -> None:
             )
 
 
+def _check_engine_given(request: StartRequest) -> None:
+    # Only of the built-in tasks it is known that they ask an engine: a user's file may know one of its own.
+    if not engine_urls(request.payload):
+        raise InvalidInput(
+            f"task type {request.task_type!r} needs an engine, and remote_engine_url names none",
+            hint="forebay start --engine-url http://127.0.0.1:30000, or remote_engine_url in the body",
+            field="remote_engine_url",
+        )
+
+
 class InputCheck:
     """Looks at a run's input file, as its generator will need it."""
 
@@ -120,6 +130,8 @@ class InputCheck:
         await asyncio.to_thread(_check_readable, path, request.input_file)
         if generator.imports_base:
             await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
+        if generator.source == "built-in":
+            _check_engine_given(request)
 
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """The whole file. Raises ``InputRefused``."""
