@@ -68,8 +68,9 @@ types: install ## Check types
 layers: install ## Check that each layer imports only what lies below it
 	@cd .typecheck && PYTHONPATH=. ../$(BIN)/lint-imports --no-logo --config ../pyproject.toml
 
-docs: install ## Write the generated tables in docs/
+docs: install ## Write the generated tables and pages in docs/
 	@$(BIN)/python docs/settings_tables.py
+	@$(BIN)/python docs/client_reference.py
 
 clean: ## Remove what was made, but for .venv and data
 	@rm -rf .typecheck .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -20,7 +20,9 @@ class Group:
     """The samples of one instance in one epoch."""
 
     instance_id: InstanceId
+    """The task row, as its generator names it."""
     samples: Sequence[Row]
+    """Their rows, with those that a hook added to fill the group."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,13 @@ class Batch:
     """Whole groups that are this reader's until it checkpoints, acks or releases them, or its lease runs out."""
 
     batch_id: str
+    """What the server knows it by."""
     rows: Sequence[Row]
     """The samples of all groups; those of a group are adjacent."""
     meta_info: dict[str, Any]
     """What the run's hook tells of all that arrived since the last batch."""
     lease_s: float
+    """For how many seconds it is leased; its client extends that by itself."""
     group_sizes: Sequence[int]
     """Rows of each group: they need not be equally many, and two epochs of an instance may stand side by side."""
     step: int | None = None
@@ -45,6 +49,7 @@ class Batch:
 
     @property
     def num_groups(self) -> int:
+        """How many groups it has, those without rows included."""
         return len(self.group_sizes)
 
     @cached_property
@@ -68,6 +73,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """So many groups in a row ended undelivered that something must be wrong."""
 
     message: str
+    """What happened, and what to do about it."""
     reasons: dict[str, int]
     """Groups by why they ended."""
 
@@ -76,24 +82,31 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """A run in numbers, as ``GET /v1/runs/{run_id}`` shows it."""
 
     run_id: str
+    """What the server knows it by."""
     task_type: str
+    """Which generator it runs."""
     state: str
     """``validating``, ``running``, ``finished``, ``stopped`` or ``failed``."""
     has_ended: bool
     """Nothing will come from it any more; what is ready can still be read."""
     name: str = ""
+    """The name that its start gave it; empty without one."""
     reason: str = ""
     """Why it stopped or failed."""
     warnings: list[str] = []
     """What its start was warned of: fields that nothing reads, say."""
     is_waiting_for_engine: bool = False
+    """None of its engines answers; its deadlines stand still meanwhile."""
     is_held: bool = False
     """It waits for the trainer's next weight version: its step has all the groups that it needs."""
     is_paused: bool = False
     """Its engines stand still, until its trainer or the server lets them go on."""
     is_stalled: bool = False
+    """It has an alarm."""
     alarm: Alarm | None = None
+    """Why probably nothing will come of it; none as long as groups are delivered."""
     weight_version: int | None = None
+    """What its trainer announced last."""
     created_at_s: float = 0.0
     """Seconds since the Unix epoch."""
     num_groups_total: int | None = None
@@ -115,40 +128,53 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, Any] = {}
     """Tokens ``kept`` and ``wasted``; ``mean_finished`` and ``mean_aborted``, tokens per rollout."""
     settings: dict[str, Any] = {}
+    """The settings of its start, with those that it left to their defaults."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that the run knows."""
 
     step: int
+    """The trainer's number for it."""
     batch_ids: list[str]
+    """The batches that this checkpoint fixed, and no earlier one."""
     num_groups: int = 0
+    """Groups in those batches."""
     at_s: float = 0.0
     """Seconds since the Unix epoch."""
 
 
 class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint fixed: ``batch_ids`` are all of this step, ``checkpoints`` all known steps, ascending."""
+    """What a checkpoint fixed."""
 
     step: int
+    """The step that it was made for."""
     batch_ids: list[str]
+    """All batches of this step, those of an earlier call for it included."""
     checkpoints: list[int]
+    """The steps of all checkpoints that the run knows, ascending."""
 
 
 class RewindResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rewind undid: so many batches, so many groups that are ready again."""
+    """What a rewind undid."""
 
     step: int | None
+    """The checkpoint that the run is back at; none for its beginning."""
     num_batches: int
+    """Batches that count as never read."""
     num_groups: int
+    """Groups that are ready again."""
     checkpoints: list[int]
+    """The steps of the checkpoints that are left, ascending."""
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update that all engines of the run took."""
 
     weight_version: int
+    """What the engines have now."""
     mode: PauseMode
+    """What became of the calls in flight."""
     workers: list[str]
     """The addresses of the engines; behind a router those of its workers."""
     paused_s: float
@@ -159,6 +185,7 @@ class EnginePause(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that stand still, idle."""
 
     mode: PauseMode
+    """What became of the calls in flight."""
     limit_s: float
     """After so many seconds they go on by themselves."""
     workers: list[str]

@@ -1,13 +1,11 @@
 """Write the tables of settings.md out of the code: ``make docs``. A test compares them."""
 
-import ast
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from field_texts import field_texts
 from pydantic_core import PydanticUndefined
 
 from forebay.core.run import RunSettings
@@ -27,7 +25,7 @@ def server_table() -> str:
 
 def run_table() -> str:
     """Every setting of a run, under the name that it has on the wire."""
-    texts = _docstrings(RunSettings)
+    texts = field_texts(RunSettings)
     rows = [
         (f"`{field.alias or name}`", _default(field), texts[name]) for name, field in RunSettings.model_fields.items()
     ]
@@ -44,20 +42,6 @@ def with_tables(page: str) -> str:
         head, _, rest = page.partition(begin)
         page = head + begin + make() + end + rest.partition(end)[2]
     return page
-
-
-def _docstrings(model: type) -> dict[str, str]:
-    """The string below each field in the source of ``model``, in one line, with single backticks."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
-    assert isinstance(tree.body[0], ast.ClassDef)
-    sentences, name = {}, ""
-    for node in tree.body[0].body:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                pass
-            case ast.Expr(value=ast.Constant(value=str(text))) if name:
-                sentences[name] = " ".join(text.split()).replace("``", "`")
-    return sentences
 
 
 def _default(field: Any) -> str:

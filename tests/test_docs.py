@@ -1,8 +1,8 @@
 """Everything that users can name in the code has its place in docs/, and what docs/ shows is so."""
 
-import importlib.util
+import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ import click
 import pytest
 import typer
 
+from forebay import client
 from forebay.core import errors
 from forebay.core.errors import ForebayError
 from forebay.core.group import DiscardReason
@@ -34,17 +35,33 @@ def headings(name: str) -> str:
     return "\n".join(line for line in page(name).splitlines() if line.startswith("#"))
 
 
-def settings_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("settings_tables", DOCS / "settings_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Those of docs/ find each other as they do where they are run."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module
 
 
-def test_the_tables_of_settings_are_those_of_the_code() -> None:
-    assert settings_tables().with_tables(page("settings.md")) == page("settings.md"), "run `make docs`"
+def test_the_tables_of_settings_are_those_of_the_code(script: Callable[[str], ModuleType]) -> None:
+    assert script("settings_tables").with_tables(page("settings.md")) == page("settings.md"), "run `make docs`"
+
+
+def test_the_reference_of_the_client_is_what_the_code_says(script: Callable[[str], ModuleType]) -> None:
+    assert script("client_reference").page() == page("client.md"), "run `make docs`"
+
+
+def test_every_method_and_field_of_the_client_is_in_its_reference(script: Callable[[str], ModuleType]) -> None:
+    assert script("client_reference").undocumented() == []
+    told = page("client.md")
+    assert [name for name in client.__all__ if f"### {name}\n" not in told and f"| `{name}` |" not in told] == []
+    for kind in (client.BufferClient, client.AsyncBufferClient, client.SampleWriter, client.AsyncSampleWriter):
+        public = [name for name in dir(kind) if not name.startswith("_")]
+        missing = [
+            each for each in public if f"#### {kind.__name__}.{each}\n" not in told and f"| `{each}` |" not in told
+        ]
+        assert missing == []
+    for kind in (client.Batch, client.Group, client.RunStats, client.WeightUpdate):
+        assert [each for each in kind.__annotations__ if f"| `{each}` | " not in told] == []
 
 
 def test_every_setting_has_a_sentence_of_help() -> None:

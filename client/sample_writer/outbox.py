@@ -11,6 +11,7 @@ from forebay.client.errors import SamplesRefused, WriterClosed
 from forebay.core.errors import ForebayError, InvalidInput
 
 Sample: TypeAlias = dict[str, Any]
+"""What is written: its fields are those of a write over HTTP."""
 NEVER_S = 3_600.0
 
 
@@ -19,10 +20,15 @@ class WriteLimits:
     """A batch goes out when it has so many samples or bytes, or is so old; so much may wait before writing blocks."""
 
     max_samples: int = 64
+    """Samples that make a batch full."""
     max_bytes: int = 8 << 20
+    """Bytes that do, before compression."""
     max_age_s: float = 0.2
+    """Seconds that the oldest sample of a batch waits for others."""
     max_waiting: int = 1_024
+    """Samples, not yet acknowledged, at which ``write`` waits."""
     max_waiting_bytes: int = 64 << 20
+    """Bytes of them at which it does."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

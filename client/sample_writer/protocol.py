@@ -21,7 +21,9 @@ from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 logger = logging.getLogger(__name__)
 
 Encoding: TypeAlias = Literal["gzip", "zstd"]
+"""How bodies are compressed."""
 OnRefused: TypeAlias = Callable[[Sample, ForebayError], object]
+"""Called with a sample that the buffer will not take, and why; what it returns is not looked at."""
 Verdicts: TypeAlias = Sequence[ForebayError | None]
 """What is wrong with each sample of a batch, None for one that is stored."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 Side = Literal["left", "right"]
+"""The end at which rows are padded, or lose tokens."""
 
 
 def collate(

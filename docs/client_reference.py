@@ -1,0 +1,311 @@
+"""Write client.md out of the code of ``forebay.client``: ``make docs``. A test compares them."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from field_texts import field_texts
+
+from forebay import client
+from forebay.client import model, slime, tensors
+from forebay.client.sample_writer import outbox, protocol
+from forebay.core import errors as core_errors
+from forebay.core import ids, weight_versions
+from forebay.core.errors import ForebayError
+
+PAGE = Path(__file__).parent / "client.md"
+WIDTH = 110
+CLIENTS = (client.BufferClient, client.AsyncBufferClient)
+WRITERS = (client.SampleWriter, client.AsyncSampleWriter, client.Limits)
+DATA = (
+    client.Batch,
+    client.Group,
+    client.RunStats,
+    model.Alarm,
+    client.CheckpointInfo,
+    client.CheckpointResult,
+    client.RewindResult,
+    client.WeightUpdate,
+    client.EnginePause,
+)
+OWN_ERRORS = (client.ServerUnreachable, client.ClientClosed, client.SamplesRefused, client.WriterClosed)
+FUNCTIONS = (tensors.collate, tensors.numpy_arrays, slime.generate_rollout, slime.close)
+TYPES = (
+    (model, "Row"),
+    (model, "BatchLike"),
+    (ids, "InstanceId"),
+    (weight_versions, "PauseMode"),
+    (outbox, "Sample"),
+    (protocol, "Encoding"),
+    (protocol, "OnRefused"),
+    (tensors, "Side"),
+)
+PUBLIC = {"Limits": client.Limits}
+"""Where the name to import is not that of the class."""
+
+HEAD = """# The client, method by method
+
+Every method and field of `forebay.client`, written out of the code by `make docs`. How they are used together is told
+in [trainers.md](trainers.md), what tensors hold in [tensors.md](tensors.md), slime's function in [slime.md](slime.md).
+What ends in `_s` counts seconds, what ends in `_bytes` bytes.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        ("Reading", [_class(each) for each in CLIENTS]),
+        ("What is read", [_class(each) for each in DATA]),
+        ("Writing", [_class(each) for each in WRITERS]),
+        ("Functions", [_function(each, _import_of(each)) for each in FUNCTIONS]),
+        ("Types", [_types()]),
+        ("Errors", [_errors()]),
+    ]
+    told = HEAD + "\n".join(f"## {title}\n\n" + "\n".join(sections) for title, sections in parts)
+    return re.sub(r"\n{3,}", "\n\n", told)
+
+
+def undocumented() -> list[str]:
+    """Public classes, methods and fields without a sentence of their own."""
+    missing = [function.__name__ for function in FUNCTIONS if not function.__doc__]
+    for kind in (*CLIENTS, *DATA, *WRITERS, *OWN_ERRORS):
+        own = vars(kind).get("__doc__") or ""
+        missing += [] if own and not own.startswith(f"{kind.__name__}(") else [_name(kind)]
+        missing += [f"{_name(kind)}.{name}" for name, member in _members(kind) if not inspect.getdoc(member)]
+        missing += [f"{_name(kind)}.{field}" for field in _field_names(kind) if field not in field_texts(kind)]
+    missing += [name for module, name in TYPES if not _defined(module, name)[1]]
+    return missing
+
+
+def _class(kind: type) -> str:
+    constructor = [] if _field_names(kind) else [_signature(kind.__init__, _name(kind))]
+    sections = [f"### {_name(kind)}\n", *constructor, _text(inspect.getdoc(kind) or ""), *_attributes(kind)]
+    sections += [
+        f"#### {_name(kind)}.{name}\n\n{_signature(member, name)}{_text(inspect.getdoc(member) or '')}"
+        for name, member in _members(kind)
+        if not isinstance(member, property)
+    ]
+    return "\n".join(sections)
+
+
+def _attributes(kind: type) -> list[str]:
+    """Fields and properties as a table, if there are any."""
+    texts, types, defaults = field_texts(kind), _annotations(kind), _defaults(kind)
+    rows = [(f"`{name}`", _cell(types[name]), defaults[name], texts.get(name, "")) for name in _field_names(kind)]
+    rows += [
+        (f"`{name}`", _cell(_returned(member.fget)), "", _line(inspect.getdoc(member) or ""))
+        for name, member in _members(kind)
+        if isinstance(member, property)
+    ]
+    return [_table(("field", "type", "default", "what it is"), rows)] if rows else []
+
+
+def _types() -> str:
+    """The names that signatures use for types."""
+    rows = []
+    for module, name in TYPES:
+        definition, told = _defined(module, name)
+        rows.append((f"`{name}`", _cell(definition), _line(told)))
+    return _table(("name", "stands for", "what it is"), rows)
+
+
+def _function(function: Callable[..., Any], module: str) -> str:
+    name = function.__name__
+    head = f"### {module.removeprefix('forebay.client.')}.{name}\n\n`from {module} import {name}`\n"
+    return f"{head}\n{_signature(function, name)}{_text(inspect.getdoc(function) or '')}"
+
+
+def _errors() -> str:
+    """The client's own errors in full, and those of the server that its docstrings name."""
+    told = "".join(inspect.getdoc(member) or "" for kind in (*CLIENTS, *WRITERS) for _, member in _members(kind))
+    told += "".join(inspect.getdoc(each) or "" for each in (*CLIENTS, *WRITERS, *FUNCTIONS))
+    named = {name for name in re.findall(r"``(\w+)``", told) if _is_error(getattr(core_errors, name, None))}
+    kinds = [*OWN_ERRORS, *(getattr(core_errors, name) for name in sorted(named))]
+    rows = [(f"`{each.__name__}`", f"`{each.__module__}`", f"`{each.code}`", _first_line(each)) for each in kinds]
+    told = (
+        "Each has a `code`, a `hint` that says what to do and, where an argument was wrong, its `field`. Those of\n"
+        "`forebay.client.errors` are in `forebay.client` too. Whatever else a server answers is raised as the class\n"
+        "of `forebay.core.errors` with that code: [http_api.md](http_api.md#errors) has all.\n\n"
+    )
+    return told + _table(("error", "from", "code", "when"), rows)
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, ForebayError)
+
+
+def _first_line(kind: type) -> str:
+    return _line((inspect.getdoc(kind) or "").split("\n\n")[0])
+
+
+# --- members
+
+
+def _name(kind: type) -> str:
+    return next((name for name, each in PUBLIC.items() if each is kind), kind.__name__)
+
+
+def _import_of(function: Callable[..., Any]) -> str:
+    return str(function.__module__)
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties, those of its own module's bases as well, in the order of the code."""
+    seen: set[str] = set()
+    for each in reversed([base for base in kind.__mro__ if base.__module__.startswith("forebay.client")]):
+        for name in vars(each):
+            member = inspect.getattr_static(kind, name)
+            is_shown = inspect.isfunction(member) or isinstance(member, property) or hasattr(member, "attrname")
+            if name.startswith("_") or name in seen or not is_shown:
+                continue
+            seen.add(name)
+            yield name, property(member.func) if hasattr(member, "attrname") else member
+
+
+def _field_names(kind: type) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return [field.name for field in msgspec.structs.fields(kind)] if issubclass(kind, msgspec.Struct) else []
+
+
+def _annotations(kind: type) -> dict[str, str]:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def _defaults(kind: type) -> dict[str, str]:
+    """The default of each field as one would write it; empty for a field that must be given."""
+    if not _field_names(kind):
+        return {}
+    parameters = inspect.signature(kind).parameters
+    return {
+        name: "" if parameters[name].default is inspect.Parameter.empty else f"`{_value(parameters[name].default)}`"
+        for name in _field_names(kind)
+    }
+
+
+# --- words
+
+
+def _tree(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
+    return tree
+
+
+def _returned(function: Callable[..., Any]) -> str:
+    returns = _tree(function).returns
+    return _type(returns) if returns is not None else "Any"
+
+
+def _type(annotation: ast.expr) -> str:
+    """As the code writes it, under the names to import, and without quotes around names that are imported late."""
+    written = re.sub(r"'([\w.]*\.[\w.\[\], ]+)'", r"\1", ast.unparse(annotation)).strip("'")
+    for name, kind in PUBLIC.items():
+        written = re.sub(rf"\b{kind.__name__}\b", name, written)
+    return written
+
+
+def _signature(function: Callable[..., Any], name: str) -> str:
+    """With types as the code writes them, and the values of defaults."""
+    tree = _tree(function)
+    arguments = [*tree.args.posonlyargs, *tree.args.args, tree.args.vararg, *tree.args.kwonlyargs, tree.args.kwarg]
+    types = {each.arg: _type(each.annotation) for each in arguments if each and each.annotation}
+    shown: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        default = "" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"
+        prefix = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        shown.append(f"{prefix}{parameter.name}: {types[parameter.name]}{default}")
+    # A generator is made a context manager by its decorator: the block gets what it yields.
+    is_context = any("contextmanager" in ast.unparse(each) for each in tree.decorator_list)
+    is_awaited = isinstance(tree, ast.AsyncFunctionDef)
+    how = "async " * (is_awaited and is_context) or "await " * is_awaited
+    how += "with " * is_context
+    returned = _returned(function)
+    if is_context:
+        returned = returned.partition("[")[2].removesuffix("]")
+    result = "" if tree.name == "__init__" else f" -> {returned}"
+    line = f"{how}{name}({', '.join(shown)}){result}"
+    if len(line) > WIDTH:
+        line = f"{how}{name}(\n" + "".join(f"    {each},\n" for each in shown) + f"){result}"
+    return f"```python\n{line}\n```\n\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:_}"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _defined(module: Any, name: str) -> tuple[str, str]:
+    """What ``name`` stands for in the source of ``module``, and the string below it."""
+    body = ast.parse(inspect.getsource(module)).body
+    for node, below in pairwise(body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
+                pass
+            case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if found == name:
+                pass
+            case _:
+                continue
+        match below:
+            case ast.Expr(value=ast.Constant(value=str(told))):
+                return ast.unparse(value), told
+        return ast.unparse(value), ""
+    raise LookupError(name)
+
+
+def _text(docstring: str) -> str:
+    """A docstring as Markdown: code and tables of reStructuredText become blocks."""
+    blocks: list[str] = []
+    is_code = False
+    for block in re.split(r"\n\n", docstring):
+        if is_code and block.startswith("    "):
+            blocks.append(f"```python\n{textwrap.dedent(block)}\n```")
+            continue
+        is_code = block.endswith("::")
+        if block.startswith("===="):  # in columns, which must stay below each other
+            blocks.append("```\n" + re.sub(r"``(\w+)``", r"\1    ", block) + "\n```")
+        else:
+            blocks.append(block[:-1] if is_code else block)
+    return "".join(f"{block if block.startswith('```') else _plain(block)}\n\n" for block in blocks if block)
+
+
+def _plain(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def _line(text: str) -> str:
+    return _plain(" ".join(text.split()))
+
+
+def _cell(code: str) -> str:
+    return f"`{code}`".replace("|", "\\|")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE.name} is written\n")
