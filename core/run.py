@@ -14,6 +14,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.core.oversampling import Oversampling
+from forebay.core.weight_versions import AnnouncedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ class Run:
     """What the trainer last announced, or had at the checkpoint that it went back to; None when that is not known."""
     step: StepStart = field(default_factory=StepStart)
     """The step that began with what was last announced."""
+    weights: AnnouncedWeights = field(default_factory=AnnouncedWeights)
+    """What was last announced; a rewind leaves it as well."""
     tally: Tally = field(default_factory=Tally)
     """What its own processes count."""
     gateway_tally: Tally = field(default_factory=Tally)
@@ -266,6 +269,7 @@ class Run:
             "num_groups_total": self.num_groups_total,
             "weight_version": self.weight_version,
             "step": asdict(self.step),
+            "weights": asdict(self.weights),
             "tally": asdict(self.tally),
             "gateway_tally": asdict(self.gateway_tally),
             "process_ended_s": self.process_ended_s,
@@ -281,6 +285,9 @@ class Run:
         settings = RunSettings.parse(rest.pop("settings"), rest["origin"])
         # Journals of before a step had its own version have the run's: no rewind had changed that.
         step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})
+        # Nor did they say of an announcement what became of the caches.
+        earlier = {"number": step.number, "version": step.weight_version, "last_kept": step.number}
+        weights = AnnouncedWeights(**(rest.pop("weights", None) or earlier))
         tally, gateway_tally = (Tally(**rest.pop(name, {})) for name in ("tally", "gateway_tally"))
         return cls(
             run_id=run_id,
@@ -290,6 +297,7 @@ class Run:
             created_at_s=created_at_s,
             settings=settings,
             step=step,
+            weights=weights,
             tally=tally,
             gateway_tally=gateway_tally,
             **rest,

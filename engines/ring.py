@@ -13,6 +13,9 @@ import httpx
 from forebay.core.backoff import Backoff
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
+from forebay.core.weight_versions import AnnouncedWeights
+from forebay.engines.cache_keys import CacheKeys
+from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
@@ -112,6 +115,7 @@ class EngineRing:
         self._listed_s = -LISTED_TTL_S
         self._on_waiting = on_waiting
         self._num_waiting = 0
+        self.cache_keys = CacheKeys(self._weights_at)
         self._probing = asyncio.Lock()
         self._listing = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -124,7 +128,16 @@ class EngineRing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.cache_keys.close()
         await self._stack.aclose()
+
+    def announce(self, weights: AnnouncedWeights | None) -> None:
+        """The trainer has said this last of the engines' weights; None where no trainer says anything."""
+        self.weight_version = weights.version if weights is not None else None
+        self.cache_keys.announce(weights)
+
+    async def _weights_at(self, url: str) -> str | None:
+        return await weight_version_of(self._http, url)
 
     @property
     def http(self) -> httpx.AsyncClient:
@@ -152,6 +165,11 @@ class EngineRing:
             yield
         finally:
             member.in_flight -= 1
+
+    def failed(self, member: Member) -> None:
+        """A server does not answer: it rests, and may come back with other weights."""
+        member.failed()
+        self.cache_keys.forget(member.server.url)
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
         """Stop the ``calls`` in flight, then whatever else has ``rid_prefix``, until it is gone or for 5 s."""

@@ -17,7 +17,7 @@ import httpx
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput, WeightUpdateFailed
-from forebay.core.weight_versions import PauseMode
+from forebay.core.weight_versions import PauseMode, name_apart
 from forebay.engines.router_workers import ADMIN_TIMEOUT_S, WorkerAdmin
 
 PROBE_S = 0.05
@@ -77,16 +77,35 @@ async def flush(admins: Sequence[WorkerAdmin], mode: PauseMode) -> None:
         await _at_all(admins, "flushing the cache", lambda admin: admin.flush_cache())
 
 
-async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, mode: PauseMode) -> None:
-    """Load the weights in the folder ``model_path`` at all paused workers. Raises ``WeightUpdateFailed``."""
-    flushes = mode != "in_place"
-    load: Step = lambda admin: admin.update_weights(model_path, str(version), flushes_cache=flushes)  # noqa: E731
-    await _at_all(admins, "loading weights", load)
+async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, mode: PauseMode) -> str:
+    """Load the weights in the folder ``model_path`` at all paused workers; what these call them then.
+
+    Raises ``WeightUpdateFailed``.
+    """
+    flushes, name = mode != "in_place", await _name_for(admins, version, mode)
+    await _at_all(admins, "loading weights", lambda each: each.update_weights(model_path, name, flushes_cache=flushes))
+    return name
 
 
-async def name_weights(admins: Sequence[WorkerAdmin], version: int) -> None:
-    """Name the weights that all workers were given. Raises ``WeightUpdateFailed``."""
-    await _at_all(admins, "naming the weights", lambda admin: admin.set_weight_version(str(version)))
+async def name_weights(admins: Sequence[WorkerAdmin], version: int, mode: PauseMode) -> str:
+    """Name the weights that all workers were given; what these call them then. Raises ``WeightUpdateFailed``."""
+    name = await _name_for(admins, version, mode)
+    await _at_all(admins, "naming the weights", lambda admin: admin.set_weight_version(name))
+    return name
+
+
+async def _name_for(admins: Sequence[WorkerAdmin], version: int, mode: PauseMode) -> str:
+    """The version; over a cache that is kept, another name than that of the weights that have filled it."""
+    present: list[str | None] = []
+
+    async def ask(admin: WorkerAdmin) -> None:
+        info = await admin.model_info()
+        present.append(info.weight_version if info is not None else None)
+
+    # A call that goes on under other weights of the same name would look as if nothing had changed.
+    if mode == "in_place":
+        await _at_all(admins, "asking for its weights", ask)
+    return name_apart(version, present)
 
 
 async def resume(admins: Sequence[WorkerAdmin], timeout_s: float) -> list[str]:

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
+from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
@@ -69,6 +70,8 @@ class EngineRequest:
     """The weights before the request; only asked for streams, which do not say theirs."""
     extra_key: str | None
     """Under which the engine has cached it."""
+    key: CacheKey
+    """Ours, with which that begins."""
 
 
 class EngineCall:
@@ -89,8 +92,7 @@ class EngineCall:
         recording = Recording(body, self.session.prepared(body))
         async with self._counted():
             reply, request = await self._ask(recording)
-            turns = recording.turns(reply, request.rid, request.target.url, request.began_s)
-            turns, logprobs = await self._finished(recording, turns)
+            turns, logprobs = await self._finished(recording, self._turns(recording, reply, request))
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
             self.session.turns.add(turns)
@@ -105,7 +107,7 @@ class EngineCall:
                     with self._run.ring.occupied(member):
                         reply = await self._run.engine_http.ask(method, member.server.url + path, content)
                 except EngineUnavailable as error:
-                    member.failed()
+                    self._run.ring.failed(member)
                     await self._wait_before_retry(error)
                     continue
                 if reply.status >= HTTPStatus.BAD_REQUEST:
@@ -165,13 +167,17 @@ class EngineCall:
         is_version_asked = recording.is_stream and target.is_sglang
         # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
         version = await run.versions.before(target.url, announced) if is_version_asked else None
-        body = recording.engine_body(rid, announced, is_sglang=target.is_sglang)
+        keys = run.ring.cache_keys
+        if target.is_sglang:
+            await keys.prepare(target.url)
+        key = keys.of(target.url)
+        body = recording.engine_body(rid, key, is_sglang=target.is_sglang)
         began_s = time.time()
         async with self._reply(member, rid, CHATS, body) as reply:
             if reply.status != HTTPStatus.OK:
                 raise await self._refusal(target, recording, await reply.whole())
             member.recovered()
-            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"))
+            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"), key)
 
     @asynccontextmanager
     async def _reply(self, member: Member, rid: str, path: str, body: Json) -> AsyncIterator[IncomingReply]:
@@ -188,7 +194,7 @@ class EngineCall:
             is_over = True
         except EngineUnavailable:
             is_over = True
-            member.failed()
+            run.ring.failed(member)
             raise
         except EngineRefused:
             is_over = True
@@ -234,7 +240,11 @@ class EngineCall:
     async def _ask_part(self, body: Json) -> Part:
         recording = Recording(body, body)
         reply, request = await self._ask(recording)
-        return Part(reply, recording.turns(reply, request.rid, request.target.url, request.began_s))
+        return Part(reply, self._turns(recording, reply, request))
+
+    def _turns(self, recording: Recording, reply: Json, request: EngineRequest) -> list[Turn]:
+        turns = recording.turns(reply, request.rid, request.target.url, request.began_s)
+        return self._run.ring.cache_keys.judged(request.key, turns)
 
     async def _joined(self, join: Join) -> Whole | None:
         return await whole_message(WorkerAdmin(self._run.ring.http, join.turn.engine_url), join.turn, join.body)

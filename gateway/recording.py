@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
 from forebay.engines.capture.request_fields import asking, strip
@@ -26,8 +27,8 @@ class Recording:
         """Whether the answer is wanted as it comes."""
         return self.body.get("stream") is True
 
-    def engine_body(self, rid: str, weight_version: int | None, *, is_sglang: bool) -> Json:
-        """The body for the engine. ``weight_version`` is what the trainer announced last."""
+    def engine_body(self, rid: str, key: CacheKey, *, is_sglang: bool) -> Json:
+        """The body for the engine, which is to cache it under ``key``."""
         if not is_sglang:
             # Other engines may refuse fields that they do not know: they are asked for nothing more.
             return self.body
@@ -35,9 +36,8 @@ class Recording:
             body = asking(self.body, is_stream=self.is_stream)
         except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine is to refuse them
             body = self.body
-        body = {**body, "rid": rid}
-        # Else a prompt's cache may be that of other weights, where an update did not empty it.
-        return body if weight_version is None else {"extra_key": str(weight_version), **body}
+        # Without the key a prompt's cache may be that of other weights, where an update did not empty it.
+        return {**body, "rid": rid, "extra_key": key.beside(body.get("extra_key"))}
 
     def turns(self, reply: Json, rid: str, engine_url: str, began_s: float) -> list[Turn]:
         """The turns of a whole reply."""

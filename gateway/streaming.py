@@ -125,7 +125,8 @@ class ChatCall(EngineCall):
             except asyncio.CancelledError:
                 # SGLang's turns come from the end of the stream; of others there is only what was read by now.
                 if self.is_left and not request.target.is_sglang:
-                    self.session.turns.add(_begun(stream.turns()))
+                    begun = _begun(stream.turns())
+                    self.session.turns.add(self._run.ring.cache_keys.judged(request.key, begun))
                 raise
             return self._open
 
@@ -148,9 +149,10 @@ class ChatCall(EngineCall):
 
     async def _completed(self, recording: Recording, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
+        keys = self._run.ring.cache_keys
         if not request.target.is_sglang or not turns:
-            return turns
-        return await complete(
+            return keys.judged(request.key, turns)
+        completed = await complete(
             self._run.engine_http.admin,
             request.target.url,
             turns,
@@ -159,6 +161,7 @@ class ChatCall(EngineCall):
             extra_key=request.extra_key,
             version_of=self._version_of,
         )
+        return keys.judged(request.key, completed)
 
     async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
         return await self._run.versions.after(url, self._run.ring.weight_version)

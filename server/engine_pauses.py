@@ -15,7 +15,7 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, StorageFailed
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
-from forebay.core.weight_versions import PauseMode
+from forebay.core.weight_versions import Loaded, PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 from forebay.server.engine_pause_records import Kind, PauseMarks, PauseRecord, PauseRecords
@@ -28,7 +28,7 @@ CALL_TIMEOUT_S = 900.0
 RESUME_NOW_S = 5.0
 RESUME_LATER_S = 900.0
 
-Announce = Callable[[], Awaitable[None]]
+Announce = Callable[[Loaded], Awaitable[None]]
 """Notes in the buffer which weights the engines have now."""
 
 
@@ -141,8 +141,10 @@ class EnginePauses:
             try:
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
-                await weight_updates.update(workers, model_path, version, mode)
-                await announce()  # before a token of theirs is sampled, whose sample would seem newer than the step
+                name = await weight_updates.update(workers, model_path, version, mode)
+                loaded = Loaded(version, name, keeps_cache=mode == "in_place")
+                # Before a token of theirs is sampled: its sample would seem newer than the step.
+                await announce(loaded)
             finally:
                 await self._let_go(record)
             return {"workers": record.urls, "paused_s": round(self._clock.monotonic() - began_s, 3)}
@@ -176,13 +178,14 @@ class EnginePauses:
             if record is None:
                 await self._check_expiry(run_id)
                 if version is not None:
-                    await announce()
+                    await announce(Loaded(version))
                 return False
             try:
                 if version is not None:
                     async with admin_client(record.api_key) as http:
-                        await weight_updates.name_weights([WorkerAdmin(http, url) for url in record.urls], version)
-                    await announce()
+                        workers = [WorkerAdmin(http, url) for url in record.urls]
+                        name = await weight_updates.name_weights(workers, version, record.mode)
+                    await announce(Loaded(version, name, keeps_cache=record.mode == "in_place"))
             finally:
                 await self._let_go(record)
             return True

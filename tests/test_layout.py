@@ -120,7 +120,6 @@ SHORT = {
     "core/fields.py": "flags in a payload, for every layer that reads one",
     "core/outcome.py": "a word of the documentation",
     "core/tasks.py": "the one set of tasks, from hooks to the server",
-    "core/weight_versions.py": "a word of the documentation",
     "engines/tiny/extra.py": "the error for a missing extra, before anything of it is imported",
     "gateway/spec.py": "what the server imports of the gateway, without the rest",
     "generators/math_generator.py": "a user reads and copies it",

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from forebay.core.weight_versions import number_of
 from forebay.engines.capture.token_tree import Node
 from forebay.engines.capture.turn import Source, Turn, VersionSpan
 
@@ -152,4 +153,5 @@ def _version_names(turn: Turn) -> list[str]:
 
 
 def _numbers(versions: Iterable[str]) -> list[int]:
-    return [int(version) for version in dict.fromkeys(versions) if version.isdecimal()]
+    numbers = map(number_of, versions)
+    return list(dict.fromkeys(number for number in numbers if number is not None))

@@ -30,6 +30,7 @@ async def chat_call(backend: Backend, body: ChatBody) -> PromptCall:
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         body=body.given,
         is_chat=True,
+        extra_key=body.extra_key,
     )
 
 
@@ -57,6 +58,7 @@ async def generate_calls(backend: Backend, body: GenerateBody) -> list[PromptCal
                 # Asked for past its end, the prompt is scored from its last token on.
                 logprob_start=None if start is None else min(start, len(prompt_ids) - 1),
                 body={**body.given, "rid": body.rid_of(at), "sampling_params": params.given},
+                extra_key=body.extra_key,
                 pieces=pieces,
             )
         )

@@ -79,6 +79,8 @@ class PromptCall:
     body: JSONObject = field(default_factory=dict)
     """What the client sent, as far as it concerns this prompt."""
     is_chat: bool = False
+    extra_key: str | None = None
+    """The namespace of the cache in which its prompt is looked up, and left."""
     prompt_logprobs: tuple[float, ...] = ()
     pieces: "asyncio.Queue[Piece | Exception | None]" = field(default_factory=asyncio.Queue)
     """One queue for all calls of a request. An exception ends them all, and so does ``None``: the client has gone."""

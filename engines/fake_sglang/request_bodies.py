@@ -117,6 +117,7 @@ class ChatBody(Body, SamplingFields):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     rid: str | None = None
+    extra_key: str | None = None
     continue_final_message: bool = False
     return_token_ids: bool = False
     return_prompt_token_ids: bool = False
@@ -189,6 +190,7 @@ class GenerateBody(Body):
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: str | list[str] | None = None
+    extra_key: str | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -253,6 +255,7 @@ class WeightsBody(Body):
 
     model_path: Annotated[str, Field(min_length=1)]
     weight_version: str | None = None
+    flush_cache: bool = True
     abort_all_requests: bool = False
 
 

@@ -9,6 +9,8 @@ from forebay.engines.tiny.model import LoadedModel
 
 RowT = TypeVar("RowT")
 
+PromptKey = tuple[str | None, tuple[int, ...]]
+"""A namespace (SGLang's ``extra_key``), and a prompt in it."""
 Pairs = list[tuple[Any, Any]]
 """Per layer the keys and the values, each ``[rows, heads, length, head size]``."""
 
@@ -27,26 +29,26 @@ class PrefillCache:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._kept: dict[tuple[int, ...], Prefill] = {}
+        self._kept: dict[PromptKey, Prefill] = {}
         self._num_tokens = 0
 
-    def get(self, prompt_ids: tuple[int, ...]) -> Prefill | None:
+    def get(self, key: PromptKey) -> Prefill | None:
         """The prompt's prefill, if it is there."""
-        return self._kept.get(prompt_ids)
+        return self._kept.get(key)
 
-    def put(self, prompt_ids: tuple[int, ...], prefill: Prefill) -> Prefill:
+    def put(self, key: PromptKey, prefill: Prefill) -> Prefill:
         """Keep a prefill, and let the oldest go; gives it back."""
-        self._kept[prompt_ids] = prefill
-        self._num_tokens += len(prompt_ids)
+        self._kept[key] = prefill
+        self._num_tokens += prefill.num_tokens
         # A dict gives its keys in the order in which they came: the first is the oldest.
         while self._num_tokens > self._max_tokens and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
-            self._num_tokens -= len(oldest)
+            self._num_tokens -= len(oldest[1])
         return prefill
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Forget everything."""
         self._kept.clear()
         self._num_tokens = 0
 

@@ -81,7 +81,8 @@ class TinyEngine:
 
         SGLang 0.5.23 does this only while it is paused, and else waits until nothing is in flight.
         """
-        await self.thread.update_weights(Path(body.model_path), body.weight_version)
+        path, version = Path(body.model_path), body.weight_version
+        await self.thread.update_weights(path, version, flushes_cache=body.flush_cache)
 
     def model_info(self) -> JSONObject:
         """What ``/model_info`` tells of the model, with the names of SGLang 0.5.23."""

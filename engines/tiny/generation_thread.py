@@ -114,13 +114,14 @@ class GenerationThread:
         """Drop the caches that are kept of prompts."""
         await self._between_steps(self._prefills.clear)
 
-    async def update_weights(self, path: Path, version: str | None) -> None:
+    async def update_weights(self, path: Path, version: str | None, *, flushes_cache: bool = True) -> None:
         """Between two steps, take the weights in the folder ``path``; without a version they keep the one before.
 
-        Calls in flight go on with them after the tokens that they have. ``InvalidInput`` where the folder does not fit,
-        ``EngineUnavailable`` once stopped.
+        Calls in flight go on with them after the tokens that they have. As in SGLang, prompts that were read under the
+        old weights stay in their namespaces unless the update ``flushes_cache``. ``InvalidInput`` where the folder does
+        not fit, ``EngineUnavailable`` once stopped.
         """
-        await self._between_steps(partial(self._update, path, version))
+        await self._between_steps(partial(self._update, path, version, flushes_cache))
 
     async def name_weights(self, version: str) -> None:
         """Call the weights ``version`` from the next token on."""
@@ -208,13 +209,14 @@ class GenerationThread:
 
     def _prefill(self, call: PromptCall) -> Prefill:
         # A prompt that is to be scored is read again: the logits of its own tokens are not kept.
-        kept = self._prefills.get(call.prompt_ids)
+        key = (call.extra_key, call.prompt_ids)
+        kept = self._prefills.get(key)
         if kept is not None and call.logprob_start is None:
             self._meter.reused(len(call.prompt_ids))
             return kept
         with self._meter.prefilling(len(call.prompt_ids)):
             if call.logprob_start is None:
-                return self._prefills.put(call.prompt_ids, self._batch.prefill(call.prompt_ids))
+                return self._prefills.put(key, self._batch.prefill(call.prompt_ids))
             prefill, call.prompt_logprobs = self._batch.scored_prefill(call.prompt_ids, call.logprob_start)
             return prefill
 
@@ -226,10 +228,11 @@ class GenerationThread:
             error = failed
         self._in_loop(_resolve, done, error)
 
-    def _update(self, path: Path, version: str | None) -> None:
+    def _update(self, path: Path, version: str | None, flushes_cache: bool) -> None:
         take_weights(self._model, path)
-        # What was read under the old weights must not answer for the new ones. Rows in flight keep their cache.
-        self._prefills.clear()
+        # Rows in flight keep their cache in any case.
+        if flushes_cache:
+            self._prefills.clear()
         self.weights = CurrentWeights(path, version or self.weights.version)
 
     def _name(self, version: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self
 from forebay.client.calls.flow import ServerReply
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
+from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.ring import EngineRing
 from forebay.gateway.engine_http import EngineHttp
@@ -114,7 +115,7 @@ class GatewayRun:
         """Note new policies and standstills; end the calls of groups that were closed without all their samples."""
         before: dict[str, Any] | None = None
         while (news := await self._buffer.news(before)) is not None:
-            self.ring.weight_version = news["step"]["weight_version"]
+            self.ring.announce(AnnouncedWeights(**news["step"]["weights"]))
             self._run_clock(not news["still"])
             for group in news["groups"] if before else ():  # what was closed before has no calls
                 if self.captured is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):

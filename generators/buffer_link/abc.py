@@ -12,6 +12,7 @@ from forebay.client.sample_writer.protocol import Writing
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.errors import ForebayError
 from forebay.core.ids import InstanceId
+from forebay.core.weight_versions import AnnouncedWeights
 
 if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected generator file would wait for it
     from forebay.core.oversampling import Oversampling
@@ -47,6 +48,8 @@ class Step:
 
     number: int
     weight_version: int | None = None
+    weights: AnnouncedWeights | None = None
+    """What the trainer has said of them last; None from a buffer that cannot say."""
     counted: Collection[str] = ()
     discarded: Collection[str] = ()
 

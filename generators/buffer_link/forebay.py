@@ -12,6 +12,7 @@ from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import ForebayError
 from forebay.core.oversampling import Oversampling
+from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import (
     TIMEOUT_S,
     ClosedGroups,
@@ -117,4 +118,7 @@ class _ServerWriting(RunWriting):
 
 def _step(answer: dict[str, Any]) -> Step | None:
     step = answer.get("step")
-    return Step(step["number"], step["weight_version"], step["counted"], step["discarded"]) if step else None
+    if not step:
+        return None
+    weights = AnnouncedWeights(**step["weights"]) if "weights" in step else None
+    return Step(step["number"], step["weight_version"], weights, step["counted"], step["discarded"])

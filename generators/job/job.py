@@ -210,7 +210,7 @@ class RolloutJob:
     def _note_step(self, step: Step | None) -> None:
         if step is not None:
             # Before the hold ends: calls that go out then carry the new version.
-            self._parts.ring.weight_version = step.weight_version
+            self._parts.ring.announce(step.weights)
             self._hold.note_step(step)
 
     def _note_held(self, is_held: bool) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -13,7 +13,9 @@ import httpx2
 import openai
 
 from forebay.core.ids import request_id
+from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.request_fields import asking
+from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES
@@ -74,10 +76,13 @@ class EngineCalls:
         """Return when calls may go out: not while the run is held for its trainer, or its engines stand still."""
         with self.group.working():
             await self.group.hold.wait_call()
+            if self.target.is_sglang:
+                await self._ring.cache_keys.prepare(self.target.url)
 
     def wait_open(self) -> None:
         """``when_open`` for a rollout in a thread."""
-        if not self.group.hold.may_call:
+        is_ready = not self.target.is_sglang or self._ring.cache_keys.has(self.target.url)
+        if not self.group.hold.may_call or not is_ready:
             self.in_loop(self.when_open())
 
     @contextmanager
@@ -100,14 +105,14 @@ class EngineCalls:
         except (openai.APITimeoutError, asyncio.CancelledError) as error:
             self.abandon(*call)
             self.check()
-            is_gone = _note_gone(member, error)
+            is_gone = self._note_gone(member, error)
             is_timeout = isinstance(error, openai.APITimeoutError) and not is_gone
             if is_timeout and bound.timeout.read != _read_s(_given(options, default_timeout)):
                 raise CutShort from error
             raise
         except openai.APIError as error:
             self.check()
-            _note_gone(member, error)
+            self._note_gone(member, error)
             raise
 
     def check(self) -> None:
@@ -135,6 +140,21 @@ class EngineCalls:
         except concurrent.futures.CancelledError:
             raise GroupClosed(self.group.group_id) from None
 
+    def key_of(self, url: str, body: Mapping[str, Any]) -> CacheKey:
+        """Under which the engine at ``url`` caches a call that was sent with ``body``."""
+        return self._ring.cache_keys.sent(body.get("extra_key")) or self._ring.cache_keys.of(url)
+
+    def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
+        """The turns of a call, marked where other weights may have filled its cache, with the run's own versions."""
+        return self._ring.cache_keys.judged(key, turns)
+
+    def _note_gone(self, member: Member, error: BaseException) -> bool:
+        """Whether a call failed because its engine is gone, which is noted."""
+        is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
+        if is_gone:
+            self._ring.failed(member)
+        return is_gone
+
     def abandon(self, url: str, rid: str) -> None:
         """Let the engine know that nobody waits for ``rid`` any more; returns at once."""
         # A thread may outlive the run that its group was of.
@@ -149,17 +169,17 @@ class EngineCalls:
         }
         # Other servers may refuse fields that they do not know.
         if self.target.is_sglang and isinstance(options.json_data, dict):
-            changed["extra_json"] = self._extra_fields(options, rid)
+            changed["extra_json"] = self._extra_fields(options, url, rid)
         return options.model_copy(update=changed)
 
-    def _extra_fields(self, options: Any, rid: str) -> dict[str, Any]:
+    def _extra_fields(self, options: Any, url: str, rid: str) -> dict[str, Any]:
         given = {"rid": rid, **(options.extra_json or {})}
         if not options.url.endswith(CHAT_PATH):
             return given
-        if self._ring.weight_version is not None:
-            # Else a prompt's cache may be that of other weights, where an update did not empty it.
-            given = {"extra_key": str(self._ring.weight_version), **given}
         body = {**options.json_data, **given}
+        # Else a prompt's cache may be that of other weights, where an update did not empty it.
+        key = self._ring.cache_keys.of(url)
+        given["extra_key"] = body["extra_key"] = key.beside(body.get("extra_key"))
         return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
 
 
@@ -191,14 +211,6 @@ def _at_most(given: Any, left_s: float) -> openai.Timeout:
     limit_s, read_s = max(left_s, 0.001), _read_s(given)
     read_s = limit_s if read_s is None else min(read_s, limit_s)
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
-
-
-def _note_gone(member: Member, error: BaseException) -> bool:
-    """Whether a call failed because its engine is gone, which is noted."""
-    is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
-    if is_gone:
-        member.failed()
-    return is_gone
 
 
 def is_unavailable(error: openai.APIError) -> bool:

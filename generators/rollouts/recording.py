@@ -35,6 +35,7 @@ class CallRecorder:
         self._call = (url, str(sent.get("rid")))
         self._origin: dict[str, Any] = {"rid": sent.get("rid"), "engine_url": url, "began_s": time.time()}
         self._reader = StreamReader(sent, **self._origin)
+        self._key = self._calls.key_of(url, sent)
         self._version: str | None = None
         self._is_ended = False
         self._template = self._calls.template_at(url)
@@ -70,6 +71,7 @@ class CallRecorder:
             raw.http_response = self._templated.response(raw.http_response)
         body = _decoded(raw.http_response.content)
         turns = turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())
+        turns = self._calls.judged(self._key, turns)
         self._rollout.count(turns)
         return Part(body, turns, raw)
 
@@ -120,8 +122,11 @@ class CallRecorder:
         self._close()
         turns = self._reader.turns(ended_s=time.time())
         if self._is_sglang:
-            temperature = self._sent.get("temperature")
-            turns = await complete(self._calls.http, self._url, turns, self._version, temperature=temperature)
+            temperature, extra_key = self._sent.get("temperature"), self._sent.get("extra_key")
+            turns = await complete(
+                self._calls.http, self._url, turns, self._version, temperature=temperature, extra_key=extra_key
+            )
+        turns = self._calls.judged(self._key, turns)
         self._rollout.count(turns)
         self._rollout.record(turns)
 

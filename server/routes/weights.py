@@ -1,16 +1,15 @@
 """The weights of a run's engines: announcing them, changing them, and pausing the engines meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from forebay.core.weight_versions import PauseMode
+from forebay.core.weight_versions import Loaded, PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.router_workers import WorkerAdmin, admin_client
-from forebay.server.engine_pauses import RunEngines
+from forebay.server.engine_pauses import Announce, RunEngines
 from forebay.server.runs.steps import announce
 from forebay.server.services import Services, body_of, services_of
 from forebay.web.request_models import Step, parse
@@ -59,9 +58,9 @@ class ContinueRequest(BaseModel):
 async def set_weight_version(run_id: str, request: Request, services: Server) -> dict[str, Any]:
     """Announce the weights that the trainer has now, any version; with ``model_path`` the engines load them first."""
     asked = parse(WeightVersionRequest, await body_of(request))
-    announcement = _announcement(run_id, asked.weight_version, services)
+    announcement = _announcement(run_id, services)
     if asked.model_path is None:
-        await announcement()
+        await announcement(Loaded(asked.weight_version))
         return {"weight_version": asked.weight_version}
     # The version is announced by the update, between the pause and the first token of the new weights.
     engines, mode = RunEngines.of(services.buffer.get(run_id).run), asked.mode or "abort"
@@ -83,7 +82,7 @@ async def continue_engines(run_id: str, request: Request, services: Server) -> d
     """Let paused engines go on, with the weights that the trainer gave them, if it names some."""
     asked = parse(ContinueRequest, await body_of(request) or b"{}")
     version = asked.weight_version
-    was_paused = await services.pauses.resume(run_id, version, _announcement(run_id, version, services))
+    was_paused = await services.pauses.resume(run_id, version, _announcement(run_id, services))
     return {"weight_version": version, "was_paused": was_paused}
 
 
@@ -108,14 +107,13 @@ async def _worker_view(worker: WorkerAdmin) -> dict[str, Any]:
     }
 
 
-def _announcement(run_id: str, version: int | None, services: Services) -> Callable[[], Awaitable[None]]:
-    """Gives the buffer the version, once it is called. Raises ``RunNotFound`` at once, ``StorageFailed`` then."""
+def _announcement(run_id: str, services: Services) -> Announce:
+    """Tells the buffer of weights, once it is called. Raises ``RunNotFound`` at once, ``StorageFailed`` then."""
     buffer = services.buffer.get(run_id).buffer
 
-    async def announcement() -> None:
-        if version is not None:
-            buffer.check_storage()  # before memory says otherwise than the disk
-            announce(buffer, version)
-            await buffer.save_run()
+    async def announcement(loaded: Loaded) -> None:
+        buffer.check_storage()  # before memory says otherwise than the disk
+        announce(buffer, loaded)
+        await buffer.save_run()
 
     return announcement

@@ -1,5 +1,6 @@
 """Steps of a run: where one begins, which groups its trainer has for it, and how its process follows them."""
 
+from dataclasses import asdict
 from typing import Any
 
 from forebay.buffer.buffer import Entry
@@ -8,15 +9,18 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
 from forebay.core.run import Run, StepStart
 from forebay.core.waiting import Patience
+from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
 
 
-def announce(buffer: RunBuffer, weight_version: int) -> None:
+def announce(buffer: RunBuffer, loaded: Loaded) -> None:
     """The trainer has other weights: a step begins. Saving is the caller's.
 
-    The same version announced again begins none, also after a rewind: what the step made for it is still there.
+    The same version announced again begins none, also after a rewind: what the step made for it is still there. It may
+    mean other weights all the same.
     """
-    run, groups = buffer.run, buffer.groups
+    run, groups, weight_version = buffer.run, buffer.groups, loaded.version
+    run.weights = run.weights.followed_by(loaded)
     if weight_version != run.step.weight_version:
         # Groups that are full now have samples of the old weights: they count for the step that ends.
         full = _full(groups) if counts_groups(run) else []
@@ -38,7 +42,8 @@ def _full(groups: Groups) -> list[str]:
 def step_view(buffer: RunBuffer) -> dict[str, Any]:
     """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
     run, groups = buffer.run, buffer.groups
-    step = {"number": run.step.number, "weight_version": run.step.weight_version}
+    weights = asdict(run.weights)
+    step = {"number": run.step.number, "weight_version": run.step.weight_version, "weights": weights}
     if not counts_groups(run):
         return {**step, "counted": [], "discarded": []}
     closed = groups.closed[run.step.num_closed :]
@@ -49,9 +54,9 @@ def step_view(buffer: RunBuffer) -> dict[str, Any]:
 
 
 def news_number(buffer: RunBuffer) -> int:
-    """Grows when a step begins, and when a group is discarded that could count."""
+    """Grows with each announcement, and when a group is discarded that could count."""
     discarded = sum(buffer.groups.discard_reasons.values()) if counts_groups(buffer.run) else 0
-    return buffer.run.step.number + discarded
+    return buffer.run.weights.number + discarded
 
 
 async def follow_steps(

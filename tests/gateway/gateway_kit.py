@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from forebay.core.ids import run_rid_prefix
 from forebay.core.waiting import Signal
+from forebay.core.weight_versions import AnnouncedWeights
 from forebay.gateway.app import create_gateway
 from forebay.gateway.spec import GatewaySpec
 from forebay.web.serving import serve_app
@@ -51,6 +52,12 @@ class FakeBuffer:
                 Route("/w/key/closed_groups", self._feed),
             ]
         )
+
+    @property
+    def _weights(self) -> AnnouncedWeights:
+        version = self.weight_version
+        told = AnnouncedWeights(f"announced-{version}", version or 0, version, last_kept=version or 0)
+        return AnnouncedWeights() if version is None else told
 
     def close_group(self, instance_id: str | int, reason: str = "timed_out") -> None:
         """As at the deadline of a group."""
@@ -89,7 +96,7 @@ class FakeBuffer:
         if len(self._closed) <= after and self._known_still in (None, self.is_still):
             await self._news.wait(wait_s)
         told = {"groups": self._closed[after:], "last": len(self._closed), "seen": 0}
-        step = {"number": 0, "weight_version": self.weight_version}
+        step = {"number": 0, "weight_version": self.weight_version, "weights": asdict(self._weights)}
         return JSONResponse({**told, "step": step, "paused": False, "still": self.is_still})
 
 
