@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-NOT_PACKAGES = {"tests", "examples", "docs", "build", "dist"}
+NOT_PACKAGES = {"tests", "examples", "docs", "build", "dist", "my_tasks"}
 
 FOLDERS = sorted(
     folder.relative_to(ROOT)

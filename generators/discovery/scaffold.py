@@ -37,6 +37,21 @@ def run_rollout(data: dict[str, Any]) -> None:
 ''')
 
 
+OWN_FOLDER = Path("generators")
+FOLDER_IN_A_CHECKOUT = Path("my_tasks")
+"""Not found unless it is named: a server looks into ``./generators`` by itself."""
+
+
+def default_folder() -> Path:
+    """Where a generator is written to if nobody says: ``generators``, unless that is the package of a checkout."""
+    return FOLDER_IN_A_CHECKOUT if is_the_package(OWN_FOLDER) else OWN_FOLDER
+
+
+def is_the_package(folder: Path) -> bool:
+    """Whether ``folder`` is Forebay's own ``generators``, of this installation or another: it holds this module."""
+    return (folder / Path(__file__).parent.name / Path(__file__).name).is_file()
+
+
 def write_scaffold(task_type: str, folder: Path) -> Path:
     """Write a generator file for ``task_type`` into ``folder``, which is made if need be, and return its path.
 

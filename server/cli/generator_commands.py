@@ -1,6 +1,7 @@
 """``forebay generators``: what is found, what is wrong with it, who answers its hooks, and a file to begin with."""
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,12 @@ from forebay.core.errors import ForebayError, HookFailed, InvalidInput
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
-from forebay.generators.discovery.scaffold import write_scaffold
+from forebay.generators.discovery.scaffold import OWN_FOLDER, default_folder, is_the_package, write_scaffold
 from forebay.hooks import host_messages
 from forebay.hooks.host_client import HostClient
 from forebay.hooks.plugin_loading import installed_plugins
 from forebay.hooks.run_hooks import HookRunner
-from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths
+from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths, own_command
 from forebay.server.cli.output import columns_table, facts_table, make_console, print_json, show_table
 from forebay.server.cli.serve_commands import read_settings
 
@@ -65,16 +66,28 @@ def check(
 @app.command("new")
 def new(
     task_type: Annotated[str, typer.Argument(metavar="TASK_TYPE", help="What a start selects the generator by.")],
-    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path("generators"),
+    given_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            help="Where to write it.  [default: generators; my_tasks in a checkout of Forebay]",
+        ),
+    ] = None,
 ) -> None:
-    """Write a generator file that works as it is."""
+    """Write a generator file that works as it is, and print its path, and the commands to go on with."""
+    folder = given_folder or default_folder()
+    if is_the_package(folder):
+        raise InvalidInput(f"{folder} is Forebay's own package", hint="choose another --folder, or give none")
     try:
         path = write_scaffold(task_type, folder)
     except OSError as error:
         raise ForebayError(f"{folder} cannot be written: {error.strerror}") from None
     typer.echo(str(path))
-    where = "" if folder == Path("generators") else f" --generators {folder}"
-    typer.echo(f"check it: forebay generators check {path}\nserve it: forebay serve{where}", err=True)
+    # A server looks into ./generators by itself.
+    where = "" if folder.resolve() == OWN_FOLDER.resolve() else f" --generators {shlex.quote(str(folder))}"
+    command = own_command()
+    typer.echo(f"check it: {command} generators check {shlex.quote(str(path))}", err=True)
+    typer.echo(f"serve it: {command} serve{where}", err=True)
 
 
 async def _look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:

@@ -1,10 +1,17 @@
 """``generators list``, ``check`` and ``new``, without a server."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from forebay.generators import math_generator
 from tests.cli.conftest import Forebay
 
 WITH_HOOK = 'TASK_TYPE = "hooked"\ndef run_rollout(data): ...\ndef filter_item(item, task_type):\n    return True\n'
@@ -25,6 +32,52 @@ def test_a_new_generator_passes_its_check_and_is_found_where_it_was_written(fore
     assert checked.code == 0, checked
     assert "my-task" in checked.out
     assert "my-task" in forebay("generators", "list").out
+
+
+def printed_commands(told: str) -> list[list[str]]:
+    """The commands in what ``generators new`` says to do next, without how the command line itself is called."""
+    lines = re.findall(r"^(?:check|serve) it: (.*)$", told, re.MULTILINE)
+    commands = [shlex.split(line) for line in lines]
+    assert all(Path(command[0]).name == "forebay" for command in commands)
+    return [command[1:] for command in commands]
+
+
+def serve_as_printed(arguments: list[str]) -> list[str]:
+    """The task types that a server started so has."""
+    command = [sys.executable, "-m", "forebay.server.cli", *arguments]
+    environ = {**os.environ, "FOREBAY_PORT": "0"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        infos = httpx.get(f"{url}/v1/generators", timeout=60).json()["generators"]
+        process.terminate()
+    return [info["task_type"] for info in infos if info["status"] == "ok"]
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "checkout", "folder of a name with a space"])
+def test_what_new_says_to_do_next_works_as_it_stands(forebay: Forebay, tmp_path: Path, place: str) -> None:
+    package = Path(math_generator.__file__).parent
+    before = sorted(package.iterdir())
+    if place == "checkout":
+        (tmp_path / "generators").symlink_to(package)
+    given = ["--folder", "my own tasks"] if "space" in place else []
+    written = forebay("generators", "new", "next-one", *given)
+    assert written.code == 0, written
+    where = {"elsewhere": "generators", "checkout": "my_tasks"}.get(place, "my own tasks")
+    assert written.out == f"{where}/next_one_generator.py\n"
+    assert sorted(package.iterdir()) == before
+    check, serve = printed_commands(written.err)
+    checked = forebay(*check)
+    assert checked.code == 0, checked
+    assert "next-one" in serve_as_printed(serve)
+
+
+def test_new_leaves_the_package_of_a_checkout_alone(forebay: Forebay, tmp_path: Path) -> None:
+    (tmp_path / "generators").symlink_to(Path(math_generator.__file__).parent)
+    refused = forebay("generators", "new", "mine", "--folder", "generators")
+    assert refused.code == 2
+    assert "generators is Forebay's own package" in refused.err
+    assert not (tmp_path / "generators" / "mine_generator.py").exists()
 
 
 def test_new_never_overwrites(forebay: Forebay) -> None:
