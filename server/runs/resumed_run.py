@@ -145,10 +145,11 @@ def what_is_left(buffer: Buffer, run: Run) -> str | None:
     num_delivered = groups.states[GroupState.LEASED] + groups.states[GroupState.ACKED]
     if not num_ready:
         return None
+    new, old = run.run_id, before.run.run_id
     return (
-        f"run {before.run.run_id} was started alike and still has {num_ready} groups ready, and {num_delivered} were"
-        f" delivered; run {run.run_id} makes its own. To go on with the former, from its first group on, start the"
-        f" trainer again with /s/{before.run.run_id} behind the server's address"
+        f"run {old} was started alike and still has {num_ready} groups ready, and {num_delivered} delivered;"
+        f" run {new} makes its own. To go on with the former, from its first group on, stop run {new} and start the"
+        f" trainer again with /s/{old} behind the server's address"
     )
 
 
