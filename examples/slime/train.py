@@ -37,7 +37,7 @@ def start(options, finished):
 
 
 def fetch(options):
-    """Poll until groups are there: the reply's rows and meta info; None when the run has ended."""
+    """Poll until groups are there: the reply's rows and meta info; None at the run's end, where slime's polls on."""
     while True:
         reply = httpx.post(f"{options.buffer_url}/get_rollout_data", json={}, timeout=100)
         if reply.status_code == 410:

@@ -58,3 +58,15 @@ async def test_a_file_that_changes_while_it_is_read_has_none(tmp_path: Path, mon
             file.write(b"{}\n")
         assert await reading == ""
         assert await contents.of("rows.jsonl") == sha256(ROWS + b"{}\n").hexdigest()
+
+
+async def test_the_loop_turns_while_a_large_file_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "rows.jsonl").open("wb") as file:
+        file.truncate(1 << 27)
+    async with opened(tmp_path) as contents:
+        reading, num_turns = asyncio.create_task(contents.of("rows.jsonl")), 0
+        while not reading.done():
+            await asyncio.sleep(0.001)
+            num_turns += 1
+    assert len(reading.result()) == 64
+    assert num_turns > 10, "it is read in a few steps, each of which would be a turn"

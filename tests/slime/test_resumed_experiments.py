@@ -4,10 +4,8 @@ All number their rows from 0, so that their lists look alike. The input file tel
 """
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.conftest import MakeServer
@@ -152,23 +150,3 @@ def test_a_start_does_not_wait_for_the_reading_of_a_large_file(make_server: Make
     write_rows(tmp_path / "one.jsonl", "another")
     copy = write_rows(tmp_path / "copy.jsonl", "one")
     assert server.start_slime(input_file=copy, skip_instance_ids=listed).run_id == first.run_id
-
-
-def test_the_server_answers_others_while_it_reads_a_large_file(
-    server: ServerProcess, tmp_path: Path, name: str
-) -> None:
-    with (tmp_path / "large.jsonl").open("wb") as file:
-        file.truncate(1 << 28)
-    first = server.start_slime(name, input_file=str(tmp_path / "large.jsonl"))
-    listed = train(first, 1)
-    (tmp_path / "large.jsonl").rename(tmp_path / "moved.jsonl")
-    with (tmp_path / "moved.jsonl").open("r+b") as file:
-        file.write(b"\n")
-    num_answers = 0
-    with ThreadPoolExecutor(1) as pool:
-        start = {"input_file": str(tmp_path / "moved.jsonl"), "skip_instance_ids": listed}
-        resumed = pool.submit(server.start_slime, name, **start)
-        while not resumed.done():
-            num_answers += httpx.get(f"{server.url}/healthz").status_code == 200
-    assert resumed.result().run_id != first.run_id
-    assert num_answers >= 3
