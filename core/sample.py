@@ -279,3 +279,13 @@ def _read_binary(body: bytes) -> Incoming:
     span = sample.reward_span
     sample.body, sample.reward_span = body, span and (span[0] + shift, span[1] + shift)
     return sample
+
+
+def is_policys(sampling: object, temperature: float = 1.0) -> bool:
+    """Whether tokens that were sampled so have the logprobs of the policy at ``temperature``, and were drawn by them.
+
+    ``sampling`` names what differs from neutral parameters; one with None is not known.
+    """
+    if not isinstance(sampling, dict) or sampling.keys() - {"temperature"}:
+        return False
+    return bool(sampling.get("temperature", 1.0) == temperature)

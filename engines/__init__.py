@@ -9,6 +9,7 @@ In come the addresses of a run (``remote_engine_url``): SGLang, an SGLang router
   ``aborts.py`` (stop calls by the beginning of their ``rid``) and ``weight_updates.py`` (pause all workers, load
   weights, go on);
 - ``cache_keys.py``: under which key an engine caches a call, so that the weights behind a logprob are known;
+- ``sampling_defaults.py``: what an engine takes for sampling parameters that a call leaves out;
 - ``connections.py``: a connection for each call under way;
 - ``chat_template.py`` and ``chat_over_generate.py``: chats rendered here, for routers that hide token ids;
 - ``capture/``: from the replies to turns, and from turns to samples, token by token;

@@ -16,9 +16,12 @@ from forebay.core.errors import EngineError, InvalidInput
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.cache_keys import CacheKeys
 from forebay.engines.capture.fill_gaps import weight_version_of
+from forebay.engines.capture.notices import CaptureNotices
+from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
+from forebay.engines.sampling_defaults import engine_defaults
 from forebay.engines.sglang import SGLangEngine
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,8 @@ class Member:
         self.in_flight = 0
         self.last_asked_ns = 0
         self.failures = 0
+        self.defaults: EngineDefaults | None = None
+        """What it takes for parameters that a call leaves out; None until it has said so."""
         self._clock = clock or SystemClock()
         self._rests = Backoff(REST_FIRST_S, REST_MAX_S, is_exact=True)
         self._rests_until_s = 0.0
@@ -70,6 +75,7 @@ class Member:
         if self.resting:
             return
         self.failures += 1
+        self.defaults = None  # who answers at its address next may have been started otherwise
         self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
@@ -107,6 +113,7 @@ class EngineRing:
         self.api_key = api_key
         self.weight_version: int | None = None
         """What the trainer announced last, as far as it is known here."""
+        self.notices = CaptureNotices()
         self._urls = ", ".join(stripped)
         self._model = model
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
@@ -239,6 +246,7 @@ class EngineRing:
             for member in self._current:
                 if answers[self._engines.index(member.server.engine)]:
                     member.recovered()
+            await self._ask_defaults()
             return self._is_any_up()
 
     async def _list_if_stale(self) -> None:
@@ -252,6 +260,17 @@ class EngineRing:
         listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
         targets = [target for targets in listed for target in targets]
         self._current = [self._members.setdefault(target.url, Member(target)) for target in targets]
+        await self._ask_defaults()
+
+    async def _ask_defaults(self) -> None:
+        unknown = [member for member in self._current if member.defaults is None and not member.failures]
+        answers = await asyncio.gather(*(self._defaults_of(member.server) for member in unknown))
+        for member, defaults in zip(unknown, answers, strict=True):
+            member.defaults = defaults
+
+    async def _defaults_of(self, server: Target) -> EngineDefaults | None:
+        # Other servers do not tell: they would be asked for a page that they have not.
+        return await engine_defaults(self._http, server.url) if server.is_sglang else UNKNOWN_DEFAULTS
 
     async def _targets_of(self, engine: DetectedEngine) -> list[Target]:
         try:

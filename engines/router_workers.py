@@ -120,6 +120,11 @@ class WorkerAdmin:
             raw=raw,
         )
 
+    async def server_info(self) -> dict[str, Any] | None:
+        """How it was started, or ``None`` where it does not say."""
+        # Servers before 0.5 know the second path only.
+        return await self._json("/server_info") or await self._json("/get_server_info")
+
     async def mark(self, rid: str) -> bool:
         """Generate a few tokens under ``rid``; false where the server has no ``/generate``."""
         body = {"input_ids": [0], "rid": rid, "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}

@@ -16,6 +16,7 @@ import msgspec
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.cache_keys import CacheKey
+from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
@@ -72,6 +73,8 @@ class EngineRequest:
     """Under which the engine has cached it."""
     key: CacheKey
     """Ours, with which that begins."""
+    defaults: EngineDefaults
+    """The engine's, for sampling parameters that it leaves out."""
 
 
 class EngineCall:
@@ -162,7 +165,7 @@ class EngineCall:
         """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         member = await session.affinity.choose()
-        target, rid = member.server, session.next_rid()
+        target, rid, defaults = member.server, session.next_rid(), member.defaults or UNKNOWN_DEFAULTS
         announced = run.ring.weight_version
         is_version_asked = recording.is_stream and target.is_sglang
         # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
@@ -177,7 +180,7 @@ class EngineCall:
             if reply.status != HTTPStatus.OK:
                 raise await self._refusal(target, recording, await reply.whole())
             member.recovered()
-            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"), key)
+            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"), key, defaults)
 
     @asynccontextmanager
     async def _reply(self, member: Member, rid: str, path: str, body: Json) -> AsyncIterator[IncomingReply]:
@@ -243,7 +246,7 @@ class EngineCall:
         return Part(reply, self._turns(recording, reply, request))
 
     def _turns(self, recording: Recording, reply: Json, request: EngineRequest) -> list[Turn]:
-        turns = recording.turns(reply, request.rid, request.target.url, request.began_s)
+        turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
         return self._run.ring.cache_keys.judged(request.key, turns)
 
     async def _joined(self, join: Join) -> Whole | None:

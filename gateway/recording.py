@@ -8,6 +8,7 @@ from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
 from forebay.engines.capture.request_fields import asking, strip
+from forebay.engines.capture.sampling_params import EngineDefaults, drawn, sampling_of
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.reply import Logprobs, joined_usage
 from forebay.gateway.refusals import EngineLost
@@ -39,9 +40,10 @@ class Recording:
         # Without the key a prompt's cache may be that of other weights, where an update did not empty it.
         return {**body, "rid": rid, "extra_key": key.beside(body.get("extra_key"))}
 
-    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float) -> list[Turn]:
-        """The turns of a whole reply."""
-        return turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
+    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults) -> list[Turn]:
+        """The turns of a whole reply. ``defaults`` are the engine's for what the body leaves out."""
+        turns = turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
+        return [drawn(turn, sampling_of(self.body, defaults)) for turn in turns]
 
     def stripped(self, reply: Json) -> Json | None:
         """The reply, or a chunk, without what the agent did not ask for; None for a chunk of which nothing is left."""
@@ -54,8 +56,11 @@ class Recording:
 class StreamRecording:
     """The chunks of one answer. Those of its end wait until it is known whether the answer has to be gone on with."""
 
-    def __init__(self, recording: Recording, rid: str, engine_url: str, began_s: float) -> None:
+    def __init__(
+        self, recording: Recording, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults
+    ) -> None:
         self._recording = recording
+        self._sampling = sampling_of(recording.body, defaults)
         self._reader = StreamReader(recording.body, rid=rid, engine_url=engine_url, began_s=began_s)
         self._last_chunks: list[Json] = []
         self._is_ending = False
@@ -77,7 +82,7 @@ class StreamRecording:
 
     def turns(self) -> list[Turn]:
         """The turns of the stream so far."""
-        return self._reader.turns(ended_s=time.time())
+        return [drawn(turn, self._sampling) for turn in self._reader.turns(ended_s=time.time())]
 
     def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:
         """The last chunks. ``seen`` are the turns that have gone out, ``turns`` those that were to.

@@ -116,7 +116,7 @@ class ChatCall(EngineCall):
 
     async def _read_once(self, recording: Recording, queue: ChunkQueue) -> _OpenStream:
         async with self._sent(recording) as request:
-            stream = StreamRecording(recording, request.rid, request.target.url, request.began_s)
+            stream = StreamRecording(recording, request.rid, request.target.url, request.began_s, request.defaults)
             self._open = _OpenStream(stream, request)
             try:
                 async for data in request.reply.events():
@@ -134,7 +134,7 @@ class ChatCall(EngineCall):
         """Record the stream, and pass its last chunks on."""
         stream = opened.recording
         seen = stream.turns()
-        completed = self._completed(recording, opened.request, _begun(seen) if self.is_left else seen)
+        completed = self._completed(opened.request, _begun(seen) if self.is_left else seen)
         if any(map(self._is_to_go_on, seen)):
             seen = await completed
             turns, logprobs = await self._finished(recording, seen)
@@ -147,7 +147,7 @@ class ChatCall(EngineCall):
         for chunk in last:
             queue.put(chunk)
 
-    async def _completed(self, recording: Recording, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
+    async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
         keys = self._run.ring.cache_keys
         if not request.target.is_sglang or not turns:
@@ -157,7 +157,6 @@ class ChatCall(EngineCall):
             request.target.url,
             turns,
             request.weight_version,
-            temperature=recording.body.get("temperature"),
             extra_key=request.extra_key,
             version_of=self._version_of,
         )

@@ -26,7 +26,7 @@ class Tokens:
     ids: list[int]
     loss_mask: list[int]
     logprobs: list[float] | None
-    """None where a token that is trained on came without."""
+    """None where the sample came without; else no token is trained on that has none."""
     is_retokenized: bool
 
     @property
@@ -48,10 +48,14 @@ class Arrays:
 def arrays_of_batch(batch: Batch) -> tuple[list[Arrays], list[int]]:
     """The arrays of each row of a batch that was asked for as tensors, and the number of each row's group."""
     flat = numpy_arrays(batch)
-    parts = [
-        Arrays(flat["tokens"][start:end], flat["loss_mask"][start:end], flat["logprobs"][start:end], int(length))
-        for start, end, length in zip(flat["offsets"][:-1], flat["offsets"][1:], flat["response_length"], strict=True)
-    ]
+    columns = ("response_length", "has_logprobs")
+    places = zip(flat["offsets"][:-1], flat["offsets"][1:], *(flat[name] for name in columns), strict=True)
+    parts = []
+    for start, end, length, has_logprobs in places:
+        ids, mask, logprobs = (flat[name][start:end] for name in ("tokens", "loss_mask", "logprobs"))
+        # As in `collate`: a token without a logprob is not trained on where its sample has others.
+        mask = mask * _numpy().isfinite(logprobs) if has_logprobs else mask
+        parts.append(Arrays(ids, mask, logprobs, int(length)))
     return parts, flat["group_index"].tolist()
 
 

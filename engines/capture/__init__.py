@@ -4,9 +4,12 @@
    the reply what its client has not asked for.
 2. ``read_reply.py`` and ``read_stream.py`` make turns (``turn.py``) of whole replies and of streams; ``fill_gaps.py``
    asks the engine for what a stream leaves out.
-3. ``trajectory.py`` collects the turns of a rollout in a tree of tokens (``token_tree.py``): a prompt goes on from the
+3. ``sampling_params.py`` says how a call's tokens are drawn; ``notices.py`` logs, once, that logprobs are not the
+   policy's, or are missing.
+4. ``trajectory.py`` collects the turns of a rollout in a tree of tokens (``token_tree.py``): a prompt goes on from the
    tokens of an earlier turn, is realigned with them, or forks.
-4. ``sample_fields.py`` makes a sample of each branch: tokens, loss mask, logprobs, spans of weight versions.
+5. ``sample_fields.py`` makes a sample of each branch: tokens, loss mask, logprobs, spans of weight versions and of
+   sampling parameters.
 
 ``checking.py`` feeds a sample back through an engine, to see that its tokens have its logprobs.
 """

@@ -11,7 +11,8 @@ import msgspec
 
 from forebay.core.errors import EngineError
 from forebay.engines.capture.read_reply import UNKNOWN, logprob_of
-from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.capture.sampling_params import are_scores
+from forebay.engines.capture.turn import Turn, VersionSpan, known_logprobs
 from forebay.engines.router_workers import WorkerAdmin, status_error, unreachable
 
 logger = logging.getLogger(__name__)
@@ -38,16 +39,16 @@ async def complete(
     turns: Sequence[Turn],
     version_before: str | None,
     *,
-    temperature: object = None,
     extra_key: str | None = None,
     version_of: Callable[[httpx.AsyncClient, str], Awaitable[str | None]] = weight_version_of,
 ) -> list[Turn]:
     """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
 
     ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
-    versions are ``seen_versions`` and nothing is filled in. An answer of which the stream had no logprob at all is
-    scored if ``temperature``, that of the request, is 1; ``extra_key`` is that of the request. ``version_of`` asks for
-    the version once the stream has ended. Never raises for what the server does.
+    versions are ``seen_versions`` and nothing is filled in. What is filled in are logprobs at temperature 1: of turns
+    that were drawn so, or, where that is not known, of which the stream had logprobs that agree. ``extra_key`` is that
+    of the request. ``version_of`` asks for the version once the stream has ended. Never raises for what the server
+    does.
     """
     version_after = await version_of(http, url)
     if version_before is None or version_after != version_before:
@@ -55,7 +56,7 @@ async def complete(
         seen = [version for version in (version_before, version_after) if version is not None]
         return [_seen(turn, seen) for turn in turns]
     known = [_of_one_version(turn, version_before) for turn in turns]
-    return [await _filled(http, url, turn, is_trusted=temperature == 1, extra_key=extra_key) for turn in known]
+    return [await _filled(http, url, turn, extra_key=extra_key) for turn in known]
 
 
 def _seen(turn: Turn, versions: list[str]) -> Turn:
@@ -69,10 +70,11 @@ def _of_one_version(turn: Turn, version: str) -> Turn:
     return msgspec.structs.replace(turn, versions=[VersionSpan(version, 0, len(turn.sampled_ids or ()))])
 
 
-async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: bool, extra_key: str | None) -> Turn:
-    if turn.prompt_ids is None or not turn.sampled_ids:
+async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, extra_key: str | None) -> Turn:
+    is_plain = are_scores(turn.sampling[0].sampling) if turn.sampling else None
+    if turn.prompt_ids is None or not turn.sampled_ids or is_plain is False:
         return turn
-    streamed = turn.logprobs or [UNKNOWN] * len(turn.sampled_ids)
+    streamed = known_logprobs(turn)
     if not any(map(math.isnan, streamed)):
         return turn
     try:
@@ -83,9 +85,9 @@ async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, is_trusted: 
         logger.info("the logprobs that a stream left out stay unknown: %s", error)
         return turn
     asked = scores.logprobs[1:]
-    # The weights may have changed since, or the temperature was not that of the scores.
+    # The weights may have changed since, or the temperature, which is not known, was not that of the scores.
     if scores.weight_version not in {turn.versions[0].version, None} or not _agree(
-        streamed, asked, is_trusted=is_trusted
+        streamed, asked, is_trusted=is_plain is True
     ):
         logger.info("the logprobs that a stream left out stay unknown: the engine's answer differs from the others")
         return turn

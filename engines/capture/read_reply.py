@@ -117,14 +117,20 @@ def _sampled_fields(
     if prompt_ids is None or sampled_ids is None:
         return {"versions": _version_spans(meta_info, None), "logprobs": None}
     versions = _version_spans(meta_info, len(sampled_ids))
-    triples = meta_info.get("output_token_logprobs")
-    logprobs = [logprob_of(triple[0]) for triple in triples] if isinstance(triples, list) else []
     return {
         "prompt_ids": prompt_ids,
         "sampled_ids": sampled_ids,
-        "logprobs": logprobs if triples is not None and len(logprobs) == len(sampled_ids) else None,
+        "logprobs": _meta_logprobs(meta_info.get("output_token_logprobs"), len(sampled_ids)),
         "versions": versions,
         # Weights that change in mid-call leave a cache that others filled, unless the call was retracted: that
         # computes its cache again.
         "is_kv_mixed": len(versions) > 1 and not meta_info.get("num_retractions"),
     }
+
+
+def _meta_logprobs(triples: object, num_tokens: int) -> list[float] | None:
+    """Those of SGLang's ``meta_info``; None where it has none."""
+    if not isinstance(triples, list):
+        return None
+    # Too few or too many belong to no token for certain: none of them is known.
+    return [logprob_of(triple[0]) for triple in triples] if len(triples) == num_tokens else [UNKNOWN] * num_tokens

@@ -73,7 +73,7 @@ class StreamReader:
         prompt = token_ids(sglext.get("input_ids") or chunk.get("prompt_token_ids"))
         self._prompt_ids = prompt if prompt is not None else self._prompt_ids
         for index, ids in enumerate(sglext.get("output_ids") or []):
-            self._choice(index).sampled_ids = token_ids(ids)
+            self._choice(index).note_ids(token_ids(ids))
 
 
 @dataclass
@@ -85,11 +85,17 @@ class _Choice:
     """By position among the sampled tokens."""
     is_placed: bool = True
     """Each chunk has said which positions its logprobs belong to."""
+    is_asked: bool = False
+    """Logprobs were asked for: one that did not come is not known."""
     sampled_ids: list[int] | None = None
     finish_reason: str = ""
     num_read: int = 0
     """Tokens that the client has read, as far as the engine says."""
     is_stopped: bool = False
+
+    def note_ids(self, ids: list[int] | None) -> None:
+        """Take in what SGLang tells at the end; it tells ids to those alone who ask for logprobs as well."""
+        self.sampled_ids, self.is_asked = ids, True
 
     def stop(self) -> None:
         """Read no further, unless it has ended anyway."""
@@ -124,11 +130,13 @@ class _Choice:
         }
 
     def _placed_logprobs(self, num_tokens: int) -> list[float] | None:
+        if not self.logprobs and not self.is_asked:
+            return None
         positions = range(num_tokens)
         # Without places they are only known to belong where they are as many as the tokens.
         if not self.is_placed and self.logprobs.keys() != set(positions):
-            return None
-        return [self.logprobs.get(position, UNKNOWN) for position in positions] if self.logprobs else None
+            return [UNKNOWN] * num_tokens
+        return [self.logprobs.get(position, UNKNOWN) for position in positions]
 
     def _read_logprobs(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
         content = (choice.get("logprobs") or {}).get("content") or []

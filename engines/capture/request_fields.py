@@ -48,9 +48,17 @@ def _strip_chunk(chunk: Mapping[str, Any], client_body: Mapping[str, Any]) -> di
         # A last chunk of counts, or of ids that only we have asked for.
         is_wanted = options.get("include_usage") if chunk.get("usage") else "sglext" in shown or "sglext" not in chunk
         return shown if is_wanted else None
+    # SGLang gives a chunk to logprobs that no text has come with: without them there is nothing in it.
+    if not client_body.get("logprobs") and all(map(_has_logprobs_alone, chunk["choices"])):
+        return None
     if not (options.get("include_usage") and options.get("continuous_usage_stats")):
         shown.pop("usage", None)
     return _with_choices(shown, client_body)
+
+
+def _has_logprobs_alone(choice: Mapping[str, Any]) -> bool:
+    said = any(value is not None for value in _object(choice.get("delta")).values())
+    return bool(choice.get("logprobs")) and not said and choice.get("finish_reason") is None
 
 
 def _object(value: object) -> Mapping[str, Any]:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from forebay.core.weight_versions import number_of
 from forebay.engines.capture.token_tree import Node
-from forebay.engines.capture.turn import Source, Turn, VersionSpan
+from forebay.engines.capture.turn import SamplingSpan, Source, Turn, VersionSpan
 
 
 class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -19,14 +19,16 @@ class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     end: int
     weight_version: int | None = None
     mixed_kv: bool = False
+    sampling: dict[str, Any] | None = None
+    """How sampled tokens were drawn (a ``Sampling``): empty for neutral parameters; None if nobody knows."""
 
 
 class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to train on. ``tokens``, ``loss_mask``, ``logprobs`` and ``token_spans`` have one length.
 
     ``loss_mask`` is 1 where a token was sampled in this rollout and is trained on in this sample. ``logprobs`` are 0
-    where no token was sampled, or where its logprob is unknown. ``tokens`` is None where the engine gave no ids,
-    ``logprobs`` where it gave none for a whole turn.
+    where no token was sampled, or where its logprob is unknown: then it is not trained on. ``tokens`` is None where the
+    engine gave no ids, ``logprobs`` where none was asked for.
     """
 
     messages: list[dict[str, Any]]
@@ -85,33 +87,32 @@ def sample_of(leaf: Node, claimed: dict[Node, int]) -> CapturedSample:
     path = leaf.path()
     cuts = [*(node.kept for node in path[1:]), leaf.end]
     parts = list(zip(path, cuts, strict=True))
+    has_logprobs = any(node.turn.logprobs is not None for node in path)
     return CapturedSample(
         messages=[*leaf.turn.messages, leaf.turn.reply],
         finish_reason=leaf.turn.finish_reason,
         weight_versions=_numbers(name for node in path for name in _version_names(node.turn)),
         tokens=list(leaf.sequence()),
-        loss_mask=[bit for node, cut in parts for bit in _mask(node, cut, claimed)],
-        logprobs=_logprobs(parts),
+        loss_mask=[bit for node, cut in parts for bit in _mask(node, cut, claimed, needs_logprobs=has_logprobs)],
+        logprobs=_logprobs(parts) if has_logprobs else None,
         token_spans=_joined(span for node, cut in parts for span in _spans(node, cut)),
     )
 
 
-def _mask(node: Node, cut: int, claimed: dict[Node, int]) -> list[int]:
+def _mask(node: Node, cut: int, claimed: dict[Node, int], *, needs_logprobs: bool) -> list[int]:
     start = node.sampled_start
     free = max(claimed.get(node, start), start)
     claimed[node] = max(free, cut)
-    logprobs = node.turn.logprobs
-    # A token of which the logprob is unknown cannot be trained on; without any, the trainer has its own.
-    bits = [int(at >= free and (logprobs is None or not math.isnan(logprobs[at - start]))) for at in range(start, cut)]
-    return [0] * len(node.prompt) + bits
+    logprobs = node.logprobs
+    # A token of which the logprob is unknown cannot be trained on; without any in the sample, the trainer has its own.
+    is_known = [not needs_logprobs or not math.isnan(logprobs[at - start]) for at in range(start, cut)]
+    return [0] * len(node.prompt) + [int(start + at >= free and known) for at, known in enumerate(is_known)]
 
 
-def _logprobs(parts: Sequence[tuple[Node, int]]) -> list[float] | None:
-    if any(node.turn.logprobs is None for node, _ in parts):
-        return None
+def _logprobs(parts: Sequence[tuple[Node, int]]) -> list[float]:
     values: list[float] = []
     for node, cut in parts:
-        sampled = (node.turn.logprobs or [])[: cut - node.sampled_start]
+        sampled = node.logprobs[: cut - node.sampled_start]
         values += [0.0] * len(node.prompt) + [0.0 if math.isnan(value) else value for value in sampled]
     return values
 
@@ -123,8 +124,28 @@ def _spans(node: Node, cut: int) -> Iterator[TokenSpan]:
     turn = node.turn
     for span in turn.versions or [VersionSpan("", 0, len(node.sampled))]:
         numbers = _numbers([span.version])
-        end = min(start + span.end, cut)
-        yield TokenSpan("llm", start + span.start, end, numbers[0] if numbers else None, turn.is_kv_mixed)
+        version = numbers[0] if numbers else None
+        for piece in _by_sampling(turn.sampling, span):
+            end = min(start + piece.end, cut)
+            yield TokenSpan("llm", start + piece.start, end, version, turn.is_kv_mixed, piece.sampling)
+
+
+class _Piece(NamedTuple):
+    start: int
+    end: int
+    sampling: dict[str, Any] | None
+
+
+def _by_sampling(spans: Sequence[SamplingSpan], version: VersionSpan) -> Iterator[_Piece]:
+    """The tokens of one weight version by how they were drawn, without gaps."""
+    at = version.start
+    for span in spans:
+        start, end = max(at, span.start), min(span.end, version.end)
+        if start < end:
+            yield _Piece(at, start, None)
+            yield _Piece(start, end, span.sampling)
+            at = end
+    yield _Piece(at, version.end, None)
 
 
 def _prompt_source(node: Node) -> Source:

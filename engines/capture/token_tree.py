@@ -1,5 +1,6 @@
 """The turns of one rollout as a tree of tokens: each node holds what its turn adds to the tokens before it."""
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,12 @@ class Node:
     def end(self) -> int:
         """The length of the whole sequence."""
         return self.sampled_start + len(self.sampled)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One for each sampled token; NaN where it is not known, or none was asked for."""
+        known = self.turn.logprobs
+        return [math.nan] * len(self.sampled) if known is None else known
 
     def path(self) -> "list[Node]":
         """From the root to this node."""

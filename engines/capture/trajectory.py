@@ -1,6 +1,7 @@
 """The turns of one rollout, and the samples that they make."""
 
 import logging
+import math
 import threading
 from array import array
 from collections import Counter
@@ -48,7 +49,8 @@ class Trajectory:
     - ``realigned_tokens``: sampled, and not trained on;
     - ``branched``: clean, but another answer to the same tokens, as with ``n`` choices;
     - ``merged``: joined to the aborted turn that they are the rest of;
-    - ``aborted``, ``aborted_tokens``: cut off, and nobody went on with them: in no sample.
+    - ``aborted``, ``aborted_tokens``: cut off, and nobody went on with them: in no sample;
+    - ``unscored_tokens``: sampled, without a logprob, and not trained on.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -140,6 +142,7 @@ class Trajectory:
             realigned_tokens=sum(node.end - at for node, at in reached.items()),
             aborted=len(given_up),
             aborted_tokens=sum(len(node.sampled) for node in given_up),
+            unscored_tokens=_num_unscored(kept),
         )
 
     def _add(self, turn: Turn) -> Drift:
@@ -190,6 +193,13 @@ class Trajectory:
 
     def _siblings(self, parent: Node | None) -> list[Node]:
         return self._roots if parent is None else parent.children
+
+
+def _num_unscored(nodes: Sequence[Node]) -> int:
+    # Without any logprob in the rollout none was asked for: the trainer has its own.
+    if all(node.turn.logprobs is None for node in nodes):
+        return 0
+    return sum(math.isnan(value) for node in nodes for value in node.logprobs)
 
 
 class _Place(NamedTuple):

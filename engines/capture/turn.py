@@ -3,6 +3,7 @@
 A turn that an abort has cut comes in parts, each with weights of its own; ``merge`` makes it one again.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +22,14 @@ class VersionSpan(msgspec.Struct, frozen=True):
     """The sampled tokens from ``start`` to before ``end`` stem from the weights called ``version``."""
 
     version: str
+    start: int
+    end: int
+
+
+class SamplingSpan(msgspec.Struct, frozen=True):
+    """How the sampled tokens from ``start`` to before ``end`` were drawn: a ``Sampling`` of ``sampling_params.py``."""
+
+    sampling: dict[str, Any]
     start: int
     end: int
 
@@ -45,6 +54,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By position in ``sampled_ids``, without gaps; empty where the engine gave none."""
     seen_versions: list[str] = []
     """The versions that were in use during a call of which the spans are not known (a stream across an update)."""
+    sampling: list[SamplingSpan] = []
+    """By position in ``sampled_ids``; nothing is known of tokens in a gap."""
     is_kv_mixed: bool = False
     """Whether weights changed in place below a cache that was kept: the logprobs belong to no one policy."""
     choice: int = 0
@@ -72,7 +83,8 @@ def continues(first: Turn, rest: Turn) -> bool:
 def merge(first: Turn, rest: Turn) -> Turn:
     """The turn that was cut into ``first`` and ``rest``; how it ended, and where, is that of ``rest``.
 
-    Tokens, logprobs and versions are known if those of both parts are. The reply's content is that of both parts one
+    Tokens and versions are known if those of both parts are. A part without logprobs beside one that has them has one
+    that is not known for each of its tokens. The reply's content is that of both parts one
     after the other, which is right where no character and no parsed tool call lies across the cut.
     """
     sampled_ids = joined(first.sampled_ids, rest.sampled_ids)
@@ -82,8 +94,9 @@ def merge(first: Turn, rest: Turn) -> Turn:
         reply={**rest.reply, "content": _content(first) + _content(rest)},
         prompt_ids=None if sampled_ids is None else first.prompt_ids,
         sampled_ids=sampled_ids,
-        logprobs=joined(first.logprobs, rest.logprobs),
+        logprobs=_logprobs(first, rest),
         versions=_versions(first, rest),
+        sampling=_sampling(first, rest),
         seen_versions=list(dict.fromkeys([*first.seen_versions, *rest.seen_versions])),
         is_kv_mixed=first.is_kv_mixed or rest.is_kv_mixed,
         choice=first.choice,
@@ -102,6 +115,11 @@ def cut(turn: Turn, num_tokens: int) -> Turn:
         sampled_ids=None if turn.sampled_ids is None else turn.sampled_ids[:num_tokens],
         logprobs=None if turn.logprobs is None else turn.logprobs[:num_tokens],
         versions=[msgspec.structs.replace(span, end=min(span.end, num_tokens)) for span in kept],
+        sampling=[
+            msgspec.structs.replace(span, end=min(span.end, num_tokens))
+            for span in turn.sampling
+            if span.start < num_tokens
+        ],
     )
 
 
@@ -113,6 +131,29 @@ def joined(first: Sequence[T] | None, rest: Sequence[T] | None) -> list[T] | Non
 def _content(turn: Turn) -> str:
     content = turn.reply.get("content")
     return content if isinstance(content, str) else ""
+
+
+def _logprobs(first: Turn, rest: Turn) -> list[float] | None:
+    if first.sampled_ids is None or rest.sampled_ids is None or (first.logprobs is None and rest.logprobs is None):
+        return None
+    return [*known_logprobs(first), *known_logprobs(rest)]
+
+
+def known_logprobs(turn: Turn) -> list[float]:
+    """One for each sampled token: NaN for all of a turn that has none."""
+    return [math.nan] * len(turn.sampled_ids or ()) if turn.logprobs is None else turn.logprobs
+
+
+def _sampling(first: Turn, rest: Turn) -> list[SamplingSpan]:
+    """The spans of both parts by position in the whole; neighbours that say the same are one."""
+    offset = len(first.sampled_ids or ())
+    spans = list(first.sampling)
+    for span in rest.sampling:
+        moved = SamplingSpan(span.sampling, span.start + offset, span.end + offset)
+        if spans and (spans[-1].sampling, spans[-1].end) == (moved.sampling, moved.start):
+            moved = SamplingSpan(moved.sampling, spans.pop().start, moved.end)
+        spans.append(moved)
+    return spans
 
 
 def _versions(first: Turn, rest: Turn) -> list[VersionSpan]:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import EngineError
+from forebay.engines.capture.sampling_params import grammar_of
 from forebay.engines.capture.turn import Turn, joined, merge
 
 BUDGET_NAMES = ("max_completion_tokens", "max_tokens")
 MIN_NAMES = ("min_tokens", "min_new_tokens")
-GRAMMAR_NAMES = ("regex", "ebnf", "json_schema", "structural_tag", "guided_json", "guided_regex", "guided_grammar")
 OF_ONE_CALL = ("rid", "stream", "stream_options")
 """Fields of a body that its later calls have not."""
 OF_THE_END = ("continue_final_message", "add_generation_prompt")
@@ -76,10 +76,7 @@ class Parts:
     @property
     def is_grammar_bound(self) -> bool:
         """Whether the engine holds the reply to a grammar, which begins anew with each call: no call goes on inside."""
-        kind = (self.body.get("response_format") or {}).get("type", "text")
-        choice = self.body.get("tool_choice") or "auto"
-        is_bound = kind != "text" or any(self.body.get(name) for name in GRAMMAR_NAMES)
-        return is_bound or (bool(self.body.get("tools")) and choice not in ("auto", "none"))
+        return grammar_of(self.body) is not None
 
     def request(self) -> Json:
         """The body of the next call."""

@@ -35,6 +35,10 @@ class Backend(Protocol):
         """Whether calls are being answered."""
 
     @property
+    def tells_textless_logprobs(self) -> bool:
+        """Whether streams give a chunk to the logprobs of tokens without a text, as SGLang's do if it has a parser."""
+
+    @property
     def weight_version(self) -> str:
         """What the weights are called now."""
 
@@ -81,6 +85,9 @@ class Backend(Protocol):
 
     def model_info(self) -> JSONObject:
         """What ``/model_info`` tells of this engine: ``model_path`` at least."""
+
+    def server_info(self) -> JSONObject:
+        """What ``/server_info`` tells of it beside that."""
 
     def load(self) -> JSONObject:
         """What ``/v1/loads`` tells of it: ``num_running_reqs`` and ``num_waiting_reqs`` at least."""

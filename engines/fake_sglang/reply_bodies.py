@@ -54,13 +54,16 @@ class ChatWriter:
         if choice not in self._num_sent:
             self._num_sent[choice] = 0
             yield self._chunk(choice, {"role": "assistant", "content": ""})
+        # Taken with every piece, as SGLang does: those that go into no chunk are lost.
+        logprobs = self._new_logprobs(choice)
         if piece.text or piece.reasoning:
             delta = {"content": piece.text or None, "reasoning_content": piece.reasoning or None}
-            yield self._chunk(choice, delta, self._new_logprobs(choice)) | self._running_usage(choice)
+            yield self._chunk(choice, delta, logprobs) | self._running_usage(choice)
+        elif logprobs is not None and self._backend.tells_textless_logprobs:
+            yield self._chunk(choice, {}, logprobs) | self._running_usage(choice)
         if piece.finish_reason is not None:
             yield from self._tool_chunks(choice)
-            # Tokens without a text, the end token for one, have their logprobs in no chunk yet.
-            end = self._chunk(choice, {}, self._new_logprobs(choice))
+            end = self._chunk(choice, {})
             end["choices"][0] |= {"finish_reason": piece.finish_reason, "matched_stop": piece.matched_stop}
             yield end
 

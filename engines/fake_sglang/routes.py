@@ -29,6 +29,9 @@ from forebay.engines.fake_sglang.request_bodies import (
     WeightsBody,
 )
 
+SGLANG_VERSION = "0.5.23"
+"""The one that is imitated."""
+
 Parser = Callable[[JSONObject], JSONObject]
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -55,6 +58,7 @@ class SGLangFace:
         asked = {
             "/health": self.health,
             "/model_info": self.model_info,
+            "/server_info": self.server_info,
             "/v1/models": self.models,
             "/v1/loads": self.loads,
         }
@@ -162,6 +166,11 @@ class SGLangFace:
         backend = self._backend
         common = {"served_model_name": backend.name, "weight_version": backend.weight_version, "is_generation": True}
         return JSONResponse({**common, **backend.model_info()})
+
+    async def server_info(self, _: Request) -> Response:
+        """How it was started: with OpenAI's sampling parameters for chats that leave them out, if it is not said."""
+        started = {"version": SGLANG_VERSION, "sampling_defaults": "openai", "preferred_sampling_params": None}
+        return JSONResponse({**started, **self._backend.model_info(), **self._backend.server_info()})
 
     async def models(self, _: Request) -> Response:
         """The one model, as OpenAI lists it."""

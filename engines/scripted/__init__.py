@@ -49,12 +49,15 @@ class ScriptedEngine:
 
     Leaving stops every call that runs. Can be entered again, on the same port. Entering raises ``InvalidInput`` that
     tells why it cannot listen on ``port``.
+
+    Without parsers (``has_parsers``) its streams leave out, as SGLang's then do, the logprobs of tokens without a text,
+    the end token for one.
     """
 
-    def __init__(self, script: Script, *, model: str = "scripted", port: int = 0) -> None:
+    def __init__(self, script: Script, *, model: str = "scripted", port: int = 0, has_parsers: bool = True) -> None:
         self.available = True
         """Set it to false to answer 503 to everything."""
-        self._backend = ScriptedBackend(script, model)
+        self._backend = ScriptedBackend(script, model, has_parsers=has_parsers)
         self._port = port
         self._stack = AsyncExitStack()
 
@@ -101,6 +104,12 @@ class ScriptedEngine:
     def max_in_flight(self) -> int:
         """The most choices that were ever worked on at once."""
         return self._backend.max_in_flight
+
+    @property
+    def started_with(self) -> dict[str, Any]:
+        """What ``/server_info`` tells beside the model; may be added to. By default it is ``sampling_defaults``
+        ``openai``: a chat that leaves out a sampling parameter gets OpenAI's."""
+        return self._backend.started_with
 
     @property
     def weight_version(self) -> str:

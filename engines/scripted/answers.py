@@ -30,8 +30,10 @@ class ScriptedBackend:
     max_choices = 2**10
     is_alive = True
 
-    def __init__(self, script: Script, name: str) -> None:
+    def __init__(self, script: Script, name: str, *, has_parsers: bool) -> None:
         self.name = name
+        self.started_with: JSONObject = {}
+        self.tells_textless_logprobs = has_parsers
         self.calls: list[ScriptedCall] = []
         self.aborts: list[str] = []
         self.weight_updates: list[dict[str, Any]] = []
@@ -143,7 +145,12 @@ class ScriptedBackend:
     def model_info(self) -> JSONObject:
         """The model, the folder of its weights, and its parsers."""
         path = self.weight_updates[-1]["model_path"] if self.weight_updates else self.name
-        return {"model_path": path, "reasoning_parser": REASONING_PARSER, "tool_call_parser": TOOL_CALL_PARSER}
+        parsers = {"reasoning_parser": REASONING_PARSER, "tool_call_parser": TOOL_CALL_PARSER}
+        return {"model_path": path} | (parsers if self.tells_textless_logprobs else dict.fromkeys(parsers))
+
+    def server_info(self) -> JSONObject:
+        """What it is said to have been started with."""
+        return self.started_with
 
     def load(self) -> JSONObject:
         """The choices being worked on."""

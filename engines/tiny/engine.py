@@ -26,6 +26,7 @@ class TinyEngine:
         self.context_length = model.context_length
         self.vocabulary_size = model.vocabulary_size
         self.max_choices = max_rows
+        self.tells_textless_logprobs = True
         self.thread = thread = GenerationThread(model, threads=threads, max_rows=max_rows)
         self.submit, self.cancel, self.abort = thread.submit, thread.cancel, thread.abort
         self.pause, self.resume, self.name_weights = thread.pause, thread.resume, thread.name_weights
@@ -98,6 +99,10 @@ class TinyEngine:
             "model_type": config.model_type,
             "architectures": config.architectures,
         }
+
+    def server_info(self) -> JSONObject:
+        """Nothing beside that."""
+        return {}
 
     def load(self) -> JSONObject:
         """How busy the thread is, with the names of SGLang 0.5.23."""

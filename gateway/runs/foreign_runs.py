@@ -76,6 +76,7 @@ class Captured:
         self.capturing = capturing
         self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
         self._ring = ring
+        self._run_id = run_id
         self._rid_prefix = f"{run_rid_prefix(run_id)}{'c' * 16}-"
         self._numbers = count()
         self._turns = TurnStore(capturing.group_deadline_s)
@@ -148,5 +149,6 @@ class Captured:
             self._affinities.popitem(last=False)
 
     def _record(self, turns: Sequence[Turn]) -> None:
+        self._ring.notices.note(turns, self._run_id)
         for turn in turns:
             self._turns.add(turn, self._clock.now_s())

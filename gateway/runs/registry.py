@@ -18,7 +18,7 @@ from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.rollout import OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
-from forebay.gateway.runs.sessions import Affinity, Agent
+from forebay.gateway.runs.sessions import Agent
 
 BEARER = "bearer "
 RUN_OVER = "its run has ended"
@@ -124,7 +124,7 @@ class RunRegistry:
     def open(self, run: GatewayRun, body: OpenRollout) -> OpenedRollout:
         """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
         key = secrets.token_urlsafe(24)
-        rollout = OpenedRollout(run.run_id, body, key, Affinity(run.ring), run.clock)
+        rollout = OpenedRollout(run.run_id, body, key, run.ring, run.clock)
         earlier = run.rollouts.get(body.rollout_id)
         if earlier is not None:
             self._revoke(run, earlier, REOPENED)

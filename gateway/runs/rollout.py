@@ -10,6 +10,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
+from forebay.engines.ring import EngineRing
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import OpenRollout
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
@@ -19,7 +20,7 @@ from forebay.web.replies import encode
 class OpenedRollout:
     """Between the opening of a rollout and its close."""
 
-    def __init__(self, run_id: str, body: OpenRollout, key: str, affinity: Affinity, clock: ActiveClock) -> None:
+    def __init__(self, run_id: str, body: OpenRollout, key: str, ring: EngineRing, clock: ActiveClock) -> None:
         """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
         self.run_id = run_id
         self.rollout_id = body.rollout_id
@@ -27,10 +28,11 @@ class OpenedRollout:
         self.expiry: asyncio.TimerHandle | None = None
         """When it is forgotten if nobody closes it."""
         self.memory = Memory()
+        self._notices = ring.notices
         self._trajectory = Trajectory(body.rollout_id)
         self._finish_reason = ""
         self.session = Session(
-            affinity,
+            Affinity(ring),
             clock,
             _rid_prefix(run_id, body),
             body.deadline_s,
@@ -59,6 +61,7 @@ class OpenedRollout:
         }
 
     def _record(self, turns: Sequence[Turn]) -> None:
+        self._notices.note(turns, self.run_id)
         for turn in turns:
             self._trajectory.add(turn)
             self._finish_reason = turn.finish_reason

@@ -14,7 +14,9 @@ import openai
 
 from forebay.core.ids import request_id
 from forebay.engines.cache_keys import CacheKey
+from forebay.engines.capture.notices import CaptureNotices
 from forebay.engines.capture.request_fields import asking
+from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
@@ -51,6 +53,16 @@ class EngineCalls:
     @property
     def target(self) -> Target:
         return self._member.server
+
+    @property
+    def defaults(self) -> EngineDefaults:
+        """What its engine takes for sampling parameters that a call leaves out."""
+        return self._member.defaults or UNKNOWN_DEFAULTS
+
+    @property
+    def notices(self) -> CaptureNotices:
+        """What says, once for the run, that logprobs are not the policy's."""
+        return self._ring.notices
 
     @property
     def http(self) -> httpx.AsyncClient:

@@ -14,6 +14,8 @@ from forebay.engines.capture.fill_gaps import complete, weight_version_of
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
 from forebay.engines.capture.request_fields import strip
+from forebay.engines.capture.sampling_params import drawn, sampling_of
+from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_over_generate import TemplatedCall
 from forebay.engines.continuation.parts import Part
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
@@ -38,6 +40,7 @@ class CallRecorder:
         self._key = self._calls.key_of(url, sent)
         self._version: str | None = None
         self._is_ended = False
+        self._defaults = self._calls.defaults
         self._template = self._calls.template_at(url)
         self._templated: TemplatedCall | None = None
 
@@ -70,7 +73,7 @@ class CallRecorder:
         if self._templated is not None:
             raw.http_response = self._templated.response(raw.http_response)
         body = _decoded(raw.http_response.content)
-        turns = turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())
+        turns = [self._drawn(turn) for turn in turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())]
         turns = self._calls.judged(self._key, turns)
         self._rollout.count(turns)
         return Part(body, turns, raw)
@@ -120,15 +123,16 @@ class CallRecorder:
             return
         # Closed before anything is awaited: the reader and the end of the rollout may both come here.
         self._close()
-        turns = self._reader.turns(ended_s=time.time())
+        turns = [self._drawn(turn) for turn in self._reader.turns(ended_s=time.time())]
         if self._is_sglang:
-            temperature, extra_key = self._sent.get("temperature"), self._sent.get("extra_key")
-            turns = await complete(
-                self._calls.http, self._url, turns, self._version, temperature=temperature, extra_key=extra_key
-            )
+            extra_key = self._sent.get("extra_key")
+            turns = await complete(self._calls.http, self._url, turns, self._version, extra_key=extra_key)
         turns = self._calls.judged(self._key, turns)
         self._rollout.count(turns)
         self._rollout.record(turns)
+
+    def _drawn(self, turn: Turn) -> Turn:
+        return drawn(turn, sampling_of(self._sent, self._defaults, is_generate=self._templated is not None))
 
     def _close(self) -> None:
         self._is_ended = True

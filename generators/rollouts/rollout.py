@@ -74,7 +74,9 @@ class Rollout:
 
     def record(self, turns: Iterable[Turn], *, num_merged: int = 0) -> None:
         """Take in turns that have come to their end; ``num_merged`` parts went into them."""
-        for turn in turns:
+        recorded = list(turns)
+        self.calls.notices.note(recorded, self.run_id)
+        for turn in recorded:
             self.recorded.add(turn)
         self.recorded.note_merged(num_merged)
 

@@ -19,6 +19,7 @@ def test_its_code_writes_and_reads(server: ServerProcess, tmp_path: Path, capsys
     assert capsys.readouterr().out.startswith("torch.Size([2, 4]) tensor([-1")
     assert told["tensors"]["tokens"].tolist() == [[11, 12, 13, 14]] * 2
     assert told["tensors"]["logprobs"][0].tolist() == [0.0, 0.0, -0.5, -0.25]
+    assert [row["logprobs"] for row in told["plain"]] == [[0.0, 0.0, -0.5, -0.25]] * 2
     assert set(told["tensors"]) == set(re.findall(r"^\| `(\w+)` \| \w+ \| B", PAGE, re.MULTILINE))
     for name, tensor in told["tensors"].items():
         assert f"| `{name}` | {str(tensor.dtype).removeprefix('torch.')} | " in PAGE

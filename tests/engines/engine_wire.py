@@ -192,6 +192,12 @@ class EngineWire:
         *_, end = await wire.events("/v1/chat/completions", **body)
         check(end, END_CHUNK)
 
+    async def test_how_it_was_started(self, wire: Wire) -> None:
+        told = (await wire.http.get("/server_info")).json()
+        parser = (NOTHING, str)
+        started = {"version": str, "sampling_defaults": str, "preferred_sampling_params": (NOTHING, dict)}
+        check(told, {**started, "model_path": str, "tool_call_parser": parser, "reasoning_parser": parser})
+
     async def test_generate_from_token_ids(self, wire: Wire) -> None:
         told = await wire.generate(input_ids=[65, 66, 67], rid="native-1", return_logprob=True, logprob_start_len=0)
         check(told, {"text": str, "output_ids": list, "meta_info": {**META_INFO, **GENERATED_LOGPROBS}})

@@ -11,7 +11,7 @@ import pytest
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.engines.capture.checking import check
 from forebay.engines.capture.fill_gaps import complete, weight_version_of
-from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.capture.turn import SamplingSpan, Turn, VersionSpan
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import logprob
 from tests.engines.capture.kit import make_turn, recorded
@@ -110,14 +110,33 @@ async def test_logprobs_of_another_temperature_are_not_filled_in(
     assert math.isnan(turn.logprobs[1])
 
 
-@pytest.mark.parametrize(("temperature", "is_scored"), [(1.0, True), (0.7, False), (None, False)])
+@pytest.mark.parametrize(
+    ("sampling", "is_scored"),
+    [
+        ({}, True),
+        ({"top_p": 0.9, "top_k": None}, True),
+        ({"temperature": 0}, True),
+        ({"temperature": 0.7}, False),
+        ({"temperature": None}, False),
+        ({"grammar": "regex"}, False),
+        (None, False),
+    ],
+)
 async def test_an_answer_without_any_logprob_is_scored_at_temperature_1(
-    engine: ScriptedEngine, http: httpx.AsyncClient, temperature: float | None, is_scored: bool
+    engine: ScriptedEngine, http: httpx.AsyncClient, sampling: dict[str, Any] | None, is_scored: bool
 ) -> None:
     """As a stream that is nothing but a call of a tool, or an end token."""
-    turns = [exact(logprobs=None)]
-    (turn,) = await complete(http, engine.url, turns, "default", temperature=temperature)
+    spans = [] if sampling is None else [SamplingSpan(sampling, 0, 3)]
+    (turn,) = await complete(http, engine.url, [exact(logprobs=None, sampling=spans)], "default")
     assert turn.logprobs == (exact().logprobs if is_scored else None)
+
+
+async def test_under_a_grammar_nothing_is_filled_in_though_the_rest_agrees(
+    engine: ScriptedEngine, http: httpx.AsyncClient
+) -> None:
+    (turn,) = await complete(http, engine.url, [gappy(sampling=[SamplingSpan({"grammar": "regex"}, 0, 3)])], "default")
+    assert turn.logprobs is not None
+    assert math.isnan(turn.logprobs[1])
 
 
 async def test_an_engine_that_is_gone_costs_no_stream(http: httpx.AsyncClient) -> None:

@@ -152,9 +152,12 @@ def test_a_stream_that_breaks_off_has_no_ids() -> None:
     assert (turn.prompt_ids, turn.sampled_ids, turn.reply["content"]) == (None, None, "abc")
 
 
-def test_without_usage_in_each_chunk_logprobs_count_only_if_all_are_there() -> None:
+def test_without_usage_in_each_chunk_logprobs_are_known_only_if_all_are_there() -> None:
     bare = [{**each, "usage": None} for each in STREAM]
-    assert read(*bare).turns()[0].logprobs is None
+    logprobs = read(*bare).turns()[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs) == 5
+    assert all(map(math.isnan, logprobs))
     ids = chunk(sglext={"input_ids": [1, 2], "output_ids": [[3, 4, 5]]})
     assert read(*bare[:4], ids).turns()[0].logprobs == [-0.5, -0.25, -0.125]
 

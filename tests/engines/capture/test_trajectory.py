@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from forebay.engines.capture.trajectory import Drift, Trajectory
-from forebay.engines.capture.turn import VersionSpan
+from forebay.engines.capture.turn import SamplingSpan, VersionSpan
 from tests.engines.capture.kit import assert_covered, make_turn, recorded, trained
 
 
@@ -185,10 +185,38 @@ def test_tokens_without_a_logprob_are_not_trained_on() -> None:
     assert (sample.loss_mask, sample.logprobs) == ([0, 0, 1], [0.0, 0.0, -1.0])
 
 
-def test_a_turn_without_any_logprobs_leaves_the_sample_without() -> None:
-    (sample,) = recorded(make_turn([1], [2]), make_turn([1, 2, 3], [4], logprobs=None)).samples()
+@pytest.mark.parametrize("logprobs", [None, [math.nan]])
+def test_a_turn_without_any_logprobs_is_not_trained_on(logprobs: list[float] | None) -> None:
+    trajectory = recorded(make_turn([1], [2]), make_turn([1, 2, 3], [4], logprobs=logprobs))
+    (sample,) = trajectory.samples()
+    assert (sample.loss_mask, sample.logprobs) == ([0, 1, 0, 0], [0.0, -0.1, 0.0, 0.0])
+    assert trajectory.counters["unscored_tokens"] == 1
+
+
+def test_where_no_logprob_was_asked_for_the_trainer_has_its_own() -> None:
+    turns = [make_turn([1], [2], logprobs=None), make_turn([1, 2, 3], [4], logprobs=None)]
+    trajectory = recorded(*turns)
+    (sample,) = trajectory.samples()
     assert sample.loss_mask == [0, 1, 0, 1]
     assert "logprobs" not in sample.fields()
+    assert "unscored_tokens" not in trajectory.counters
+
+
+def test_a_part_without_logprobs_costs_the_other_part_none() -> None:
+    """As a stream that was aborted before anything was told of its tokens, and gone on with."""
+    first = make_turn([1], [2], logprobs=None, finish_reason="abort")
+    (sample,) = recorded(first, make_turn([1, 2], [3, 4])).samples()
+    assert (sample.loss_mask, sample.logprobs) == ([0, 0, 1, 1], [0.0, 0.0, -0.1, -0.2])
+
+
+def test_spans_say_how_each_part_was_sampled() -> None:
+    warm, plain = SamplingSpan({"temperature": 0.5}, 0, 1), SamplingSpan({}, 0, 2)
+    first = make_turn([1], [2], finish_reason="abort", sampling=[warm], versions=[VersionSpan("7", 0, 1)])
+    rest = make_turn([1, 2], [3, 4], sampling=[plain], versions=[VersionSpan("7", 0, 1), VersionSpan("8", 1, 2)])
+    (sample,) = recorded(first, rest, make_turn([1, 2, 3, 4], [5])).samples()
+    told = [(s.start, s.end, s.weight_version, s.sampling) for s in sample.token_spans if s.source == "llm"]
+    assert told == [(1, 2, 7, {"temperature": 0.5}), (2, 3, 7, {}), (3, 4, 8, {}), (4, 5, None, None)]
+    assert_covered(sample)
 
 
 def test_messages_stay_as_they_were_sent() -> None:

@@ -1,0 +1,97 @@
+"""The arrays of all rows of a batch, one row after the other, however the batch came."""
+
+import warnings
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from forebay.client.calls.flow import read_json
+from forebay.client.model import Batch, Row
+from forebay.client.sample_writer.encode import encode_sample
+from forebay.core.batch_tensors import Piece, TokenRow, columns, token_row
+from forebay.core.binary_sample import check_arrays, is_binary, unpack
+from forebay.core.errors import MissingExtra
+from forebay.core.safetensors_format import Dtype, View, read_blob
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Ragged:
+    """The arrays of all rows, one row after the other."""
+
+    def __init__(self, views: Mapping[str, View]) -> None:
+        self._views = views
+
+    @classmethod
+    def of(cls, samples: Batch | Sequence[Row]) -> "Ragged":
+        if isinstance(samples, Batch):
+            if samples.content:
+                return cls(read_blob(samples.content))
+            return cls._of_rows(samples.rows, samples.group_sizes)
+        return cls._of_rows(samples, [len(list(rows)) for _, rows in groupby(samples, _group_key)])
+
+    @classmethod
+    def _of_rows(cls, rows: Sequence[Row], group_sizes: Sequence[int]) -> "Ragged":
+        made = [_encoded(row) for row in rows]
+        rest = b'{"data":[' + b",".join(row.rest for row in made) + b"]}"
+        made_columns = columns(made, group_sizes, [rest])
+        return cls({column.name: View(column.dtype, memoryview(b"".join(column.pieces))) for column in made_columns})
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The samples without their arrays."""
+        rows: list[Row] = read_json(self._views["rest"].data)["data"]
+        return rows
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """One of the tensors, as a view of what was received."""
+        torch = torch_module()
+        view = self._views[name]
+        dtype = _torch_type(view.dtype)
+        if not view.data:  # torch refuses a buffer of no bytes
+            return torch.empty(0, dtype=dtype)
+        # torch warns of read-only memory, which a reply is: it is copied before anything is written.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.frombuffer(view.data, dtype=dtype)
+
+    def numbers(self, name: str, code: str) -> "array[Any]":
+        """One of the tensors as an array of type ``code``, for which torch is not needed."""
+        values: array[Any] = array(code)
+        values.frombytes(self._views[name].data)
+        return values
+
+    def split(self, name: str) -> "list[torch.Tensor]":
+        """The array ``name`` of each row."""
+        lengths = self.tensor("offsets").diff().tolist()
+        return list(self.tensor(name).split(lengths)) if lengths else []
+
+
+def _encoded(row: Row) -> TokenRow[Piece]:
+    body = encode_sample(row)
+    if is_binary(body):
+        check_arrays(unpack(body))
+    return token_row((body,))
+
+
+def _group_key(row: Row) -> tuple[object, object]:
+    # 1 equals 1.0, which is the id of the same instance.
+    return row.get("instance_id"), row.get("epoch")
+
+
+def _torch_type(dtype: Dtype) -> "torch.dtype":
+    torch = torch_module()
+    kinds = {"I64": torch.int64, "F64": torch.float64, "I32": torch.int32, "F32": torch.float32, "U8": torch.uint8}
+    return kinds[dtype]
+
+
+def torch_module() -> Any:
+    """torch, imported where it is used. Raises ``MissingExtra``."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("torch", "torch") from None
+    return torch

@@ -1,0 +1,57 @@
+"""Saying in the log, once for each run, that logprobs are not the policy's, or are missing."""
+
+import logging
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from forebay.core.sample import is_policys
+from forebay.engines.capture.sampling_params import Sampling
+from forebay.engines.capture.turn import Turn
+
+logger = logging.getLogger(__name__)
+
+
+class CaptureNotices:
+    """Looks at the turns of one run as they are recorded. May be used from several threads."""
+
+    def __init__(self) -> None:
+        self._has_said_sampling = False
+        self._has_said_gap = False
+
+    def note(self, turns: Iterable[Turn], run_id: str) -> None:
+        """Say what is worth saying of these turns, if it was not said before."""
+        for turn in turns:
+            others = [span.sampling for span in turn.sampling if not is_policys(span.sampling)]
+            if others and not self._has_said_sampling:
+                self._has_said_sampling = True
+                _say_sampling(others[0], run_id)
+            num_missing = sum(map(math.isnan, turn.logprobs or ()))
+            if num_missing and not self._has_said_gap:
+                self._has_said_gap = True
+                _say_gap(num_missing, run_id)
+
+
+def _say_sampling(sampling: Sampling, run_id: str) -> None:
+    unknown = [name for name, value in sampling.items() if value is None]
+    known = {name: value for name, value in sampling.items() if value is not None}
+    reasons = [f"sampled with {msgspec.json.encode(known).decode()[:500]}"] if known else []
+    if unknown:
+        reasons.append(f"left out {', '.join(unknown)}, and its engine does not tell what it took")
+    logger.warning(
+        "run %s: logprobs are not all the policy's: a call %s. Send neutral parameters with each call, leave such "
+        "tokens out of the loss with collate(…, only_policy_logprobs=True), or compute logprobs of your own; see "
+        "docs/token_exactness.md. Each span of a sample says how it was sampled; this is said once",
+        run_id,
+        ", and it ".join(reasons),
+    )
+
+
+def _say_gap(num_missing: int, run_id: str) -> None:
+    logger.warning(
+        "run %s: %d sampled tokens of a call came without their logprobs, and the engine could not be asked for them: "
+        "they are not trained on. The run counts such tokens as capture_unscored_tokens; this is said once",
+        run_id,
+        num_missing,
+    )
