@@ -18,7 +18,8 @@ class GeneratorInfo:
     """One generator file and the verdict on it. Only a file with status ``ok`` can be started.
 
     ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
-    what is wrong, then the remedy; ``problems`` lists everything that is wrong. ``hooks`` maps each hook that the file
+    what is wrong, then the remedy; ``problems`` lists everything that is wrong, ``warnings`` what most likely does not
+    do what was meant, though the file can be used. ``hooks`` maps each hook that the file
     implements to its contract. ``replaces`` and ``replaced_by`` name the other file of the same task type; the user's
     comes first.
     """
@@ -34,6 +35,7 @@ class GeneratorInfo:
     contract: Contract | None = None
     hooks: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     replaces: Path | None = None
     replaced_by: Path | None = None
     payload_fields: PayloadFields = NOT_KNOWN
@@ -52,6 +54,7 @@ class GeneratorInfo:
             "contract": self.contract,
             "hooks": dict(self.hooks),
             "problems": list(self.problems),
+            "warnings": list(self.warnings),
             "replaces": str(self.replaces) if self.replaces else None,
             "replaced_by": str(self.replaced_by) if self.replaced_by else None,
         }

@@ -22,6 +22,7 @@ from forebay.generators.discovery.module_loading import (
     set_import_path,
     user_frames,
 )
+from forebay.generators.discovery.shared_globals import shared_globals
 
 _BASE_MODULE = "forebay.generators.base"
 
@@ -47,7 +48,13 @@ def inspect_module(path: Path) -> dict[str, Any]:
         module = load_module(path)
     except BaseException as error:  # noqa: BLE001 -- a user's file may raise anything, SystemExit included
         return _import_failed(path, error)
-    return _describe(module)
+    return {**_describe(module), "warnings": _warnings(path)}
+
+
+def _warnings(path: Path) -> list[str]:
+    from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
+
+    return [str(found) for found in shared_globals(path.read_bytes(), (*READ_HOOKS, *NOTIFICATIONS))]
 
 
 def _describe(module: ModuleType) -> dict[str, Any]:
