@@ -144,7 +144,7 @@ class Deadlines:
             return  # it was closed by that, or a sample came while the hook was asked
         if num_completed and (is_enough or group.group_id in groups.short_valid):
             group.row.is_salvaged = group.group_id not in groups.short_valid
-            buffer.move(group, GroupState.READY)
+            await self._pipeline.make_ready(group)
         else:
             failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
             detail = f"{num_completed} of {settings.group_size} samples had come{failed}"

@@ -83,6 +83,8 @@ class RunBuffer:
         self.last_progress_s = active_s
         self.last_sample_s = active_s
         self.is_stalled = False
+        self._logged_losses: set[str] = set()
+        """The reasons that the log has told of."""
         self.has_failed = False
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
         self.pending: dict[str, Future[None]] = {}
@@ -164,7 +166,17 @@ class RunBuffer:
         self.record(group.row)
         if was_open:
             self.notify_closed(group)
+        self._tell_losses()
         self.news.notify()
+
+    def _tell_losses(self) -> None:
+        """Log what takes too many groups: once for each reason, not for each group."""
+        groups, losses = self.groups, self.groups.losses
+        if losses.are_too_many(len(groups.closed), groups.settings):
+            for cause in losses.counts.keys() - self._logged_losses:
+                self._logged_losses.add(cause)
+                so_far = f"{losses.counts.total()} of {len(groups.closed)} finished groups are lost so far"
+                logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause))
 
     def notify_closed(self, group: SampleGroup) -> None:
         """Let plugins know that a group takes no more samples."""

@@ -70,7 +70,7 @@ def batch_ids(batches: BatchLike | Iterable[BatchLike]) -> list[str]:
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """So many groups in a row ended undelivered that something must be wrong."""
+    """So many groups ended undelivered, in a row or in all, that something must be wrong; ``message`` says what."""
 
     message: str
     """What happened, and what to do about it."""

@@ -133,6 +133,8 @@ class RunSettings(BaseModel):
     """Newest checkpoints that stay possible to rewind to: their samples' bodies are kept."""
     alarm_after_groups: int = Field(default=64, ge=1)
     """Groups that end undelivered in a row from which an alarm is raised."""
+    alarm_lost_ratio: Ratio = 0.1
+    """Share of the finished groups, of at least 20, above which an alarm tells that so many are lost; 1 for never."""
     oversampling: Oversampling | None = None
     """More rollouts than a step needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
     contract: Contract | None = None

@@ -71,9 +71,16 @@ def _mean(counts: Counter[str], ending: str) -> float | None:
 
 
 def alarm_view(entry: Entry) -> dict[str, Any] | None:
-    """What there is to say of a run of which nothing comes."""
-    reasons = entry.buffer.groups.alarm.reasons(entry.run.settings.alarm_after_groups)
-    return None if reasons is None else {"message": alarm_text(reasons), "reasons": dict(reasons)}
+    """What there is to say of a run of which nothing comes, or too little."""
+    groups, settings = entry.buffer.groups, entry.run.settings
+    texts, reasons = list[str](), dict[str, int]()
+    if in_a_row := groups.alarm.reasons(settings.alarm_after_groups):
+        texts.append(alarm_text(in_a_row))
+        reasons |= in_a_row
+    if groups.losses.are_too_many(len(groups.closed), settings):
+        texts.append(groups.losses.text(len(groups.closed)))
+        reasons |= groups.losses.counts
+    return {"message": ". ".join(texts), "reasons": reasons} if texts else None
 
 
 def batch_view(row: BatchRow) -> dict[str, Any]:

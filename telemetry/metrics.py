@@ -73,7 +73,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_runs": ("Runs, by state.", ("state",)),
     "forebay_runs_stalled": ("Runs that made no progress for their group deadline.", ()),
     "forebay_runs_held": ("Runs that wait for their trainer's next weight version.", ()),
-    "forebay_runs_alarmed": ("Runs of which many groups in a row ended undelivered.", ()),
+    "forebay_runs_alarmed": ("Runs of which many groups in a row ended undelivered, or too many are lost.", ()),
     "forebay_journal_bytes": ("Bytes of the journal.", ()),
     "forebay_journal_segments": ("Segment files of the journal.", ()),
     "forebay_journal_quarantined": ("Corrupt records set aside since the server started.", ()),

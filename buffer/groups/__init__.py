@@ -8,6 +8,7 @@ what changed since the hooks were asked, what closed, what is not reported yet. 
       └────────┴──▶ discarded, for a reason
 
 ``ready_queue.py`` is the order of delivery, and finds groups of old weights. ``meta_info.py`` keeps the numbers of a
-reply without looking at the backlog. ``alarm.py`` notices that groups end undelivered, one after the other. Group
+reply without looking at the backlog. ``alarm.py`` notices that groups end undelivered, one after the other,
+``losses.py`` that too many are lost, and to what. Group
 time-outs are in ``deadlines.py`` of the buffer.
 """

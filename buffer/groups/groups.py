@@ -8,6 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from forebay.buffer.groups.alarm import AlarmCounts
+from forebay.buffer.groups.losses import Losses
 from forebay.buffer.groups.ready_queue import ReadyQueue
 from forebay.buffer.store.rows import GroupRow, Location
 from forebay.core.group import LIVE, GroupState, check_transition
@@ -146,6 +147,7 @@ class Groups:
     states: Counter[GroupState] = field(default_factory=Counter)
     discard_reasons: Counter[str] = field(default_factory=Counter)
     alarm: AlarmCounts = field(default_factory=AlarmCounts)
+    losses: Losses = field(init=False)
     num_live_samples: int = 0
     num_live_bytes: int = 0
     next_order: int = 1
@@ -156,6 +158,7 @@ class Groups:
     _ready: ReadyQueue = field(init=False)
 
     def __post_init__(self) -> None:
+        self.losses = Losses(self.run_id)
         self._ready = ReadyQueue(lambda key: self.by_id[key].state is GroupState.READY)
 
     def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
@@ -231,6 +234,7 @@ class Groups:
         elif target is GroupState.DISCARDED:
             row.reason, row.detail = reason, detail
             self.discard_reasons[reason] += 1
+            self.losses.note(row, self.settings)
             self.unreported[group.group_id] = group
         if (source in LIVE) and (target not in LIVE):
             self._forget_samples(group)
@@ -300,6 +304,7 @@ class Groups:
                 self._ready.put(row.group_id, row.order)
             elif row.state is GroupState.DISCARDED:
                 self.discard_reasons[row.reason] += 1
+                self.losses.note(row, self.settings)
                 if not row.is_reported:
                     self.unreported[row.group_id] = group
         # The alarm goes on where it was: the last groups that ended undelivered, one after the other.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.buffer.groups.groups import Sample, SampleGroup
+from forebay.buffer.groups.losses import range_text
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
@@ -14,6 +15,7 @@ from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
 from forebay.core.group import LIVE, DiscardReason, GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
+from forebay.hooks.advantages import is_valid_reward
 from forebay.hooks.run_hooks import HookRunner
 from forebay.hooks.types import HookInput, Row, Sizes
 
@@ -126,12 +128,23 @@ class Pipeline:
             return  # it changed meanwhile, and stands in `changed` again
         self._groups.short_valid.pop(group.group_id, None)
         if verdict.is_valid and is_full:
-            self._buffer.move(group, GroupState.READY)
+            await self.make_ready(group)
         elif verdict.is_valid:
             self._groups.short_valid[group.group_id] = group
         elif verdict.is_finished or is_full:
             # A group that is full, and neither valid nor said to be finished, will never be anything else.
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
+
+    async def make_ready(self, group: SampleGroup) -> None:
+        """Let an open group wait for its reader, unless its rewards alone say that the built-in filter will drop it.
+
+        That is found out at once: a run that nobody reads must not look as if all its groups were of use.
+        """
+        self._buffer.move(group, GroupState.READY)
+        hooks = self._hooks
+        rewards = (sample.reward for sample in group.samples if sample.reward is not None)
+        if not hooks.in_host("process") and not all(is_valid_reward(reward, hooks.reward_range) for reward in rewards):
+            await self.stage(group)
 
     def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
         if group.state in (GroupState.OPEN, GroupState.READY):
@@ -193,10 +206,19 @@ class Pipeline:
             # One that is open may get more items.
             if group.state is GroupState.READY:
                 detail = f"{processed.num_kept} of {group.num_completed} items were kept"
+                if processed.is_out_of_range:
+                    detail += self._note_rewards(group)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
             return None
         group.staged = Staged(processed.rows, completed, self._hooks)
         return group.staged
+
+    def _note_rewards(self, group: SampleGroup) -> str:
+        """What the rewards are of a group that is dropped because of their range."""
+        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        group.row.lowest_reward, group.row.highest_reward = low, high = min(rewards), max(rewards)
+        seen, allowed = range_text((low, high)), range_text(self._hooks.reward_range)
+        return f": its rewards are within {seen}, reward_range is {allowed}"
 
     def _is_current(self, group: SampleGroup, staged: Staged) -> bool:
         """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""

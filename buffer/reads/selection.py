@@ -182,7 +182,7 @@ class Selection:
         if len(staged.rows) < size:
             if group.state is GroupState.READY:
                 detail = f"{len(staged.rows)} rows were left of {size}"
-                logger.warning("group %s (%r) discarded as incomplete: %s", group.group_id, group.instance_id, detail)
+                logger.info("group %s (%r) discarded as incomplete: %s", group.group_id, group.instance_id, detail)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INCOMPLETE, detail)
             return False
         return True

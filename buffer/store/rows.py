@@ -48,6 +48,9 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     reason: str = ""
     detail: str = ""
     """A traceback or another long explanation."""
+    lowest_reward: float | None = None
+    """Of a group that was filtered because of the run's ``reward_range``; else None."""
+    highest_reward: float | None = None
     is_salvaged: bool = False
     is_announced: bool = False
     last_sample_s: float | None = None

@@ -131,6 +131,7 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "max_buffer_size": NO_LIMIT,
         "max_buffer_bytes": NO_LIMIT,
         "alarm_after_groups": NO_LIMIT,
+        "alarm_lost_ratio": 1.0,
         "min_timeout_group_size_ratio": 1.0,  # what is still open when all was read is discarded, thus let go of
     }
 

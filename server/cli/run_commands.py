@@ -9,7 +9,7 @@ from forebay.server.cli.client import ServerClient
 from forebay.server.cli.gc_command import show_storage
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import columns_table, counts_text, facts_table, make_console, print_json, show_table
-from forebay.server.cli.run_facts import age_text, groups_of, run_facts, samples_of, state_text
+from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run, or the beginning of one.")]
 
@@ -72,6 +72,9 @@ def _show_table(views: Sequence[dict[str, Any]]) -> None:
             f"{age_text(view['started_at_s'])} ago",
         )
     show_table(make_console(), table)
+    for view in views:
+        if view["alarm"]:
+            typer.echo(f"alarm of {view['run_id']}: {alarm_of(view)}")
 
 
 def _show_one(view: dict[str, Any]) -> None:

@@ -33,6 +33,11 @@ def state_text(view: dict[str, Any]) -> str:
     return ", ".join([view["state"], *(text for name, text in notes.items() if view[name])])
 
 
+def alarm_of(view: dict[str, Any]) -> str:
+    """Why little or nothing comes of the run's groups; "" where there is nothing to say."""
+    return str(view["alarm"]["message"]) if view["alarm"] else ""
+
+
 def failure_of(view: dict[str, Any]) -> ForebayError:
     """That a run failed, with the first line of its reason; tracebacks are left to ``status``."""
     reason = str(view["reason"]).partition("\n")[0]  # a traceback may follow
@@ -56,6 +61,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "name": view["name"],
         "task type": view["task_type"],
         "state": state_text(view),
+        "alarm": alarm_of(view),
         "reason": "" if view["reason"] in ("returned", "stopped") else view["reason"],
         "warnings": "\n".join(view["warnings"]),
         "generator": view["generator"],

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, own_command
 from forebay.server.cli.output import facts_table, make_console, print_json, show_table
 from forebay.server.cli.progress import RateMeter, RunProgress, make_display
-from forebay.server.cli.run_facts import failure_of, has_usable_groups, nothing_usable, run_facts
+from forebay.server.cli.run_facts import alarm_of, failure_of, has_usable_groups, nothing_usable, run_facts
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
@@ -129,7 +130,7 @@ def _found_here(path_text: str) -> str:
 
 def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
     """Show progress on standard error until the run has ended or failed, then what became of it; its last view."""
-    rate, console = RateMeter(), make_console(stderr=True)
+    rate, console, shown = RateMeter(), make_console(stderr=True), set[str]()
     try:
         with make_display(console) as display:
             while True:
@@ -138,6 +139,7 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
                 display.show(RunProgress(view, rate.update(progress.num_samples)))
                 if is_over(view):
                     break
+                shown = tell_alarm(console, view, shown)
                 time.sleep(FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
         console.print(f"{run_id} goes on; `{own_command()} stop {run_id}` ends it", markup=False, soft_wrap=True)
@@ -149,6 +151,14 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
         text = f"failed samples: {num_failed}; `{own_command()} status {run_id} --log 20` shows why"
         console.print(text, markup=False, soft_wrap=True)
     return view
+
+
+def tell_alarm(console: Console, view: dict[str, Any], shown: set[str]) -> set[str]:
+    """Say what takes too many groups, once for each reason; all reasons that were shown by then."""
+    reasons = set(view["alarm"]["reasons"] if view["alarm"] else ())
+    if reasons - shown:
+        console.print(f"alarm: {alarm_of(view)}", markup=False, soft_wrap=True)
+    return shown | reasons
 
 
 def is_over(view: dict[str, Any]) -> bool:

@@ -165,7 +165,8 @@ async def test_too_few_rollouts_are_left_although_rows_are_enough(store: Store) 
         await put_slot(entry, 2, 7.0)
         assert await read(entry, num_groups=1) is None
         (group,) = entry.buffer.groups.by_id.values()
-        assert (group.row.reason, group.row.detail) == ("filtered", "2 of 3 items were kept")
+        told = "2 of 3 items were kept: its rewards are within [0, 7], reward_range is [0, 1]"
+        assert (group.row.reason, group.row.detail) == ("filtered", told)
 
 
 @pytest.mark.parametrize("is_leased", [False, True])

@@ -1,0 +1,96 @@
+"""Groups that were lost: finished, and discarded by what nobody meant to discard them. Pure.
+
+Meant are: equal rewards, which teach nothing, what the user's own hooks drop, and ``max_staleness``. Of everything else
+no more than ``alarm_lost_ratio`` of the finished groups is lost without a word: the run's alarm, ``forebay status`` and
+``start --follow`` say so, and the log once for each reason, with what to do about it.
+"""
+
+from collections import Counter
+
+from forebay.buffer.store.rows import GroupRow
+from forebay.core.group import DiscardReason, RewardRange
+from forebay.core.run import RunSettings
+
+LEAST_FINISHED = 20
+"""Finished groups from which their share counts: of fewer, one or two that are lost may be chance."""
+LONGEST_DETAIL = 200
+"""Characters that are shown of what is known of the last group."""
+
+REMEDIES = {
+    "timed_out": "too few of their samples came in time: `forebay status {run_id} --log 50` shows what hangs or fails; "
+    "or raise group_timeout_seconds",
+    "failed": "too many of their rollouts failed: `forebay status {run_id} --log 50` shows why",
+    "incomplete": "rows were missing on a slime route, because samples failed or came too late: "
+    "`forebay status {run_id} --log 50` shows why",
+    "hook_failed": "a hook failed: mend it; GET /v1/runs/{run_id}/groups?state=discarded shows the traceback",
+    "unreadable": "stored samples cannot be read back: check the disk",
+}
+"""What is wrong with groups that were lost for a reason, and what to do; of ``filtered`` ones the range tells."""
+
+
+def cause_of(row: GroupRow, settings: RunSettings) -> str:
+    """What took a discarded group, named like a ``DiscardReason``; "" where that was meant."""
+    num_completed = row.num_samples - row.num_failed
+    match row.reason:
+        case DiscardReason.STALE:
+            return ""
+        case DiscardReason.INVALID:
+            # A single reward, left of several, compares with nothing: it is not that they were equal.
+            return "failed" if row.num_failed and num_completed == 1 else ""
+        case DiscardReason.FILTERED if row.lowest_reward is None:
+            if num_completed >= settings.min_valid_item_size:
+                return ""  # a filter of the user's own
+            return "failed" if row.num_failed else "timed_out"
+        case DiscardReason.INCOMPLETE if num_completed >= settings.group_size:
+            return ""  # all were there until a hook of the user's own took some
+        case _:
+            return row.reason
+
+
+class Losses:
+    """Counts the groups of a run that were lost, by what took them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.counts: Counter[str] = Counter()
+        self._last_details: dict[str, str] = {}
+        self._seen: RewardRange | None = None
+        """The least and the greatest reward of the groups that the run's range took."""
+        self._allowed: RewardRange | None = None
+
+    def note(self, row: GroupRow, settings: RunSettings) -> None:
+        """Take a discarded group into account."""
+        cause = cause_of(row, settings)
+        if not cause:
+            return
+        self.counts[cause] += 1
+        self._last_details[cause] = row.detail.partition("\n")[0][:LONGEST_DETAIL]
+        if row.lowest_reward is not None and row.highest_reward is not None:
+            low, high = self._seen or (row.lowest_reward, row.highest_reward)
+            self._seen = min(low, row.lowest_reward), max(high, row.highest_reward)
+            self._allowed = settings.reward_range
+
+    def are_too_many(self, num_finished: int, settings: RunSettings) -> bool:
+        """Whether more of the ``num_finished`` groups were lost than goes without a word."""
+        return num_finished >= LEAST_FINISHED and self.counts.total() > settings.alarm_lost_ratio * num_finished
+
+    def text(self, num_finished: int) -> str:
+        """All of them in words, the most frequent reason first."""
+        reasons = "; ".join(self.reason_text(cause) for cause, _ in self.counts.most_common())
+        return f"{self.counts.total()} of {num_finished} finished groups were lost: {reasons}"
+
+    def reason_text(self, cause: str) -> str:
+        """How many a reason took, what is wrong, and what to do about it."""
+        if cause == DiscardReason.FILTERED and self._seen is not None:
+            seen, allowed = range_text(self._seen), range_text(self._allowed)
+            remedy = "start the run with one that holds them, or with null for any finite reward"
+            why = f"their rewards are within {seen}, reward_range is {allowed}: {remedy}"
+        else:
+            detail = self._last_details[cause]
+            why = REMEDIES[cause].format(run_id=self._run_id) + (f" (the last one: {detail})" if detail else "")
+        return f"{self.counts[cause]} {cause}: {why}"
+
+
+def range_text(reward_range: RewardRange | None) -> str:
+    """A range of rewards in words."""
+    return "any finite number" if reward_range is None else f"[{reward_range[0]:g}, {reward_range[1]:g}]"
