@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import ForebayError
@@ -13,6 +14,7 @@ from forebay.generators.agents.record import RecordedTrajectory, checked_result
 from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.agents.verifier import Verifier
+from forebay.generators.process.agent_logs import AgentLogs
 from forebay.generators.sandbox import Limits, Sandbox
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class AgentRollouts:
         self._hidden = hidden
         self._gateway = gateway
         self._sandboxes: dict[str, Sandbox] = {}
+        self._logs = AgentLogs.of_this_run()
 
     async def run(
         self, client: Any, messages: list[Message], sampling_params: dict[str, Any]
@@ -66,7 +69,8 @@ class AgentRollouts:
         async with self._opened(name, rid_prefix, sampling_params) as opened:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
-                result = await run_agent(self._agent, task, sandbox, self._limits, rollout.calls.group.hold)
+                hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
+                result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
             # Its record is asked for all the same: what the calls came to tells whose fault it is.
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
                 error = raised

@@ -24,16 +24,23 @@ NO_LIMIT_S = 10_000_000.0
 AgentFunc = Callable[[AgentTask], Any | Awaitable[Any]]
 Agent = AgentFunc | Command
 """A function of one ``AgentTask``, ``async`` or not; or a command: a list of words, or a line of shell."""
+Keep = Callable[[str], None]
+"""Takes the end of what a command printed."""
 
 
-async def run_agent(agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> AgentResult:
+async def run_agent(
+    agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold, keep: Keep = lambda _: None
+) -> AgentResult:
     """What ``agent`` made of ``task``. Raises ``AgentFailed``, or whatever a callable raises.
 
-    ``limits.wall_s`` counts while ``hold`` lets engine calls go out.
+    ``limits.wall_s`` counts while ``hold`` lets engine calls go out. What a command printed goes to ``keep``, however
+    it ended.
     """
     began_s = time.monotonic()
-    running = _call(agent, task, limits, hold) if callable(agent) else _execute(agent, task, sandbox, limits, hold)
-    output = await running
+    if callable(agent):
+        output = await _call(agent, task, limits, hold)
+    else:
+        output = await _execute(agent, task, sandbox, limits, hold, keep)
     return AgentResult(output=output, wall_s=time.monotonic() - began_s, folder=task.folder)
 
 
@@ -61,12 +68,13 @@ async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
     return await in_thread(agent, task)
 
 
-async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold) -> str:
+async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold, keep: Keep) -> str:
     task.write_instance()
     # The sandbox counts every second; ours leave out those in which no engine call may go out.
     without_wall = replace(limits, wall_s=NO_LIMIT_S)
     async with set_at_limit(hold, limits.wall_s) as over:
         finished = await sandbox.run(command, env=task.environment(), limits=without_wall, stop=over)
+    await asyncio.to_thread(keep, finished.printed)
     is_over = over.is_set() and finished.is_timed_out
     # Its own measure would count the standstills.
     problem = finished.with_last_words(f"was killed after {limits.wall_s:g} s") if is_over else finished.problem

@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.generators.sandbox.output import Kept, feed
+from forebay.generators.sandbox.output import Kept, Tail, feed
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ class Finished:
     stderr: str
     wall_s: float
     is_output_cut: bool
+    printed: str = ""
+    """The last ``output_bytes`` of both outputs together, as they came."""
 
     @property
     def is_timed_out(self) -> bool:
@@ -199,7 +201,8 @@ async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncI
 
 
 async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_bytes: int) -> Finished:
-    stdout, stderr = Kept(output_bytes), Kept(output_bytes)
+    tail = Tail(output_bytes)
+    stdout, stderr = Kept(output_bytes, tail), Kept(output_bytes, tail)
     async with asyncio.TaskGroup() as group:
         group.create_task(feed(keeper.stdin, stdin))
         group.create_task(stdout.read(keeper.stdout))
@@ -216,6 +219,7 @@ async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_byt
         stderr=stderr.text(),
         wall_s=result["wall_s"],
         is_output_cut=stdout.is_cut or stderr.is_cut,
+        printed=tail.text(),
     )
 
 

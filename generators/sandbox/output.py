@@ -6,10 +6,26 @@ from contextlib import suppress
 CHUNK_BYTES = 65_536
 
 
+class Tail:
+    """The end of all that a command wrote, to either output, as it came."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._last = bytearray()
+
+    def take(self, part: bytes) -> None:
+        self._last += part
+        del self._last[: -self._max_bytes]
+
+    def text(self) -> str:
+        return self._last.decode(errors="replace")
+
+
 class Kept:
     """The first and the last half of ``max_bytes`` of what a command wrote."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, tail: Tail) -> None:
+        self._tail = tail
         self._half = max(1, max_bytes // 2)
         self._first = bytearray()
         self._last = bytearray()
@@ -24,6 +40,7 @@ class Kept:
         assert stream is not None
         while part := await stream.read(CHUNK_BYTES):
             self._take(part)
+            self._tail.take(part)
 
     def _take(self, part: bytes) -> None:
         room = self._half - len(self._first)

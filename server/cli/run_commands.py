@@ -11,6 +11,8 @@ from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import columns_table, counts_text, facts_table, make_console, print_json, show_table
 from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
 
+MOST_LINES = 10_000
+"""As many as the server gives."""
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run, or the beginning of one.")]
 
 
@@ -20,6 +22,9 @@ def status(
         typer.Argument(metavar="[RUN]", help="Id or name of one run, or its beginning; all are listed without it."),
     ] = None,
     log_lines: Annotated[int, typer.Option("--log", min=0, help="Show this many lines of the run's log, too.")] = 0,
+    uid: Annotated[
+        str, typer.Option("--agent", metavar="UID", help="Show instead what the agent of this sample printed.")
+    ] = "",
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
@@ -30,12 +35,23 @@ def status(
             _show_all(server.get("/v1/runs"), as_json)
             return
         view = server.find_run(run)
+        if uid:
+            reply = server.get(f"/v1/runs/{view['run_id']}/log", uid=uid, lines=log_lines or MOST_LINES)
+            _show_printed(reply["lines"], as_json)
+            return
         if log_lines:
             view["log"] = server.get(f"/v1/runs/{view['run_id']}/log", lines=log_lines)["lines"]
     if as_json:
         print_json(view)
     else:
         _show_one(view)
+
+
+def _show_printed(lines: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json({"lines": lines})
+    else:
+        typer.echo("\n".join(lines))
 
 
 def stop(run: RunName, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:

@@ -48,9 +48,13 @@ async def stop(run_id: str, services: Server) -> dict[str, Any]:
 
 
 @router.get("/runs/{run_id}/log", tags=RUNS)
-async def log(run_id: str, services: Server, lines: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
-    """The last lines that the run's processes printed."""
-    return {"lines": services.runs.log_tail(run_id, lines)}
+async def log(
+    run_id: str, services: Server, lines: Annotated[int, Query(ge=1, le=10_000)] = 100, uid: str | None = None
+) -> dict[str, Any]:
+    """The last lines that the run's processes printed, or with ``uid`` the agent of that sample, if it is a command."""
+    if uid is None:
+        return {"lines": services.runs.log_tail(run_id, lines)}
+    return {"lines": services.runs.agent_log_tail(run_id, uid, lines)}
 
 
 @router.get("/generators", tags=["generators"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
+from forebay.generators.process.agent_logs import read_agent_log
 from forebay.generators.process.code_copy import copied_module, copy_code
 from forebay.hooks.run_hooks import HookRunner
 
@@ -23,6 +24,10 @@ class RunFolders:
     def of(self, run: Run) -> Path:
         """The folder of the run's present start."""
         return self._of_start(run.run_id, run.num_starts)
+
+    def agent_log(self, run: Run, uid: str) -> str | None:
+        """The end of what the agent of sample ``uid`` printed, in the newest start that has it; None if none has."""
+        return read_agent_log((self._of_start(run.run_id, number) for number in range(run.num_starts, 0, -1)), uid)
 
     def _of_start(self, run_id: str, number: int) -> Path:
         return self._runs_dir / run_id / f"start-{number}"

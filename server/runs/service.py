@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.buffer import write
 from forebay.core.clock import Clock, SystemClock
+from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.core.tasks import TaskSet
@@ -231,3 +232,11 @@ class RunService:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""
         run = self._buffer.get(run_id).run
         return self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
+
+    def agent_log_tail(self, run_id: str, uid: str, num_lines: int) -> list[str]:
+        """The last lines that the agent of sample ``uid`` printed. Raises ``RunNotFound``, ``InvalidInput``."""
+        printed = self._parts.folders.agent_log(self._buffer.get(run_id).run, uid)
+        if printed is None:
+            hint = "give the uid of a sample whose agent is a command; of each start the newest 64 MiB are kept"
+            raise InvalidInput(f"nothing is kept of what an agent of sample {uid!r} printed", hint=hint, field="uid")
+        return printed.splitlines()[-num_lines:]

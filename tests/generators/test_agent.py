@@ -1,5 +1,6 @@
 """Agents, functions and programs, run by a real server over its gateway."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
 from forebay.generators.agents.gateway import GatewayLink
+from forebay.server.cli.command_line import app as cli
 from tests.conftest import MakeServer
 from tests.generators.agent_kit import LIMIT_S, Samples, start, stored
-from tests.kit import NativeRun, ServerProcess, poll_until
+from tests.kit import NativeRun, ServerProcess, assert_error, poll_until
 
 Json = dict[str, Any]
 
@@ -166,6 +169,24 @@ def test_a_program_finds_its_address_and_is_verified(programs: Samples) -> None:
     assert (sample["reward"], sample["outcome"]) == (0.5, "ok")
     assert sample["messages"][-1]["content"] == "Answer to Do answer."
     assert sum(sample["loss_mask"]) > 0
+
+
+def test_the_end_of_what_a_program_printed_is_kept(
+    runs: dict[str, NativeRun], programs: Samples, server: ServerProcess
+) -> None:
+    (sample,), (failed,) = programs["answer"], programs["fail"]
+    assert sample["outcome"] == "ok"
+    run = runs["programs"]
+    printed = run.client.get(f"{run.path}/log", params={"uid": sample["uid"]}).json()["lines"]
+    assert (printed[-1], set(printed[1:-1])) == ("Answer to Do answer.", {"thinking"})
+    assert 900 < len("\n".join(printed)) < 1_000, "its limit, output_bytes"
+    assert "thinking" not in json.dumps(sample), "samples are none the larger for it"
+    told = run.client.get(f"{run.path}/log", params={"uid": failed["uid"], "lines": 2}).json()["lines"]
+    assert set(told) == {"Answer to Do fail.", "lost the thread"}, "in the order of its flushes"
+    shown = CliRunner().invoke(cli, ["status", run.run_id, "--agent", sample["uid"], "--log", "2", "--url", server.url])
+    assert shown.stdout.splitlines() == ["thinking", "Answer to Do answer."]
+    for uid in ("nobody", "../../run", ""):
+        assert_error(run.client.get(f"{run.path}/log", params={"uid": uid}), 422, "invalid_input", "uid")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,21 @@ async def test_a_program_is_given_its_task(sandbox: Sandbox) -> None:
     }
 
 
+@pytest.mark.parametrize("status", [0, 3])
+async def test_the_last_64_kib_of_what_a_program_printed_are_kept(sandbox: Sandbox, status: int) -> None:
+    kept: list[str] = []
+    command = f"head -c 100000 /dev/zero | tr '\\0' a; echo end >&2; exit {status}"
+    running = run_agent(command, task_in(sandbox.folder), sandbox, Limits(wall_s=60), Hold(), kept.append)
+    if status:
+        with pytest.raises(AgentFailed, match="ended with status 3"):
+            await running
+    else:
+        assert "[…" in (await running).output, "the output has both ends, as it had"
+    (printed,) = kept
+    assert len(printed) == 65_536
+    assert printed.count("a") == 65_536 - len("end\n")
+
+
 async def test_what_takes_too_long_is_stopped(sandbox: Sandbox) -> None:
     hangs = asyncio.Event()
     never = threading.Event()

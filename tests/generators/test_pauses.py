@@ -1,5 +1,6 @@
 """Engines that stand still on the trainer's word, as a run of the base generator lives through it."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -43,17 +44,28 @@ def text_of(prompt: str) -> str:
     return "x" * 40 + f" {prompt}"
 
 
-def script(call: ScriptedCall) -> Reply:
-    """Half a second, from wherever it is told to go on."""
-    return Reply(text=text_of(call.prompt)[len(call.said) :], tokens_per_s=80)
+class Script:
+    """Its calls end only after ``has_paused`` is set: those that an abort ends begin, those that are kept wait."""
+
+    def __init__(self, mode: str) -> None:
+        self.has_paused = asyncio.Event()
+        self._mode = mode
+
+    async def __call__(self, call: ScriptedCall) -> Reply:
+        if self._mode == "abort" and not self.has_paused.is_set():
+            return Reply(text=text_of(call.prompt)[:20], hang=True)
+        await self.has_paused.wait()
+        return Reply(text=text_of(call.prompt)[len(call.said) :])
 
 
 @pytest.mark.parametrize(("mode", "rollout"), [("abort", own_call), ("retract", own_call_in_a_thread)])
 async def test_a_pause_longer_than_the_deadline_costs_no_group(lending, tmp_path, mode: str, rollout: Any) -> None:
+    script = Script(mode)
     async with bench(lending, tmp_path, script, rollout, "a", **LIMITS) as run:
         await run.engine.wait_in_flight(2)
         async with httpx.AsyncClient(base_url=f"{lending.url}/v1/runs/{run.client.run_id}", timeout=30) as http:
             await http.post("/engines/pause", json={"mode": mode})
+            script.has_paused.set()
             assert (await run.client.stats()).is_paused
             assert await run.client.read(num_groups=1, wait_s=LIMIT_S + 0.5) is None
             assert (await run.client.stats()).discarded == {}

@@ -20,6 +20,8 @@ def ask(instance):
 def main():
     instance = json.loads(Path(os.environ["FOREBAY_INSTANCE"]).read_text())
     said = ask(instance)
+    if instance["do"] == "answer":
+        sys.stderr.write("it begins\n" + "thinking\n" * 200)
     Path("found.json").write_text(json.dumps({"said": said, "instance": instance, "environ": dict(os.environ)}))
     print(said)
     if instance["do"] == "fail":

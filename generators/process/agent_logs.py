@@ -1,0 +1,83 @@
+"""What agents that are commands printed: a file for each rollout, beside the log of the run's process.
+
+Written by the run process (``AgentLogs``), and read by the server (``read_agent_log``). Each file is bounded by what
+the sandbox keeps of the output, all of them together by ``TOTAL_BYTES``, beyond which the oldest go.
+"""
+
+import logging
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+RUN_DIR_VARIABLE = "FOREBAY_RUN_DIR"
+"""Tells a run process where its files are. A generator that somebody runs by hand has none, and keeps nothing."""
+TOTAL_BYTES = 64 * 2**20
+_FOLDER = "agents"
+_UID = re.compile(r"[\w-]+")
+_FORK = re.compile(r"-f\d+-[^-]+$")
+"""What the ``uid`` of a fork has behind that of its rollout's main sample."""
+
+
+class AgentLogs:
+    """Keeps the newest of them, in the folder ``agents`` of a run's folder; nothing without such a folder."""
+
+    def __init__(self, run_dir: Path | None, total_bytes: int = TOTAL_BYTES) -> None:
+        self._folder = run_dir and run_dir / _FOLDER
+        self._total_bytes = total_bytes
+        self._lock = threading.Lock()
+        # Those of an earlier process of this start count as well.
+        self._kept = deque(_files_in(self._folder) if self._folder else [])
+        self._num_bytes = sum(num_bytes for _, num_bytes in self._kept)
+
+    @classmethod
+    def of_this_run(cls) -> "AgentLogs":
+        """Those of the run that this process is."""
+        run_dir = os.environ.get(RUN_DIR_VARIABLE)
+        return cls(Path(run_dir) if run_dir else None)
+
+    def keep(self, uid: str, printed: str) -> None:
+        """Keep what the agent of rollout ``uid`` printed, in place of what an earlier attempt did. For any thread."""
+        if self._folder is None:
+            return
+        path, content = self._folder / f"{uid}.log", printed.encode()
+        try:
+            self._folder.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:  # a full disk must not cost the rollout
+            logger.warning("what the agent of %s printed could not be kept: %s", uid, error)
+            return
+        with self._lock:
+            self._kept.append((path, len(content)))
+            self._num_bytes += len(content)
+            while self._num_bytes > self._total_bytes:
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        path, num_bytes = self._kept.popleft()
+        self._num_bytes -= num_bytes
+        if all(path != other for other, _ in self._kept):  # else a later attempt has written it anew
+            path.unlink(missing_ok=True)
+
+
+def _files_in(folder: Path) -> list[tuple[Path, int]]:
+    """Each with its size, the oldest first."""
+    found = [(path, path.stat()) for path in folder.glob("*.log")]
+    return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime_ns)]
+
+
+def read_agent_log(run_dirs: Iterable[Path], uid: str) -> str | None:
+    """What the agent of sample ``uid`` printed; None if nothing is kept. The first folder that has it counts."""
+    if not _UID.fullmatch(uid):  # it comes from outside: no path
+        return None
+    for run_dir in run_dirs:
+        for name in (uid, _FORK.sub("", uid)):
+            try:
+                return (run_dir / _FOLDER / f"{name}.log").read_bytes().decode(errors="replace")
+            except FileNotFoundError:
+                continue
+    return None
