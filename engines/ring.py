@@ -58,8 +58,10 @@ class Member:
         self.in_flight = 0
         self.last_asked_ns = 0
         self.failures = 0
-        self.defaults: EngineDefaults | None = None
-        """What it takes for parameters that a call leaves out; None until it has said so."""
+        self.defaults = UNKNOWN_DEFAULTS
+        """What it takes for parameters that a call leaves out, as it said last."""
+        self.is_to_be_asked = True
+        """Whether it has not said so since it failed: who answers then may have been started otherwise."""
         self._clock = clock or SystemClock()
         self._rests = Backoff(REST_FIRST_S, REST_MAX_S, is_exact=True)
         self._rests_until_s = 0.0
@@ -75,7 +77,7 @@ class Member:
         if self.resting:
             return
         self.failures += 1
-        self.defaults = None  # who answers at its address next may have been started otherwise
+        self.is_to_be_asked = True
         self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
@@ -263,10 +265,11 @@ class EngineRing:
         await self._ask_defaults()
 
     async def _ask_defaults(self) -> None:
-        unknown = [member for member in self._current if member.defaults is None and not member.failures]
-        answers = await asyncio.gather(*(self._defaults_of(member.server) for member in unknown))
-        for member, defaults in zip(unknown, answers, strict=True):
-            member.defaults = defaults
+        asked = [member for member in self._current if member.is_to_be_asked and not member.failures]
+        answers = await asyncio.gather(*(self._defaults_of(member.server) for member in asked))
+        for member, defaults in zip(asked, answers, strict=True):
+            if defaults is not None:
+                member.defaults, member.is_to_be_asked = defaults, False
 
     async def _defaults_of(self, server: Target) -> EngineDefaults | None:
         # Other servers do not tell: they would be asked for a page that they have not.

@@ -16,7 +16,7 @@ import msgspec
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.cache_keys import CacheKey
-from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
+from forebay.engines.capture.sampling_params import EngineDefaults
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
@@ -165,7 +165,7 @@ class EngineCall:
         """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         member = await session.affinity.choose()
-        target, rid, defaults = member.server, session.next_rid(), member.defaults or UNKNOWN_DEFAULTS
+        target, rid, defaults = member.server, session.next_rid(), member.defaults
         announced = run.ring.weight_version
         is_version_asked = recording.is_stream and target.is_sglang
         # Before the request goes out: one that is asked for while tokens come may be that of the next weights.

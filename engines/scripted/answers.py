@@ -30,7 +30,7 @@ class ScriptedBackend:
     max_choices = 2**10
     is_alive = True
 
-    def __init__(self, script: Script, name: str, *, has_parsers: bool) -> None:
+    def __init__(self, script: Script, name: str, *, has_parsers: bool = True) -> None:
         self.name = name
         self.started_with: JSONObject = {}
         self.tells_textless_logprobs = has_parsers

@@ -16,7 +16,7 @@ from forebay.core.ids import request_id
 from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.notices import CaptureNotices
 from forebay.engines.capture.request_fields import asking
-from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
+from forebay.engines.capture.sampling_params import EngineDefaults
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
@@ -57,7 +57,7 @@ class EngineCalls:
     @property
     def defaults(self) -> EngineDefaults:
         """What its engine takes for sampling parameters that a call leaves out."""
-        return self._member.defaults or UNKNOWN_DEFAULTS
+        return self._member.defaults
 
     @property
     def notices(self) -> CaptureNotices:

@@ -44,6 +44,7 @@ class HidingRouter:
             routes=[
                 Route("/workers", self._list),
                 Route("/v1/models", self._get),
+                Route("/server_info", self._get),
                 *(Route(path, self._post, methods=["POST"]) for path in posts),
             ]
         )

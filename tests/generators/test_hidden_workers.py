@@ -157,6 +157,26 @@ async def test_weight_versions_are_told(behind, buffer) -> None:
     assert buffer.samples[0]["weight_version"] == 7
 
 
+@pytest.mark.parametrize(
+    ("started_with", "expected"),
+    [
+        ({"sampling_defaults": "model"}, {"top_p": 0.9}),  # what chats would get of the model, /generate does not
+        (
+            {"preferred_sampling_params": {"temperature": 0.6, "top_p": 0.5, "min_new_tokens": 2}},
+            {"temperature": 0.6, "top_p": 0.9, "min_tokens": 2},
+        ),
+    ],
+)
+async def test_spans_say_how_a_chat_over_generate_was_sampled(
+    behind, buffer, started_with: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with behind(lambda _: "x", sampling_params={"top_p": 0.9, "max_tokens": 64}) as served:
+        served.engine.started_with.update(started_with)
+        await served.run(single_turn)
+    assert served.router.asked == ["/generate"]
+    assert buffer.samples[0]["token_spans"][-1]["sampling"] == expected
+
+
 async def test_an_error_of_the_engine_is_the_rollouts(behind, buffer) -> None:
     async with behind(lambda _: Reply(text="too long", error_status=400)) as served:
         await served.run(single_turn)
