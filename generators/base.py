@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +18,10 @@ from forebay.generators.rollouts.samples import plain
 from forebay.generators.rollouts.single_turn import query_single_turn, single_turn
 
 if TYPE_CHECKING:
+    from openai import OpenAI
+
     from forebay.core.oversampling import Oversampling
+    from forebay.generators.buffer_link.slime import SampleSender
     from forebay.generators.job.reporter import Totals
     from forebay.generators.rewards import RewardFunc
     from forebay.generators.rollouts.attempts import RolloutFunc
@@ -57,6 +62,10 @@ class BaseGenerator:
     number of retries. ``oversampling`` starts more rollouts than are needed; a server's setting comes before it.
     ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
     template, for routers whose workers cannot be reached. Numbers may be strings. Raises ``InvalidInput``.
+
+    A subclass written for slime finds what slime's class has: ``client``, ``send_data_to_buffer``, and a ``run`` that
+    ``entry`` calls once per epoch where a subclass has its own. ``skip_instance_ids`` then lists an id once for each
+    sample that is not needed, as slime's loops expect; ``listed_ids`` is what was given.
     """
 
     def __init__(
@@ -94,7 +103,8 @@ class BaseGenerator:
         self.task_type = task_type
         self.max_tokens = _count("max_tokens", max_tokens)
         self.num_repeats = _count("num_repeats", num_repeats)
-        self.skip_instance_ids = list(skip_instance_ids or ())
+        self.listed_ids = list(skip_instance_ids or ())
+        self.skip_instance_ids = self.listed_ids * self.num_repeat_per_sample
         self.sampling_params = _sampling_params(sampling_params or {}, self.max_tokens)
         self.run_id = run_id
         self.model = model
@@ -109,6 +119,8 @@ class BaseGenerator:
         self.oversampling = _oversampling(oversampling, self.num_repeat_per_sample)
         self.capture = read_flag("capture", capture)
         self.template_path = template_path
+        self._num_passes = 0
+        self._sender: tuple[int, SampleSender] | None = None
 
     @classmethod
     def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:
@@ -124,14 +136,20 @@ class BaseGenerator:
 
     def entry(
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1
-    ) -> "Totals":
+    ) -> "Totals | None":
         """Pass ``num_epoch`` times over the file; return when the buffer has every sample, or the run was stopped.
+
+        Where a subclass has a ``run`` of its own, that is called ``num_epoch`` times, and None is returned.
 
         ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, ``reward_func(item)``
         a number. Either may be ``async``: a rollout function then gets an ``AsyncOpenAI`` client, else an ``OpenAI``
         one in a thread, and a reward function that is not ``async`` runs in another process. Raises ``InputRefused``
         for a row that cannot be used, after everything before it was written.
         """
+        if type(self).run is not BaseGenerator.run:
+            for _ in range(_count("num_epoch", num_epoch)):
+                self.run(input_file, rollout_func, reward_func)
+            return None
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -145,11 +163,57 @@ class BaseGenerator:
         num_epochs = _count("num_epoch", num_epoch) * self.num_repeats
         if self.num_repeats > 1:
             logger.warning("num_repeats=%d multiplies the epochs: %d in all", self.num_repeats, num_epochs)
+        return await self._pass_over(input_file, rollout_func, reward_func, range(num_epochs))
+
+    async def _pass_over(
+        self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", epochs: range
+    ) -> "Totals":
         # Looked up only now: what talks to engines takes a second to import, and reading a generator file needs none.
         from forebay.generators.job import session
 
         rows = RowFile(input_file, self.shuffle_seed)
-        return await session.run(self, rows, num_epochs, rollout_func, reward_func)
+        return await session.run(self, rows, epochs, rollout_func, reward_func)
+
+    # --- what subclasses written for slime use
+
+    def run(self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc") -> str:
+        """One more pass over the file (``num_repeats`` of them): "finished" when the buffer has every sample of it.
+
+        A subclass may have its own, which writes with ``send_data_to_buffer``.
+        """
+        first, self._num_passes = self._num_passes, self._num_passes + 1
+        epochs = range(first * self.num_repeats, self._num_passes * self.num_repeats)
+        asyncio.run(self._pass_over(input_file, rollout_func, reward_func, epochs))
+        return "finished"
+
+    @cached_property
+    def client(self) -> "OpenAI":
+        """A client of the engine (of several, the first), for code that calls it beside or without a rollout function.
+
+        It goes to worker processes by any start method. What it is answered is not recorded: samples get their tokens
+        from the client that a rollout function is given, or by way of the gateway (``"capture": true``).
+        """
+        from forebay.generators.rollouts.client import make_own_client
+
+        given = self.remote_engine_url
+        return make_own_client((given.split(",") if isinstance(given, str) else given)[0], self.api_key)
+
+    def send_data_to_buffer(self, data: Mapping[str, Any]) -> None:
+        """Write one finished sample, and return when it is on the buffer's disk.
+
+        Where the buffer has no room, or does not answer, that is waited for. A sample that it refuses is told in the
+        log. Raises ``RunGone`` once the run is over, ``TypeError`` for what cannot be JSON.
+        """
+        from forebay.generators.buffer_link.slime import SampleSender
+
+        # Connections are of no use in a process that was forked since.
+        if self._sender is None or self._sender[0] != os.getpid():
+            self._sender = os.getpid(), SampleSender(self.remote_buffer_url)
+        self._sender[1].send(dict(data))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without connections: a method of a subclass may be the target of a worker process."""
+        return {**{name: value for name, value in vars(self).items() if name != "client"}, "_sender": None}
 
 
 def __getattr__(name: str) -> object:

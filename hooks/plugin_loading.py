@@ -39,7 +39,7 @@ def load_hooks(
 
     Registered last means asked first: plugins before the generator file, the built-in behaviour after both.
     """
-    sys.path[:0] = python_path
+    sys.path += python_path
     choice = ContractChoice(contract)
     if module_path is not None:
         with _blamed(f"file {module_path.name}"):

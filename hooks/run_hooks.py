@@ -26,7 +26,7 @@ class HookRunner:
     first needed.
 
     ``user_hooks`` are the hooks that the generator file at ``module_path`` has (see ``check_hooks``); without any,
-    the file is not loaded. ``python_path`` goes in front of the host's. ``contract`` is what the payload or the file
+    the file is not loaded. ``python_path`` goes behind the host's. ``contract`` is what the payload or the file
     declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by, ``reward_range`` which rewards built-in
     hooks keep (None: every finite one). One request to the host may take ``time_limit_s``, loading it
     ``start_limit_s``. What hooks print goes to ``log_path``, else to standard error.

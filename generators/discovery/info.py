@@ -19,9 +19,9 @@ class GeneratorInfo:
 
     ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
     what is wrong, then the remedy; ``problems`` lists everything that is wrong, ``warnings`` what most likely does not
-    do what was meant, though the file can be used. ``hooks`` maps each hook that the file
-    implements to its contract. ``replaces`` and ``replaced_by`` name the other file of the same task type; the user's
-    comes first.
+    do what was meant, though the file can be used. ``imports_base`` says that ``BaseGenerator`` runs its rollouts.
+    ``hooks`` maps each hook that the file implements to its contract. ``replaces`` and ``replaced_by`` name the other
+    file of the same task type; the user's comes first.
     """
 
     path: Path

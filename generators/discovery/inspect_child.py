@@ -11,11 +11,12 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from forebay.core.child_process import die_with_parent
 from forebay.generators.discovery.module_loading import (
+    import_roots,
     is_stdlib_name,
     load_module,
     module_name,
@@ -43,7 +44,7 @@ def inspect_module(path: Path) -> dict[str, Any]:
     """Import ``path`` into this process and describe it. Keys: those of ``GeneratorInfo``, as far as they are known."""
     if is_stdlib_name(module_name(path)):
         return _failed(f"the name {path.name} hides Python's own module {path.stem!r}", "rename the file")
-    set_import_path(path.parent)
+    set_import_path(path.parent, *import_roots(path.parent))
     try:
         module = load_module(path)
     except BaseException as error:  # noqa: BLE001 -- a user's file may raise anything, SystemExit included
@@ -67,6 +68,7 @@ def _describe(module: ModuleType) -> dict[str, Any]:
     return {
         "task_type": task_type if isinstance(task_type, str) and task_type else None,
         "imports_base": refers_to_base(namespace),
+        "has_own_loop": has_own_loop(namespace),
         "contract": report.contract,
         "hooks": dict(report.hooks),
         "problems": problems,
@@ -81,6 +83,35 @@ def refers_to_base(namespace: Mapping[str, object]) -> bool:
         return False
     kind = getattr(base, "BaseGenerator", None)
     return any(value is base or kind in getattr(value, "__mro__", ()) for value in namespace.values())
+
+
+def has_own_loop(namespace: Mapping[str, object]) -> bool:
+    """Whether a class of the module's names is derived from ``BaseGenerator`` but goes over the rows by itself.
+
+    Such a class, as people have written them for slime, has an ``entry`` or a ``run`` that never comes to the base's.
+    """
+    base = getattr(sys.modules.get(_BASE_MODULE), "BaseGenerator", None)
+    derived = (value for value in namespace.values() if base in getattr(value, "__mro__", ()) and value is not base)
+    return base is not None and any(not _comes_to_base(kind, base, "entry", frozenset()) for kind in derived)
+
+
+def _comes_to_base(kind: Any, base: Any, name: str, seen: frozenset[str]) -> bool:
+    function = getattr(kind, name)
+    if function is getattr(base, name):
+        # The base's own ``entry`` calls a ``run`` that is not the base's.
+        return name != "entry" or kind.run is base.run or _comes_to_base(kind, base, "run", seen | {name})
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    called = _names(code) if code else {"super"}  # of what is no plain function nothing is known
+    if called & {"super", base.__name__}:
+        return True
+    others = {"entry", "run", "run_async"} & called - seen - {name}
+    return any(_comes_to_base(kind, base, other, seen | {name}) for other in others)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names in a function, and in those within it: some Pythons make one of a comprehension."""
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _task_type_problems(namespace: Mapping[str, object]) -> list[str]:
@@ -124,8 +155,12 @@ def _failed(message: str, remedy: str) -> dict[str, Any]:
 
 
 def _remedy(path: Path, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("slime"):
-        return "take the base class from here: from forebay.generators.base import BaseGenerator"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in ("slime", "slime_plugins"):
+        # slime's own base generator imports slime, and files that import the one import the other.
+        return (
+            "take slime's base class from here (from forebay.generators.base import BaseGenerator, query_single_turn), "
+            "leave slime's own base_generator.py out, or install slime where the server runs"
+        )
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "import absolutely: the file is loaded by itself, not as a part of a package"
     if isinstance(error, ModuleNotFoundError):

@@ -57,13 +57,15 @@ async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir
 
 def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
     problems: list[str] = answer["problems"]
+    imports_base = draft.imports_base or answer.get("imports_base", False)
     return replace(
         draft,
         status="failed" if problems else "ok",
         task_type=answer.get("task_type") or draft.task_type,
         error="; also: ".join(problems),
         traceback=answer.get("traceback", ""),
-        imports_base=draft.imports_base or answer.get("imports_base", False),
+        # One that goes over its rows by itself is treated as what it is: foreign.
+        imports_base=imports_base and not answer.get("has_own_loop", False),
         contract=answer.get("contract"),
         hooks=answer.get("hooks", {}),
         problems=problems,

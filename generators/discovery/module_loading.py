@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 PACKAGED_FOLDER = Path(__file__).resolve().parents[1]
+SLIME_FOLDER, SLIME_PACKAGE = "generator", "slime_plugins"
 _INSTALL_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
@@ -36,12 +37,32 @@ def sibling_sources(path: Path) -> list[Path]:
     return sorted(other for other in path.parent.glob("*.py") if other != path and other.is_file())
 
 
-def set_import_path(folder: Path, fallback: Path | None = None) -> None:
-    """Put ``folder`` first on ``sys.path``, and ``fallback`` and the working directory last.
+def package_names(folder: Path) -> list[tuple[str, ...]]:
+    """As which packages files in ``folder`` import each other where it is the one of slime's checkout.
 
-    An installed package of the same name as something in the working directory wins.
+    slime's ``buffer.py`` runs beside its folder ``generator``, so that ``import generator.x`` finds what lies in it;
+    others write ``slime_plugins.rollout_buffer.generator.x``.
     """
-    last = [str(fallback)] if fallback else []
+    parts = folder.parts
+    names: list[tuple[str, ...]] = []
+    if folder.name == SLIME_FOLDER:
+        names.append((SLIME_FOLDER,))
+    if SLIME_PACKAGE in parts:
+        names.append(parts[len(parts) - 1 - parts[::-1].index(SLIME_PACKAGE) :])
+    return names
+
+
+def import_roots(folder: Path) -> list[Path]:
+    """Where the packages of these names, and what lies beside them, are found."""
+    return [folder.parents[len(name) - 1] for name in package_names(folder)]
+
+
+def set_import_path(folder: Path, *fallbacks: Path) -> None:
+    """Put ``folder`` first on ``sys.path``, and ``fallbacks`` and the working directory last.
+
+    An installed package of the same name as something there wins.
+    """
+    last = map(str, fallbacks)
     sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder)), *last, os.getcwd()]
 
 

@@ -10,21 +10,21 @@ from forebay.generators.rollouts.open_group import GroupPlan, rollout_numbers
 
 
 class Schedule:
-    """All groups of a run, epoch by epoch in the order of the file.
+    """All groups of ``epochs``, one epoch after the other in the order of the file.
 
     ``skip_instance_ids`` is a multiset: an id listed k times skips the instance's first k epochs.
     """
 
-    def __init__(self, rows: RowFile, num_epochs: int, plan: Plan, skip_instance_ids: Sequence[InstanceId]) -> None:
+    def __init__(self, rows: RowFile, epochs: range, plan: Plan, skip_instance_ids: Sequence[InstanceId]) -> None:
         self._rows = rows
-        self._num_epochs = num_epochs
+        self._epochs = epochs
         self._plan = plan
         self._skips = Counter(skip_instance_ids)
         self.num_skipped = 0
 
     def groups(self) -> Iterator[GroupPlan]:
         """Every group that has a slot to fill. Reads the file as it goes; raises ``InputRefused``."""
-        for epoch in range(self._num_epochs):
+        for epoch in self._epochs:
             for row in self._rows.rows(epoch):
                 slots = self._missing_slots(row.instance_id, epoch)
                 if slots:
@@ -36,8 +36,9 @@ class Schedule:
     def num_groups_total(self) -> int:
         """Groups that the run opens in all, those of earlier processes included. Reads the file once."""
         num_rows = self._rows.num_rows
-        skipped = sum(min(count, self._num_epochs) for count in self._skips.values())
-        return max(0, num_rows * self._num_epochs - skipped)
+        # With the epochs before these: earlier passes of the same generator were over them.
+        skipped = sum(min(count, self._epochs.stop) for count in self._skips.values())
+        return max(0, num_rows * self._epochs.stop - skipped)
 
     def _missing_slots(self, instance_id: InstanceId, epoch: int) -> tuple[int, ...]:
         key = (instance_id, epoch)

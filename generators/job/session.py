@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 
 async def run(
-    generator: "BaseGenerator", rows: RowFile, num_epochs: int, rollout_func: RolloutFunc, reward_func: RewardFunc
+    generator: "BaseGenerator", rows: RowFile, epochs: range, rollout_func: RolloutFunc, reward_func: RewardFunc
 ) -> Totals:
     """Pass over the rows until the buffer has every sample, or the run was stopped."""
     async with AsyncExitStack() as stack:
         try:
-            parts = await _open(stack, generator, rows, num_epochs, rollout_func, reward_func)
+            parts = await _open(stack, generator, rows, epochs, rollout_func, reward_func)
         except RunGone as error:
             logger.info("nothing to do: %s", error)
             return Totals(is_stopped=True)
-        logger.info("%s, run %s: %d epochs of %s", generator.task_type, parts.plan.run_id, num_epochs, rows.path)
+        logger.info("%s, run %s: %d epochs of %s", generator.task_type, parts.plan.run_id, len(epochs), rows.path)
         return await RolloutJob(parts).run()
 
 
@@ -47,7 +47,7 @@ async def _open(
     stack: AsyncExitStack,
     generator: "BaseGenerator",
     rows: RowFile,
-    num_epochs: int,
+    epochs: range,
     rollout_func: RolloutFunc,
     reward_func: RewardFunc,
 ) -> JobParts:
@@ -62,7 +62,7 @@ async def _open(
     plan = await link.plan(_fallback_plan(generator))
     if plan.groups_per_step is not None and not link.has_feed:
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
-    schedule = Schedule(rows, num_epochs, plan, generator.skip_instance_ids)
+    schedule = Schedule(rows, epochs, plan, generator.listed_ids)
     # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
     reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)

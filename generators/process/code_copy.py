@@ -3,9 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from forebay.generators.discovery.module_loading import brings_siblings, module_name
+from forebay.generators.discovery.module_loading import brings_siblings, module_name, package_names
 
 COPY_LIMIT_BYTES = 16 * 2**20
 COPY_LIMIT_FILES = 2_000
@@ -15,6 +16,11 @@ _NEVER_COPIED = frozenset({"__pycache__", "node_modules"})
 def code_folder(run_dir: Path) -> Path:
     """Where the run's copy lies."""
     return run_dir / "code"
+
+
+def packages_folder(copied: Path) -> Path:
+    """Where the copy that ``copied`` is in lies once more, under the names of packages that its files may import."""
+    return copied.parents[1] / "packages"
 
 
 def copied_module(module_path: Path, run_dir: Path) -> Path:
@@ -38,7 +44,25 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
         shutil.copy2(module_path, draft / f"{module_name(module_path)}.py")
         # At once: a copy that broke off half way must not be taken for the run's code.
         draft.rename(target)
-    return copied_module(module_path, run_dir)
+    copied = copied_module(module_path, run_dir)
+    if brings_siblings(module_path):
+        for name in package_names(module_path.parent):
+            _name_package(module_path.parent, name, copied)
+    return copied
+
+
+def _name_package(original: Path, name: tuple[str, ...], copied: Path) -> None:
+    """Let the copy be the package ``name``; what the packages around it hold besides is linked."""
+    target, source = packages_folder(copied), original.parents[len(name) - 1]
+    for package, inner in pairwise(name):
+        target, source = target / package, source / package
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in source.iterdir():
+            if entry.name != inner and entry.name not in _NEVER_COPIED and not (target / entry.name).is_symlink():
+                (target / entry.name).symlink_to(entry.resolve())
+    target.mkdir(parents=True, exist_ok=True)
+    if not (link := target / name[-1]).is_symlink():
+        link.symlink_to(os.path.relpath(copied.parent, target))
 
 
 def _siblings(module_path: Path, run_dir: Path) -> Iterator[Path]:

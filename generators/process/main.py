@@ -16,8 +16,9 @@ from typing import NoReturn
 
 from forebay.core.child_process import die_with_parent
 from forebay.core.errors import ForebayError
-from forebay.generators.discovery.module_loading import load_module, set_import_path, user_frames
+from forebay.generators.discovery.module_loading import import_roots, load_module, set_import_path, user_frames
 from forebay.generators.process.agent_logs import RUN_DIR_VARIABLE
+from forebay.generators.process.code_copy import packages_folder
 from forebay.generators.process.spec import RunSpec, write_part
 from forebay.telemetry.log import set_up_logging
 
@@ -60,8 +61,9 @@ class _ReportAtExit:
 
 def _call_run_rollout(spec: RunSpec) -> None:
     module_path = Path(spec.module_path)
+    original = Path(spec.original_folder)
     os.environ[RUN_DIR_VARIABLE] = str(module_path.parents[1])
-    set_import_path(module_path.parent, Path(spec.original_folder))
+    set_import_path(module_path.parent, packages_folder(module_path), original, *import_roots(original))
     result = load_module(module_path).run_rollout(spec.payload)
     if inspect.iscoroutine(result):
         import asyncio  # half of what a run process loads

@@ -10,6 +10,7 @@ from forebay.core.backoff import Backoff
 from forebay.engines.connections import names_proxies
 from forebay.engines.continuation.continued_call import finish, finish_in_thread
 from forebay.engines.continuation.parts import Json, Part
+from forebay.engines.router_workers import root_url
 from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
 from forebay.generators.rollouts.engine_calls import CutShort, EngineCalls, is_unavailable
 from forebay.generators.rollouts.recorded_streams import AsyncRecordedStream, RecordedStream
@@ -139,6 +140,16 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
             await _replaced(calls, pause)
 
 
+class OwnClient(openai.OpenAI):
+    """The client of a generator that runs its rollouts itself. Unlike others of the package, it pickles.
+
+    A worker process gets a client of its own for the same engine, whatever ``multiprocessing`` starts it by.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_own_client, (str(self.base_url), self.api_key)
+
+
 async def _replaced(calls: EngineCalls, pause: Backoff) -> None:
     """An engine that answers its probe and refuses its calls must not be asked in a tight loop."""
     with calls.group.working():
@@ -150,6 +161,11 @@ def make_client(api_key: str | None) -> RolloutClient:
     """The client that those of the rollouts are copies of. The environment's key never travels to an engine."""
     http = None if names_proxies() else httpx2.Client(transport=ThreadConnections(), follow_redirects=True)
     return RolloutClient(**_common(api_key), http_client=http)
+
+
+def make_own_client(url: str, api_key: str | None) -> OwnClient:
+    """A client for the engine at ``url``, with or without ``/v1``. Raises ``InvalidInput``."""
+    return OwnClient(base_url=f"{root_url(url)}/v1", api_key=api_key or "none")
 
 
 def make_async_client(api_key: str | None) -> AsyncRolloutClient:

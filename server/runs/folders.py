@@ -8,8 +8,9 @@ from pathlib import Path
 
 from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
+from forebay.generators.discovery.module_loading import import_roots
 from forebay.generators.process.agent_logs import read_agent_log
-from forebay.generators.process.code_copy import copied_module, copy_code
+from forebay.generators.process.code_copy import copied_module, copy_code, packages_folder
 from forebay.hooks.run_hooks import HookRunner
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -57,13 +58,15 @@ class RunFolders:
 
     def make_hooks(self, run: Run) -> HookRunner:
         """The hooks of a run, out of the copy of its generator that it keeps."""
-        run_dir = self.of(run)
+        run_dir, original = self.of(run), Path(run.generator_path)
+        module_path = copied_module(original, run_dir) if run.generator_path else None
         return HookRunner(
             task_type=run.task_type,
             contract=run.settings.contract or run.generator_contract,
             normaliser=run.settings.normaliser,
             reward_range=run.settings.reward_range,
-            module_path=copied_module(Path(run.generator_path), run_dir) if run.generator_path else None,
+            module_path=module_path,
+            python_path=[packages_folder(module_path), *import_roots(original.parent)] if module_path else [],
             user_hooks=run.generator_hooks,
             time_limit_s=run.settings.hook_time_limit_s,
             log_path=run_dir / "hooks.log",
