@@ -62,7 +62,7 @@ class BufferLink:
         reply = await self._server.ask(json_call("POST", "/progress", body))
         if isinstance(reply, Lost):
             logger.warning("the server does not answer: %s", reply.reason)
-        elif not reply.is_success:
+        elif not reply.is_success and reply.status not in GONE:
             logger.warning(
                 "the server answers %d to a report: %s", reply.status, reply.body[:300].decode(errors="replace")
             )

@@ -148,6 +148,7 @@ class RunRegistry:
         rollout = run.rollouts.get(rollout_id)
         if rollout is not None:
             self._revoke(run, rollout, CLOSED)
+            run.report_now()
             # The record is made in a task of the run's: the caller that began the closing may go away meanwhile.
             run.closed.add(rollout_id, run.tasks.start(rollout.final_record()))
         record = await run.closed.record(rollout_id)

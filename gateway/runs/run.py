@@ -56,6 +56,7 @@ class GatewayRun:
         self._buffer = BufferLink(registration.buffer_url)
         self._stack = AsyncExitStack()
         self._reporting: asyncio.TimerHandle | None = None
+        self._one_report = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -70,9 +71,7 @@ class GatewayRun:
         assert self._following is not None
         self._following.cancel()
         await asyncio.wait([self._following])  # it starts tasks: it ends before they are waited for
-        if self._reporting is not None:  # what was counted last
-            self._reporting.cancel()
-            self._report_counts()
+        self.report_now()
         await self.tasks.drain()  # before the connections go: aborts are sent over them
         await self._stack.aclose()
 
@@ -137,8 +136,19 @@ class GatewayRun:
         if self._reporting is None:
             self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report_counts)
 
+    def report_now(self) -> None:
+        """Report what was counted since the last time, if anything was: the run may end any moment."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._report_counts()
+
     def _report_counts(self) -> None:
         # Cleared first: what is counted from here on starts the next report.
         self._reporting = None
-        matched = self.captured.counts if self.captured is not None else {}
-        self.tasks.start(self._buffer.report(counts={**matched, **self.notes.counts}))
+        self.tasks.start(self._send_counts())
+
+    async def _send_counts(self) -> None:
+        # One after the other: of two reports the older one must not come last.
+        async with self._one_report:
+            matched = self.captured.counts if self.captured is not None else {}
+            await self._buffer.report(counts={**matched, **self.notes.counts})

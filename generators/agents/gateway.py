@@ -38,6 +38,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
 
     samples: list[dict[str, Any]] = []
     counters: dict[str, int] = {}
+    notes: dict[str, int] = {}
+    """What the calls had that the samples do not hold, by kind: left out, passed on unread, or not recorded."""
     num_calls: int = 0
     failures: list[dict[str, Any]] = []
     """Calls that failed, in order: ``kind`` (``engine`` or ``agent``), ``status``, ``message``, and ``call``: how many

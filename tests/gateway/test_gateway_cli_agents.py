@@ -205,6 +205,36 @@ async def test_what_responses_has_beyond_a_chat_is_left_out_and_counted(
     assert_whole(told["samples"][0])
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("v1/responses", {"input": "hi", "tools": 5, "tool_choice": {"type": "function"}}),
+        ("v1/responses", {"input": "hi", "tools": [5]}),
+        ("v1/responses", {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": 5}]}),
+        ("v1/responses", {"input": [{"role": "user", "content": [5]}]}),
+        ("anthropic/v1/messages", {"messages": [], "tools": 5, "tool_choice": {"type": "any"}}),
+        ("anthropic/v1/messages", {"messages": [{"role": "user", "content": [5]}]}),
+    ],
+)
+async def test_what_cannot_be_understood_is_refused(stage: Stage, path: str, asked: Json) -> None:
+    stage("hi")
+    rollout = await stage.open()
+    url = f"{rollout.base_url.removesuffix('/v1')}/{path}"
+    body = {"model": "m", "max_tokens": 9, **asked}
+    reply = await stage.gateway.http.post(url, json=body, headers={"x-api-key": rollout.key})
+    assert reply.status_code == 400, reply.text
+    assert stage.calls == []
+
+
+async def test_odd_kinds_are_left_out_as_well(stage: Stage) -> None:
+    stage("hi")
+    rollout = await stage.open()
+    odd: list[Any] = [{"type": ["a"]}, {"role": "user", "content": "hi"}]
+    asked = {"model": "m", "input": odd, "include": [{}], "tools": [{"type": {"a": 1}}]}
+    assert (await rollout.post("responses", asked)).status_code == 200
+    assert sum((await rollout.close())["notes"].values()) == 3
+
+
 async def test_what_an_allowed_tool_may_be_is_not_enforced_but_that_one_is_called_is(stage: Stage) -> None:
     stage(Reply(tool_calls=[call("exec_command", "{}")]))
     rollout = await stage.open()

@@ -35,7 +35,7 @@ class TextEngine:
         self.hangs = False
         self.num_broken = 0
         self.released = asyncio.Event()
-        backend = ScriptedBackend(lambda _: "4", "scripted")
+        backend = ScriptedBackend(lambda _: "4", "scripted", has_parsers=False)
         backend.open()
         self.backend = backend
         self.app = Starlette(

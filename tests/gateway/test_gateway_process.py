@@ -316,4 +316,6 @@ def test_what_the_gateway_left_out_stands_in_the_status_of_the_run_and_in_the_me
         poll_until(lambda: run.view()["counts"] == {**noted, "rollouts_finished": 3})
     metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
     assert [line for line in metrics.splitlines() if "left_out_responses_tool_web_search" in line]
+    httpx.post(f"{rollout['base_url']}/responses", json={**asked, "colour": "red"}, headers=bearer(rollout), timeout=30)
+    poll_until(lambda: run.view()["counts"].get("left_out_responses_colour") == 1)
     run.stop()

@@ -235,15 +235,19 @@ def parsed(kind: type[PromptT], body: object, notes: list[str] | None = None) ->
     return prompt, engine_fields
 
 
+def _names(tools: list[Any]) -> list[Any]:
+    return [tool.get("name") for tool in tools if isinstance(tool, Mapping)]
+
+
 def _leave_out(own: Fields, unknown: Unknown) -> None:
     """Take out of the fields what a chat has nothing for."""
     given = own.get("tools")
     own["tools"] = unknown.known_tools(given if given is not None else [], TOOL_KINDS)
     choice = own.get("tool_choice")
-    if not isinstance(choice, Mapping):
+    if not isinstance(choice, Mapping) or not isinstance(own["tools"], list):
         return
-    names = [tool.get("name") for tool in own["tools"] if isinstance(tool, Mapping)]
-    left = [tool.get("name") for tool in given or [] if isinstance(tool, Mapping) and tool.get("name") not in names]
+    names = _names(own["tools"])
+    left = [name for name in _names(given or []) if name not in names]
     is_about_left = choice.get("name") in left if choice.get("type") == "tool" else bool(given) and not names
     if choice.get("type") not in CHOICES or (choice.get("type") in ("any", "tool") and is_about_left):
         del own["tool_choice"]

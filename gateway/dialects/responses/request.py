@@ -251,7 +251,7 @@ def _leave_out(own: Fields, unknown: Unknown) -> None:
         unknown.left_out("background")
     include = own.get("include")
     if isinstance(include, list):
-        known = {ENCRYPTED_REASONING} if own.get("stream") else {ENCRYPTED_REASONING, LOGPROBS}
+        known = (ENCRYPTED_REASONING,) if own.get("stream") else (ENCRYPTED_REASONING, LOGPROBS)
         own["include"] = [name for name in include if name in known]
         for name in include:
             if name not in known:
@@ -262,7 +262,7 @@ def parsed_items(items: list[Fields], notes: list[str] | None = None) -> list[An
     """The items of a conversation that a model can read; ``notes`` are added to. Raises ``ResponsesRefused``."""
     unknown, known = Unknown(PROTOCOL, notes), []
     for index, item in enumerate(items):
-        kind = ITEMS.get(item.get("type") or "message")
+        kind = ITEMS.get(str(item.get("type") or "message"))
         if kind is None:
             unknown.left_out("input", str(item["type"]))
             continue
