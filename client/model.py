@@ -93,6 +93,8 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """The name that its start gave it; empty without one."""
     reason: str = ""
     """Why it stopped or failed."""
+    engine_urls: list[str] = []
+    """The engines that it was started with."""
     warnings: list[str] = []
     """What its start was warned of: fields that nothing reads, say."""
     is_waiting_for_engine: bool = False

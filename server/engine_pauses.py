@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from forebay.core.addresses import engine_urls
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, StorageFailed
 from forebay.core.run import Run
@@ -19,7 +20,6 @@ from forebay.core.weight_versions import Loaded, PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 from forebay.server.engine_pause_records import Kind, PauseMarks, PauseRecord, PauseRecords
-from forebay.server.runs.start_checks import engine_urls
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from forebay.buffer.groups.alarm import alarm_text
 from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import StoreStats
 from forebay.buffer.store.rows import BatchRow, GroupRow, StoredSample
+from forebay.core.addresses import engine_urls, is_http_url, without_login
 from forebay.core.group import BatchState, GroupState
 from forebay.core.outcome import RolloutOutcome
 
@@ -35,6 +36,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "started_at_s": run.started_at_s,
         "active_s": round(buffer.active.now_s(), 3),
         "generator": run.generator_path,
+        "engine_urls": [without_login(url) for url in engine_urls(run.payload) if is_http_url(url)],
         "input_file": run.payload.get("input_file"),
         "input_sha256": run.input_sha256 or None,
         "num_groups_total": run.num_groups_total,

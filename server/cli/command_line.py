@@ -30,10 +30,10 @@ app.command("serve")(serve_commands.serve)
 app.command("start")(start_command.command)
 app.command("status")(run_commands.status)
 app.command("stop")(run_commands.stop)
-app.command("gc")(gc_command.command)
+app.command("gc", short_help="Remove stored samples that nobody can ask for any more.")(gc_command.command)
 app.add_typer(generator_commands.app, name="generators")
 app.add_typer(serve_commands.engine_app, name="engine")
-app.command("demo")(demo.command)
+app.command("demo", short_help="Try everything at once, on this machine.")(demo.command)
 
 
 def _show_version(is_asked: bool) -> None:

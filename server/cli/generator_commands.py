@@ -32,7 +32,7 @@ Answers = dict[str, list[str]]
 app = typer.Typer(no_args_is_help=True, help="List, check and begin generator files. No server is needed.")
 
 
-@app.command("list")
+@app.command("list", short_help="List the files that are found, and who answers each hook.")
 def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_json: AsJson = False) -> None:
     """List what a server started in this folder would find, and who answers each hook."""
     settings = read_settings(config, generators=generators or None)
@@ -43,15 +43,17 @@ def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_js
         _show_list(infos, answers)
 
 
-@app.command("check")
+@app.command("check", short_help="Tell everything that is wrong with a file.")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A generator file, whatever its name.")],
     config: ConfigPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a file in a process of its own, tell everything that is wrong with it, and who answers each hook."""
+    if file.is_dir():
+        raise InvalidInput(f"{file} is a folder", hint=f"`{own_command()} generators list --generators {file}` tells")
     if not file.is_file():
-        raise InvalidInput(f"there is no file {file}", hint="`forebay generators new TASK_TYPE` writes one")
+        raise InvalidInput(f"there is no file {file}", hint=f"`{own_command()} generators new TASK_TYPE` writes one")
     settings = read_settings(config)
     infos, answers = asyncio.run(_look([file], settings))
     info = next(info for info in infos if info.path == file.resolve())
@@ -63,7 +65,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("new")
+@app.command("new", short_help="Write a file that works as it is.")
 def new(
     task_type: Annotated[str, typer.Argument(metavar="TASK_TYPE", help="What a start selects the generator by.")],
     given_folder: Annotated[

@@ -19,7 +19,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Id or name of one run, or its beginning; all are listed without it."),
+        typer.Argument(metavar="RUN", help="Id or name of one run, or its beginning; all are listed without it."),
     ] = None,
     log_lines: Annotated[int, typer.Option("--log", min=0, help="Show this many lines of the run's log, too.")] = 0,
     uid: Annotated[

@@ -65,6 +65,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "reason": "" if view["reason"] in ("returned", "stopped") else view["reason"],
         "warnings": "\n".join(view["warnings"]),
         "generator": view["generator"],
+        "engine": "\n".join(view["engine_urls"]),
         "input file": view["input_file"] or "",
         "started": f"{age_text(view['started_at_s'])} ago",
         "active for": f"{view['active_s']:.1f} s",

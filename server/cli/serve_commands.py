@@ -70,7 +70,7 @@ engine_app = typer.Typer(no_args_is_help=True, help="Serve an embedded engine.")
 def _engine() -> None: ...  # with a callback, the only command below keeps its name
 
 
-@engine_app.command("tiny")
+@engine_app.command("tiny", short_help="Serve a small model on the CPU.")
 def tiny(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 30000,

@@ -22,7 +22,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="JSON or TOML file with the run; flags come first.")
+        Path | None, typer.Argument(metavar="FILE", help="JSON or TOML file with the run; flags come first.")
     ] = None,
     task_type: Annotated[str | None, typer.Option(help="TASK_TYPE of the generator.")] = None,
     input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
@@ -39,7 +39,9 @@ def command(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=JSON", help="Any other field of the run; repeatable.")
     ] = None,
-    is_followed: Annotated[bool, typer.Option("--follow", help="Show progress until the run has ended.")] = False,
+    is_followed: Annotated[
+        bool, typer.Option("--follow", help="Show progress until the run has ended, then its summary.")
+    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,

@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from forebay.buffer.buffer import Buffer
+from forebay.core.addresses import engine_urls
 from forebay.core.errors import InvalidInput, RunEnded, RunNotFound
 from forebay.core.fields import read_flag
 from forebay.core.run import WORKING, Run, RunState
 from forebay.server.gateway_process import GatewayProcess
-from forebay.server.runs.start_checks import engine_urls
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.buffer.buffer import Buffer
+from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError
 from forebay.core.run import Run, RunState
 from forebay.generators.discovery.catalog import Catalog
@@ -14,7 +15,7 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.records import RunRecords
-from forebay.server.runs.start_checks import InputCheck, StartRequest, engine_urls
+from forebay.server.runs.start_checks import InputCheck, StartRequest
 from forebay.server.runs.start_warnings import start_warnings
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from forebay.buffer import write
 from forebay.buffer.buffer import Buffer
+from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
 from forebay.server.runs.gateway_registration import RunGateway, is_captured
 from forebay.server.runs.process import ProcessOutcome
-from forebay.server.runs.start_checks import engine_urls
 
 logger = logging.getLogger(__name__)
 

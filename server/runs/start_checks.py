@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.core.addresses import is_http_url
+from forebay.core.addresses import engine_urls, is_http_url
 from forebay.core.errors import InputRefused, InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId, read_instance_id
@@ -81,13 +81,6 @@ def _is_id(value: object) -> bool:
     return is_plain or (isinstance(value, float) and math.isfinite(value))
 
 
-def engine_urls(payload: dict[str, Any]) -> list[str]:
-    """The engines that a payload names: one URL, several with commas between, or a list."""
-    given = payload.get("remote_engine_url") or []
-    urls = given.split(",") if isinstance(given, str) else given
-    return [str(url).strip() for url in urls if str(url).strip()] if isinstance(urls, list) else []
-
-
 def _check_engines(payload: dict[str, Any]) -> None:
     for url in engine_urls(payload):
         if not is_http_url(url):
@@ -124,7 +117,11 @@ class InputCheck:
             await self._check_template(request.payload.get("template_path"))
         if request.input_file is None:
             if generator.imports_base:
-                raise InputRefused("input_file is missing: a file with one JSON object per line", field="input_file")
+                raise InputRefused(
+                    "input_file is missing: a file with one JSON object per line",
+                    hint="forebay start --input-file FILE, or input_file in the body",
+                    field="input_file",
+                )
             return
         path = self.allowed(request.input_file)
         await asyncio.to_thread(_check_readable, path, request.input_file)

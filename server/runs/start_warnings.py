@@ -5,10 +5,10 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
+from forebay.core.addresses import engine_urls
 from forebay.core.run import RunSettings
 from forebay.generators.base import PAYLOAD_NAMES
 from forebay.generators.discovery.info import GeneratorInfo
-from forebay.server.runs.start_checks import engine_urls
 
 OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids"}
 ADDRESSES = {"remote_engine_url", "remote_buffer_url"}

@@ -154,6 +154,13 @@ def test_check_of_a_file_that_is_not_there_is_wrong_usage(forebay: Forebay) -> N
     assert forebay("generators", "check", "nowhere.py").code == 2
 
 
+def test_check_of_a_folder_says_what_looks_at_one(forebay: Forebay, folder: Path) -> None:
+    outcome = forebay("generators", "check", folder)
+    assert outcome.code == 2
+    assert f"{folder} is a folder" in outcome.err
+    assert "generators list" in outcome.err
+
+
 def test_list_shows_what_is_replaced_failed_and_skipped_with_the_remedy(forebay: Forebay, folder: Path) -> None:
     (folder / "my_generator.py").write_text('TASK_TYPE = "math"\ndef run_rollout(data): ...\n')
     (folder / "half_generator.py").write_text('TASK_TYPE = "half"\n')

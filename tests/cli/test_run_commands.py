@@ -131,6 +131,22 @@ def test_follow_of_a_run_of_which_nothing_is_usable_ends_with_1(
     assert "hint: " in outcome.err
 
 
+def test_status_shows_which_engine_a_run_waits_for_without_its_password(
+    forebay: Forebay, target: list[str], server: ServerProcess
+) -> None:
+    run = server.start_run(remote_engine_url="http://me:secret@127.0.0.1:1/v1, http://127.0.0.1:2,nonsense")
+    shown = forebay("status", run.run_id, *target).out
+    assert re.search(r"engine +http://127\.0\.0\.1:1/v1\s+http://127\.0\.0\.1:2\s", shown)
+    assert "secret" not in json.dumps(run.view())
+    run.stop()
+
+
+def test_help_is_not_cut(forebay: Forebay) -> None:
+    for command in ([], ["engine"], ["generators"]):
+        assert "..." not in forebay(*command, "--help").out.partition("Commands:")[2]
+    assert "[[" not in forebay("start", "--help").out + forebay("status", "--help").out
+
+
 def test_groups_that_are_full_are_called_full_while_no_trainer_has_asked(
     forebay: Forebay, target: list[str], server: ServerProcess
 ) -> None:

@@ -146,6 +146,13 @@ def test_a_base_generator_that_will_miss_an_engine_is_warned_of(make_server: Mak
     assert start(server, task_type="needs", **given)["warnings"] == []
 
 
+def test_a_missing_input_file_is_told_with_the_flag(server: ServerProcess) -> None:
+    error = assert_error(
+        server.client.post("/v1/runs", json={"task_type": "math", "group_size": 2}), 400, "input_refused", "input_file"
+    )
+    assert "--input-file" in error["hint"]
+
+
 @pytest.mark.parametrize("task_type", ["math", "tool"])
 @pytest.mark.parametrize("engine", [{}, {"remote_engine_url": ""}, {"remote_engine_url": []}])
 def test_a_built_in_task_without_an_engine_is_a_422_that_names_the_flag(
