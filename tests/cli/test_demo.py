@@ -18,7 +18,7 @@ from forebay.server.cli import demo
 from tests.cli.conftest import Forebay
 from tests.kit import poll_until
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 IN_A_TERMINAL = (
     "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )

@@ -14,7 +14,7 @@ from typing import Self
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 180.0
 PLENTY = 1_000
 
 

@@ -13,7 +13,7 @@ from tests.kit import ServerProcess, SlimeRun, poll_until
 
 NUM_ROWS = 4
 ROWS = numbered_rows(NUM_ROWS)
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def refusal_of_another_group(run: SlimeRun) -> httpx.Response | None:

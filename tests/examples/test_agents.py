@@ -14,7 +14,7 @@ from tests.examples import agent_scripts
 from tests.kit import NativeRun, ServerProcess, poll_until
 
 ROOT = Path(__file__).parents[2] / "examples"
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 EXAMPLES = {
     "openai_agents": "openai_agents/products.jsonl",
     "anthropic_agent": "anthropic_agent/countries.jsonl",

@@ -12,7 +12,7 @@ from forebay.engines.scripted import ScriptedEngine
 from tests.examples.grpo_kit import LOOP, LoopProcess
 from tests.kit import ServerProcess, poll_until
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 CRASH = 'TASK_TYPE = "crash"\ndef run_rollout(data):\n    raise SystemExit(3)\n'
 
 

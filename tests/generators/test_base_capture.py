@@ -223,13 +223,14 @@ async def test_new_weights_in_the_middle_are_told_by_span(buffer, write_rows) ->
     engines: list[ScriptedEngine] = []
 
     async def script(asked: ScriptedCall) -> Reply:
-        return Reply(text="a" * 40, tokens_per_s=200)
+        return Reply(text="a" * 40, tokens_per_s=8)
 
     async def updated(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         answering = asyncio.create_task(single_turn(client, messages, params))
         async with httpx.AsyncClient(base_url=client.rollout.engine_url, timeout=TIME_LIMIT_S) as http:
             await engines[0].wait_in_flight(1)
-            await asyncio.sleep(0.05)
+            while not engines[0].calls[0].sampled_ids:  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.005)
             await http.post("/pause_generation", json={"mode": "in_place"})
             await http.post("/update_weights_from_disk", json={"model_path": "x", "weight_version": "8"})
             await http.post("/continue_generation", json={})

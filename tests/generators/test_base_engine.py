@@ -114,7 +114,12 @@ async def test_an_outage_is_one_wait_although_the_rest_of_a_failed_engine_is_sho
 
 async def test_rollouts_are_spread_over_several_engines_and_move_away_from_a_dead_one(buffer, write_rows) -> None:
     rows = write_rows(*({"prompt": "q"} for _ in range(4)))
-    script = lambda _: Reply(text="x", delay_s=0.05)  # noqa: E731 - both engines say the same
+    four = asyncio.Barrier(4)
+
+    async def script(_: ScriptedCall) -> str:
+        await four.wait()  # whichever end first: none does before all four are there
+        return "x"
+
     async with ScriptedEngine(script) as first, ScriptedEngine(script) as second:
         await run(BaseGenerator(f"{first.url},{second.url}", buffer.url, num_process=4), rows)
         assert (len(first.calls), len(second.calls)) == (4, 4)

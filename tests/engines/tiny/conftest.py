@@ -17,7 +17,7 @@ import pytest
 
 from forebay.engines.tiny.model import LoadedModel, ensure_model, load_model
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 
 
 def read_line(process: subprocess.Popen[bytes], limit_s: float) -> bytes:

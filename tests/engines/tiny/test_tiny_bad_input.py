@@ -12,7 +12,7 @@ HALF = "\ud800"
 JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
 PARAMS: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def chat(content: str = "a", **fields: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
 from forebay.engines.tiny.recipe import question
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True, seed=1)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from forebay.engines.tiny.model import build_network, build_tokenizer
 from forebay.engines.tiny.recipe import Recipe, question
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 TALK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": question(3, 5)}]}
 ENDLESS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
 
