@@ -70,13 +70,13 @@ class WeightsRun:
 
 @asynccontextmanager
 async def weights_run(
-    server: ServerProcess, engine_url: str, folder: Path, prompts: Sequence[str]
+    server: ServerProcess, engine_url: str, folder: Path, prompts: Sequence[str], **settings: Any
 ) -> AsyncIterator[WeightsRun]:
     """A run with groups of two; ``server`` is one that lends its runs."""
     async with AsyncBufferClient(server.url) as client, asyncio.timeout(LIMIT_S):
         rows = folder / "rows.jsonl"
         rows.write_text(json.dumps({"prompt": "?"}))
-        await client.start("lent", 2, rows, remote_engine_url=engine_url)
+        await client.start("lent", 2, rows, remote_engine_url=engine_url, **settings)
         url = await asyncio.to_thread(lent_url, server, client.run_id)
         yield WeightsRun(client, engine_url, url, folder, prompts)
         await client.stop()

@@ -225,7 +225,7 @@ class Delivery:
         row = self._new_row(request, chosen, reported)
         # Made before the row is written, so that one append holds both; a user's own hook takes too long for that.
         if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
-            row.meta_info = self._with_groups(window.meta_info(), groups, reported)
+            row.meta_info = self._with_groups(row, window.meta_info(), groups, reported)
         # The lease is on its way to the disk from here on, while the reply is being made.
         staged = [choice.staged for choice in chosen]
         return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window))
@@ -272,7 +272,7 @@ class Delivery:
         row = batch.row
         if row.meta_info:
             return row.meta_info
-        made = self._with_groups(await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
+        made = self._with_groups(row, await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
         # The hook may have been asked for two replies of the batch at once: both must say the same.
         if not row.is_self_acking and not row.meta_info and batch.batch_id in self.leases.held:
             row.meta_info = made
@@ -281,11 +281,17 @@ class Delivery:
         return row.meta_info or made
 
     def _with_groups(
-        self, meta_info: Mapping[str, Any], groups: Sequence[SampleGroup], reported: Sequence[SampleGroup]
+        self,
+        row: BatchRow,
+        meta_info: Mapping[str, Any],
+        groups: Sequence[SampleGroup],
+        reported: Sequence[SampleGroup],
     ) -> dict[str, Any]:
         finished = [group.instance_id for group in (*groups, *reported)]
         stale = staleness.distribution(groups, self._buffer.run.weight_version)
-        return {**meta_info, "finished_groups": finished} | ({} if stale is None else {"staleness": stale})
+        # Slime's replies have slime's fields.
+        warning = {} if row.is_self_acking else staleness.warning(self._buffer.run)
+        return {**meta_info, "finished_groups": finished, **({} if stale is None else {"staleness": stale}), **warning}
 
     async def confirm(self, batch: LeasedBatch) -> bool:
         """Wait until the lease is on the disk. Raises ``StorageFailed``.

@@ -1,5 +1,6 @@
 """How far a group's weights are behind the trainer's."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 
@@ -7,15 +8,39 @@ from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.reward_place import Parts
+from forebay.core.run import Run
+
+logger = logging.getLogger(__name__)
 
 MARK = b',"is_stale":true}'
+UNANNOUNCED = (
+    "max_staleness is asked for, but no weight version is announced: nothing is too old. Announce the one that the "
+    "engines have (client.set_weight_version, or PUT .../weight_version) before the first read, and each later one"
+)
 
 
 def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
     """The oldest weight version that is not stale, by the reader's own bound or the run's; None if nothing is."""
     most = buffer.run.settings.max_staleness if max_staleness is None else max_staleness
     current = buffer.run.weight_version
-    return None if most is None or current is None else current - most
+    if most is None:
+        return None
+    if current is None:
+        _warn(buffer.run)
+        return None
+    return current - most
+
+
+def _warn(run: Run) -> None:
+    """Tell once that there is nothing to count from."""
+    if UNANNOUNCED not in run.warnings:
+        run.warnings.append(UNANNOUNCED)
+        logger.warning("run %s (%s): %s", run.run_id, run.name or run.task_type, UNANNOUNCED)
+
+
+def warning(run: Run) -> dict[str, str]:
+    """What a reader who asked for a bound in vain is told in ``meta_info``."""
+    return {"warning": UNANNOUNCED} if UNANNOUNCED in run.warnings else {}
 
 
 def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:
@@ -36,6 +61,8 @@ def discard(buffer: RunBuffer, group: SampleGroup) -> None:
     """End a group that is stale."""
     if group.state in (GroupState.OPEN, GroupState.READY):
         detail = f"its oldest sample is of weight version {group.oldest_version}, now it is {buffer.run.weight_version}"
+        if group.oldest_version == 0:
+            detail += "; samples from before the run's first announcement count as version 0"
         buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, detail)
 
 

@@ -90,6 +90,7 @@ class Reading:
         self.leases = HeldLeases()
         self.run_id = ""
         self.reads = Reads()
+        self._warned: set[tuple[str, str]] = set()
         self._acked_of: dict[str, list[str]] = {}
         """By run that was left for another: acked batches that no checkpoint holds yet."""
 
@@ -229,6 +230,7 @@ class Reading:
         if batch["batch_id"] is None:
             return None
         self.leases.add(batch["batch_id"], batch["lease_s"])
+        self._warn(batch["meta_info"].get("warning"))
         names = ("batch_id", "meta_info", "lease_s", "group_sizes")
         return Batch(
             **{name: batch[name] for name in names},
@@ -237,6 +239,12 @@ class Reading:
             foreign_rows=frozenset(batch.get("foreign_rows", ())),
             content=content,
         )
+
+    def _warn(self, text: str | None) -> None:
+        """Say what the server warns of, once for each run."""
+        if text and (self.run_id, text) not in self._warned:
+            self._warned.add((self.run_id, text))
+            logger.warning("%s: %s", self.run_id, text)
 
     def ack(self, batch: BatchLike) -> Flow[None]:
         """A batch is done with."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.groups import Groups
+from forebay.buffer.reads.staleness import UNANNOUNCED
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
 from forebay.core.run import Run, StepStart
@@ -26,6 +27,7 @@ def announce(buffer: RunBuffer, loaded: Loaded) -> None:
         full = _full(groups) if counts_groups(run) else []
         run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
     run.weight_version = weight_version
+    run.warnings = [warning for warning in run.warnings if warning != UNANNOUNCED]
 
 
 def counts_groups(run: Run) -> bool:
