@@ -181,8 +181,10 @@ class Run:
     task_type: str
     settings: RunSettings
     payload: dict[str, Any]
-    """What the caller sent; the generator gets it with its own ``remote_buffer_url``."""
+    """What was sent, and the server's ``defaults``; the generator gets it with its own ``remote_buffer_url``."""
     created_at_s: float
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """What of it the caller did not say: the server had these defaults when the run was last started."""
     started_at_s: float = 0.0
     """When it was last started or attached to, in seconds since the Unix epoch."""
     state: RunState = RunState.VALIDATING
@@ -249,6 +251,7 @@ class Run:
             "origin": self.origin,
             "settings": self.settings.model_dump(by_alias=True),
             "payload": self.payload,
+            "defaults": self.defaults,
             "started_at_s": self.started_at_s,
             "reason": self.reason,
             "has_ended": self.has_ended,

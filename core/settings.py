@@ -1,7 +1,7 @@
 """Every setting of the server: its name, default, unit, and one sentence of help."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import (
@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     stop_grace_s: float = Field(10.0, ge=0, description="Seconds between asking a run process to stop and killing it.")
     refuse_hold_s: float = Field(
         1.0, ge=0, description="Seconds for which a repeated bad start is held before its reply."
+    )
+    run_defaults: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Fields of runs by task type, where a start leaves them out: `[run_defaults.math]` in the file.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 

@@ -38,6 +38,7 @@ from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.records import RunRecords
+from forebay.server.runs.run_defaults import RunDefaults
 from forebay.server.runs.service import RunService
 from forebay.server.runs.start_checks import InputCheck
 from forebay.server.runs.supervisor import Supervisor
@@ -96,7 +97,9 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         contents = InputContents(check)
         stack.push_async_callback(contents.aclose)
         run_service = RunService(
-            RunParts(buffer, catalog, folders, records, supervisor, check, contents),
+            RunParts(
+                buffer, catalog, folders, records, supervisor, check, contents, RunDefaults(settings.run_defaults)
+            ),
             start_wait_s=settings.start_wait_s,
         )
         stack.push_async_callback(run_service.aclose)

@@ -51,6 +51,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "tokens": tokens_view(run.counts),
         "hooks": buffer.hooks.implementations(),
         "settings": run.settings.model_dump(),
+        "run_defaults": run.defaults,
     }
 
 

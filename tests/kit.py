@@ -196,6 +196,7 @@ class ServerProcess:
         generators: Path | None = None,
         data_dir: Path | None = None,
         env: dict[str, str] | None = None,
+        config: Path | None = None,
         **settings: object,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -208,6 +209,7 @@ class ServerProcess:
         self._client_limit_s = TIME_LIMIT_S + float(str(settings.get("start_wait_s", 0)))  # a start may take its wait
         self.client = httpx.Client(timeout=self._client_limit_s)
         self._env = dict(env or {})
+        self._config = ["--config", str(config)] if config else []
         self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[str] | None = None
 
@@ -223,6 +225,7 @@ class ServerProcess:
     def start(self) -> Self:
         """Start, on the port of the time before if there was one, and wait until it listens."""
         flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
+        flags += self._config
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "forebay.server.cli", "serve", *flags],

@@ -1,5 +1,6 @@
 """A run in words, as ``status`` and the end of ``start --follow`` show it."""
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "started": f"{age_text(view['started_at_s'])} ago",
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
+        "run defaults": ", ".join(f"{name}={json.dumps(value)}" for name, value in view["run_defaults"].items()),
         "reward range": _range_text(view["settings"]["reward_range"]),
         "groups": _groups_text(view),
         "discarded": _discarded_text(view),

@@ -1,5 +1,6 @@
 """``forebay serve``: the buffer; ``forebay engine``: the embedded engine."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,14 @@ def serve(
 
 def read_settings(config: Path | None, **flags: object) -> Settings:
     """The settings, or ``InvalidInput`` that names the first wrong one."""
+    from forebay.server.runs.run_defaults import check_run_defaults
+
     try:
-        return load_settings(config, **flags)
+        settings = load_settings(config, **flags)
+        # A variable comes before the file.
+        source = "FOREBAY_RUN_DEFAULTS" if "FOREBAY_RUN_DEFAULTS" in os.environ else str(config)
+        check_run_defaults(settings.run_defaults, source)
+        return settings
     except FileNotFoundError as error:
         raise InvalidInput(str(error), field="config") from None
     except ValidationError as error:
@@ -56,7 +63,7 @@ def read_settings(config: Path | None, **flags: object) -> Settings:
         name = ".".join(map(str, first["loc"]))
         raise InvalidInput(
             f"setting {name}: {first['msg']}, got {first.get('input')!r}",
-            hint="settings come from flags, FOREBAY_* variables and the file of --config",
+            hint=f"settings come from flags, FOREBAY_* variables and {config or 'the file of --config'}",
             field=name,
         ) from None
     except ValueError as error:

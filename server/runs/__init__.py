@@ -1,10 +1,10 @@
 """A run from its start to its end.
 
-A start comes in as a payload. ``start_checks`` reads it and looks at generator, input file and engines, and
-``start_warnings`` at what is only likely to be wrong; ``resumed_run`` says whether it goes on with a run that is there,
-by its list and by ``input_contents``, or makes a new one; ``service`` does so, with ``folders`` making the start's own
-copy of the generator's code and the hooks out of that copy. Then the reply goes out, and ``launches`` does the rest in
-the background: a slow generator's verdict, the process, the rest of the input.
+A start comes in as a payload, which ``run_defaults`` completes. ``start_checks`` reads it and looks at generator, input
+file and engines, and ``start_warnings`` at what is only likely to be wrong; ``resumed_run`` says whether it goes on
+with a run that is there, by its list and by ``input_contents``, or makes a new one; ``service`` does so, with
+``folders`` making the start's own copy of the generator's code and the hooks out of that copy. Then the reply goes
+out, and ``launches`` does the rest in the background: a slow generator's verdict, the process, the rest of the input.
 
 ``supervisor`` keeps one ``process`` for each run: it restarts one that crashed, after a pause that doubles, and has
 the engines drop the calls of one that is gone. ``records`` gives it what each process is started with, and writes down

@@ -15,6 +15,7 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.records import RunRecords
+from forebay.server.runs.run_defaults import RunDefaults
 from forebay.server.runs.start_checks import InputCheck, StartRequest
 from forebay.server.runs.start_warnings import start_warnings
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor
@@ -44,6 +45,7 @@ class RunParts:
     supervisor: Supervisor
     input: InputCheck
     contents: InputContents
+    defaults: RunDefaults
 
 
 class Launches:

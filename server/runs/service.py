@@ -47,7 +47,11 @@ class RunService:
         """Begin inspecting the generators there are, so that the first start finds the verdicts."""
 
         async def scan() -> None:
-            for info in await self._parts.catalog.scan():
+            infos = await self._parts.catalog.scan()
+            unknown = self._parts.defaults.tables.keys() - {info.task_type for info in infos}
+            if unknown:
+                logger.warning("run_defaults names task types that no generator has: %s", ", ".join(sorted(unknown)))
+            for info in infos:
                 if info.status == "failed":
                     logger.warning(
                         "generator %s cannot be used: %s (`forebay generators check` tells more)", info.path, info.error
@@ -67,7 +71,7 @@ class RunService:
 
         Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
         """
-        request = StartRequest.parse(payload, origin)
+        request = StartRequest.parse(payload, origin, self._parts.defaults.missing_in(payload))
         if origin == "native":
             return await self._start_natively(request, name)
         async with self._starting[name]:
@@ -156,7 +160,7 @@ class RunService:
 
     def _adopt(self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None) -> None:
         """Let a run begin (again) with this payload, and with this generator if it is known."""
-        run.payload, run.settings = request.payload, request.settings
+        run.payload, run.settings, run.defaults = request.payload, request.settings, request.defaults
         run.input_fingerprint = self._parts.input.fingerprint(request.input_file)
         run.input_sha256 = self._parts.contents.known(request.input_file, run.input_fingerprint)
         run.started_at_s = self._clock.wall()
@@ -215,7 +219,9 @@ class RunService:
         if run.state in WORKING:
             await self._parts.records.expect_repeats(run.run_id)
         if run.state is RunState.VALIDATING:
-            self._launches.begin(run.run_id, StartRequest.parse(run.payload, run.origin), None, may_have_calls=True)
+            self._launches.begin(
+                run.run_id, StartRequest.parse(run.payload, run.origin, run.defaults), None, may_have_calls=True
+            )
         elif run.state is RunState.RUNNING:
             await self._launches.relaunch(run)
 

@@ -35,10 +35,13 @@ class StartRequest:
     """Whether the payload has ``skip_instance_ids`` at all."""
     start_id: str
     """A native start repeated under it is the same start; "" means that the caller gave none."""
+    defaults: dict[str, Any]
+    """What of the payload the caller did not say: the server's own defaults."""
 
     @classmethod
-    def parse(cls, payload: dict[str, Any], origin: Origin) -> "StartRequest":
-        """Raises ``InvalidInput`` with the wrong field."""
+    def parse(cls, given: dict[str, Any], origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
+        """What the caller has ``given``, with the ``defaults`` of the server. Raises ``InvalidInput``."""
+        payload = {**defaults, **given}
         task_type = payload.get("task_type")
         if not isinstance(task_type, str) or not task_type:
             raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
@@ -56,6 +59,7 @@ class StartRequest:
             input_file=input_file or None,
             lists_ids=payload.get("skip_instance_ids") is not None,
             start_id=_start_id(payload),
+            defaults=defaults,
         )
 
 

@@ -1,0 +1,94 @@
+"""What the runs of a task type have where their starts say nothing: ``[run_defaults.math]`` in the configuration."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from forebay.core.addresses import engine_urls, is_http_url
+from forebay.core.errors import InvalidInput
+from forebay.core.run import RunSettings
+from forebay.generators.base import PAYLOAD_NAMES, BaseGenerator
+from forebay.server.runs.start_warnings import KNOWN
+
+Table = Mapping[str, Any]
+GROUP_SIZE_NAMES = ("num_repeat_per_sample", "group_size")
+OF_ONE_START = frozenset({"task_type", "name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url"})
+"""What each start says for itself."""
+SETTINGS = {name: field.alias or name for name, field in RunSettings.model_fields.items()}
+HAVE_DEFAULTS = sorted(KNOWN - OF_ONE_START)
+
+
+class RunDefaults:
+    """Of each task type, by field."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self.tables = tables
+
+    def missing_in(self, payload: Table) -> dict[str, Any]:
+        """The defaults of the payload's task type that it does not name; what is null there, it names."""
+        task_type = payload.get("task_type")
+        table = self.tables.get(task_type, {}) if isinstance(task_type, str) else {}
+        named = {*payload, *(GROUP_SIZE_NAMES if set(GROUP_SIZE_NAMES) & set(payload) else ())}
+        return {name: value for name, value in table.items() if name not in named}
+
+
+def check_run_defaults(tables: Mapping[str, Table], source: str) -> None:
+    """Raise ``InvalidInput`` for the first wrong field, naming ``source``, where the tables are from, and the table."""
+    for task_type, table in tables.items():
+        for name in table:
+            if name not in HAVE_DEFAULTS:
+                raise _wrong(source, task_type, name, _unknown(name))
+        try:
+            _check_values(table)
+        except InvalidInput as error:
+            raise _wrong(source, task_type, error.field or "", error.message) from None
+
+
+def _wrong(source: str, task_type: str, name: str, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"{source}: [run_defaults.{task_type}] {what}",
+        hint="docs/settings.md lists the settings of a run",
+        field=f"run_defaults.{task_type}.{name}",
+    )
+
+
+def _unknown(name: str) -> str:
+    if name in OF_ONE_START:
+        return f"{name} is for one start to say, and has no default"
+    nearest = difflib.get_close_matches(name, HAVE_DEFAULTS, 1)
+    return f"{name} is no setting of a run" + (f": do you mean {nearest[0]}?" if nearest else "")
+
+
+def _check_values(table: Table) -> None:
+    given = {SETTINGS.get(name, name): value for name, value in table.items()}
+    size = SETTINGS["group_size"]
+    try:
+        # The largest group, where a start says how large it is: shares of it are what is checked here.
+        RunSettings.model_validate({size: 65_536, **given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"{name}: {first['msg']}, got {first.get('input')!r}"[:500], field=name) from None
+    if "num_epoch" in given:
+        _check_argument("num_repeats", given.pop("num_epoch"), "num_epoch")
+    for url in engine_urls(given):
+        if not is_http_url(url):
+            raise InvalidInput(f"remote_engine_url: {url!r} is no HTTP address", field="remote_engine_url")
+    for name, argument in PAYLOAD_NAMES.items():
+        if name in given and name != "oversampling":  # which depends on the size of a start's groups
+            _check_argument(argument, given[name], name)
+    for name in ("input_file", "template_path"):
+        if not isinstance(given.get(name, "path"), str):
+            raise InvalidInput(f"{name} must be a path, got {given[name]!r:.100}", field=name)
+
+
+def _check_argument(argument: str, value: object, name: str) -> None:
+    """Have the base generator look at ``value``, as it will in a run."""
+    try:
+        BaseGenerator("http://engine.invalid", "http://buffer.invalid", **{argument: value})  # type: ignore[arg-type]
+    except (InvalidInput, TypeError, ValueError) as error:
+        text = error.message if isinstance(error, InvalidInput) else str(error)
+        # The message begins with the argument's name, which may be another than the field's.
+        raise InvalidInput(f"{name}: {text.removeprefix(argument).strip()}, got {value!r:.100}", field=name) from None
