@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from forebay.engines.sglang import SGLangEngine
 logger = logging.getLogger(__name__)
 
 LISTED_TTL_S = 5.0
+DEFAULTS_AGAIN_S = 30.0
 ABORT_S = 5.0
 PROBE_FIRST_S, PROBE_MAX_S = 0.1, 5.0
 STOP_FIRST_S, STOP_MAX_S = 0.05, 0.5
@@ -60,8 +62,8 @@ class Member:
         self.failures = 0
         self.defaults = UNKNOWN_DEFAULTS
         """What it takes for parameters that a call leaves out, as it said last."""
-        self.is_to_be_asked = True
-        """Whether it has not said so since it failed: who answers then may have been started otherwise."""
+        self.ask_from_s = 0.0
+        """When it may be asked so, by the monotonic clock: again after a failure, as another may answer then."""
         self._clock = clock or SystemClock()
         self._rests = Backoff(REST_FIRST_S, REST_MAX_S, is_exact=True)
         self._rests_until_s = 0.0
@@ -77,7 +79,7 @@ class Member:
         if self.resting:
             return
         self.failures += 1
-        self.is_to_be_asked = True
+        self.ask_from_s = 0.0
         self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
@@ -265,11 +267,13 @@ class EngineRing:
         await self._ask_defaults()
 
     async def _ask_defaults(self) -> None:
-        asked = [member for member in self._current if member.is_to_be_asked and not member.failures]
+        now_s = time.monotonic()
+        asked = [member for member in self._current if member.ask_from_s <= now_s and not member.failures]
         answers = await asyncio.gather(*(self._defaults_of(member.server) for member in asked))
         for member, defaults in zip(asked, answers, strict=True):
-            if defaults is not None:
-                member.defaults, member.is_to_be_asked = defaults, False
+            # Rollouts wait for the answer: an engine that is too busy to give one is left alone for a while.
+            member.ask_from_s = now_s + DEFAULTS_AGAIN_S if defaults is None else math.inf
+            member.defaults = defaults or member.defaults
 
     async def _defaults_of(self, server: Target) -> EngineDefaults | None:
         # Other servers do not tell: they would be asked for a page that they have not.

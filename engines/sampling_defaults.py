@@ -13,7 +13,7 @@ from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.capture.sampling_params import ALIASES, OF_THE_MODEL, UNKNOWN_DEFAULTS, EngineDefaults
 from forebay.engines.router_workers import WorkerAdmin
 
-ASK_TIMEOUT_S = 5.0
+ASK_TIMEOUT_S = 3.0
 CHECKED_VERSION = (0, 5, 23)
 """SGLang before it may have had a version of transformers that takes ``top_k`` 50 where a model says nothing."""
 GENERATION_CONFIG = "generation_config.json"

@@ -113,6 +113,6 @@ def _is_strict(tool: object) -> bool:
 def _is_neutral(name: str, value: object) -> bool:
     try:
         number = float(value)  # type: ignore[arg-type] # engines take numbers in quotes as well
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return number == NEUTRAL[name] or (name == "top_k" and not 0 < number < TOP_K_ALL)

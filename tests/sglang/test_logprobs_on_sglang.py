@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sglang
 
 EXACT = 1e-4
 PROMPT = [65, 66, 67]
-NUM_TOKENS = 4
+NUM_TOKENS = 8
 VOCABULARY = 512
 """Tokens of the model that make_model.py makes; SGLang dies of more top logprobs than that."""
 BIASED = 70
@@ -53,27 +53,19 @@ async def policy(url: str, ids: list[int]) -> Logprobs:
     return {token: value for value, token, _ in top}
 
 
-Logit = Callable[[int, float, list[int]], float]
-"""A token's logit from that of the policy, and the tokens that were sampled before."""
+Logit = Callable[[int, float], float]
+"""A token's logit from its logprob under the policy."""
 
 
-def same(_: int, value: float, __: list[int]) -> float:
+def same(_: int, value: float) -> float:
     return value
 
 
-def halved(_: int, value: float, __: list[int]) -> float:
+def halved(_: int, value: float) -> float:
     return value / 0.5
 
 
-def less_for_each(token: int, value: float, said: list[int]) -> float:
-    return value - 2.0 * said.count(token)
-
-
-def less_at_all(token: int, value: float, said: list[int]) -> float:
-    return value - 2.0 * (token in said)
-
-
-def biased(token: int, value: float, _: list[int]) -> float:
+def biased(token: int, value: float) -> float:
     return value + 5.0 * (token == BIASED)
 
 
@@ -84,36 +76,34 @@ def biased(token: int, value: float, _: list[int]) -> float:
         ({"temperature": 0.5}, halved),
         ({"temperature": 0.0}, same),
         ({"top_p": 0.5, "top_k": 7, "min_p": 0.01}, same),
-        ({"frequency_penalty": 2.0}, less_for_each),
-        ({"presence_penalty": 2.0}, less_at_all),
         ({"logit_bias": {str(BIASED): 5.0}}, biased),
     ],
 )
 async def test_its_logprobs_are_those_after_the_temperature_and_everything_but_truncation(
     sglang_url: str, params: dict[str, Any], logit: Logit
 ) -> None:
-    told = (await generate(sglang_url, PROMPT, NUM_TOKENS, **params))["output_token_logprobs"]
-    ids = [token for _, token, _ in told]
-    differences = []
-    for at, (value, token, _) in enumerate(told):
-        plain = await policy(sglang_url, PROMPT + ids[:at])
-        # It prepares a step while the one before still runs: penalties may not know the newest token yet.
-        expected = [logprob(plain, token, ids[:known], logit) for known in (at, max(at - 1, 0))]
-        assert min(abs(value - each) for each in expected) <= EXACT
-        differences.append(abs(value - plain[token]))
-    assert (max(differences) > EXACT) is (logit is not same)
+    for plain, token, value in await sampled(sglang_url, **params):
+        logits = {each: logit(each, of_policy) for each, of_policy in plain.items()}
+        total = math.log(sum(map(math.exp, logits.values())))
+        assert value == pytest.approx(logits[token] - total, abs=EXACT)
 
 
-def logprob(plain: Logprobs, token: int, said: list[int], logit: Logit) -> float:
-    logits = {each: logit(each, value, said) for each, value in plain.items()}
-    return logits[token] - math.log(sum(map(math.exp, logits.values())))
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+async def test_under_a_penalty_its_logprobs_are_not_the_policys(sglang_url: str, name: str) -> None:
+    found = await sampled(sglang_url, **{name: 2.0})
+    assert max(abs(value - plain[token]) for plain, token, value in found) > 10 * EXACT
 
 
 async def test_under_a_grammar_its_logprobs_are_those_of_what_it_allows(sglang_url: str) -> None:
-    told = (await generate(sglang_url, PROMPT, NUM_TOKENS, regex="[0-9]+"))["output_token_logprobs"]
+    for plain, token, value in await sampled(sglang_url, regex="[0-9]+"):
+        assert value > plain[token] + 0.01
+
+
+async def sampled(url: str, **params: Any) -> list[tuple[Logprobs, int, float]]:
+    """For each token that is sampled so: the policy's distribution there, the token, and its logprob as it is told."""
+    told = (await generate(url, PROMPT, NUM_TOKENS, **params))["output_token_logprobs"]
     ids = [token for _, token, _ in told]
-    for at, (value, token, _) in enumerate(told):
-        assert value > (await policy(sglang_url, PROMPT + ids[:at]))[token] + 0.01
+    return [(await policy(url, PROMPT + ids[:at]), token, value) for at, (value, token, _) in enumerate(told)]
 
 
 async def test_a_stream_of_nothing_but_an_end_token_keeps_its_logprob_and_says_how_it_was_sampled(
