@@ -36,7 +36,7 @@ class CaptureNotices:
 def _say_sampling(sampling: Sampling, run_id: str) -> None:
     unknown = [name for name, value in sampling.items() if value is None]
     known = {name: value for name, value in sampling.items() if value is not None}
-    reasons = [f"sampled with {msgspec.json.encode(known).decode()[:500]}"] if known else []
+    reasons = [f"was sampled with {msgspec.json.encode(known).decode()[:500]}"] if known else []
     if unknown:
         reasons.append(f"left out {', '.join(unknown)}, and its engine does not tell what it took")
     logger.warning(
