@@ -236,7 +236,7 @@ class ServerProcess:
                 text=True,
             )
         assert self._process.stdout is not None
-        line = _first_line(self._process.stdout, TIME_LIMIT_S)
+        line = first_line(self._process.stdout, TIME_LIMIT_S)
         assert line.startswith("forebay listens on http://"), f"{line!r}; its log:\n{self.log()}"
         self.port = int(line.rpartition(":")[2])
         self._renew_client()
@@ -294,7 +294,7 @@ class ServerProcess:
         return SlimeRun(self, started["run_id"], prefix)
 
 
-def _first_line(stream: IO[str], timeout_s: float) -> str:
+def first_line(stream: IO[str], timeout_s: float) -> str:
     """The first line that comes within ``timeout_s``; empty if there is none."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
