@@ -181,7 +181,7 @@ class Run:
     task_type: str
     settings: RunSettings
     payload: dict[str, Any]
-    """What was sent, and the server's ``defaults``; the generator gets it with its own ``remote_buffer_url``."""
+    """What was sent, with the server's ``defaults`` and slime's; the generator gets its own ``remote_buffer_url``."""
     created_at_s: float
     defaults: dict[str, Any] = field(default_factory=dict)
     """What of it the caller did not say: the server had these defaults when the run was last started."""

@@ -71,7 +71,7 @@ class HookRunner:
         await self._host.close()
 
     def refuse(self, error: ForebayError) -> AbstractContextManager[None]:
-        """Within this, ``judge`` and ``process`` raise ``error`` at once where users' code would answer.
+        """Within this, ``judge``, ``process`` and ``meta_info`` raise ``error`` at once where users' code would answer.
 
         Those that have begun do so as well: nobody wants their answers any more. Everything else goes on.
         """
@@ -137,12 +137,12 @@ class HookRunner:
         """Ask ``get_group_data_meta_info`` about ``groups``. Raises ``HookFailed``."""
         hook = "get_group_data_meta_info"
         if self.in_host("meta_info"):
-            await self._host.ready()
+            await self._host.ready(is_refusable=True)
         if not self._is_outside(hook):
             rewards = [reward for group in groups for reward in group.rewards]
             return defaults.meta_info(len({group.instance_id for group in groups}), len(rewards), rewards)
         request = host_messages.MetaInfo([(_key(group), await group.bodies()) for group in groups])
-        reply = cast(host_messages.Described, await self._host.ask(request, hook))
+        reply = cast(host_messages.Described, await self._host.ask(request, hook, is_refusable=True))
         return cast(dict[str, Any], json.loads(reply.meta_info))
 
     def notify(self, event: Event, **payload: Any) -> None:

@@ -36,7 +36,10 @@ CONTRACT_HOOKS = {
 
 @hookspec(firstresult=True)
 def get_group_data_meta_info(temp_data: "dict[InstanceId, list[Item]]", task_type: str) -> dict[str, Any] | None:
-    """Describe what arrived: the ``meta_info`` of a reply. Called once per successful read, before the other hooks."""
+    """Describe what arrived: the ``meta_info`` of a reply.
+
+    Called once per read that found a valid group, before the filter of any group.
+    """
 
 
 @hookspec(firstresult=True)

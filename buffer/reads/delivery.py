@@ -51,6 +51,15 @@ class LeasedBatch:
         return self.row.batch_id
 
 
+@dataclass(slots=True)
+class _Described:
+    """What arrived until a reader's groups were found, which is no other's from then on, and what a hook says of it."""
+
+    buffer: RunBuffer
+    window: MetaWindow
+    meta_info: dict[str, Any] | None = None
+
+
 class _Reader:
     """One who wants a batch."""
 
@@ -60,6 +69,10 @@ class _Reader:
         self.error: BatchAcked | None = None
         self.tried: tuple[Signal, int] | None = None
         """The news by which it was last tried to satisfy the request."""
+        self.described: _Described | None = None
+        """What the user's own meta hook was asked for it."""
+        self.is_served = False
+        """Whether somebody is just trying to satisfy the request."""
 
     @property
     def is_waiting(self) -> bool:
@@ -123,6 +136,8 @@ class Delivery:
             raise
         finally:
             del self._readers[reader]
+            if not reader.is_served:  # else whoever serves it does so
+                self._take_back(reader)
         return reader.batch
 
     async def _serve_within(self, reader: "_Reader", patience: Patience) -> None:
@@ -161,8 +176,9 @@ class Delivery:
             if reader.is_waiting and not reader.knows(news):
                 # Noted before the try: what arrives during it makes it worth another one.
                 reader.tried = (news, news.count)
+                reader.is_served = True
                 try:
-                    batch = await self._lease(reader.request)
+                    batch = await self._lease(reader)
                 except BatchAcked as error:
                     reader.error = error
                 except BaseException:  # `last` goes away: the reader whose try that ended must try again
@@ -170,6 +186,10 @@ class Delivery:
                     raise
                 else:
                     self._give(reader, batch)
+                finally:
+                    reader.is_served = False
+                    if reader not in self._readers:
+                        self._take_back(reader)
             if reader is last:
                 return
 
@@ -185,13 +205,48 @@ class Delivery:
 
     # --- leasing
 
-    async def _lease(self, request: ReadRequest) -> LeasedBatch | None:
+    async def _lease(self, reader: _Reader) -> LeasedBatch | None:
+        request = reader.request
         # A client that lost its reply asks again under the same id, and must not get a second batch.
         again = await self._leased_before(request.request_id) if request.request_id else None
         if again is not None:
             return again
-        chosen = await self._selection.choose(request)
-        return self._begin(request, chosen) if chosen else None
+        chosen = await self._selection.choose(request, lambda: self._describe(reader))
+        return self._begin(reader, chosen) if chosen else None
+
+    async def _describe(self, reader: _Reader) -> bool:
+        """Ask the user's own meta hook, once for each read; whether it was asked now.
+
+        What arrives from here on is in the next meta info: a read that was tried in vain does not ask again.
+        """
+        buffer = self._buffer
+        if not buffer.hooks.in_host("meta_info"):
+            return False
+        if reader.described is None or reader.described.buffer is not buffer:
+            window, buffer.window = buffer.window, buffer.new_window()
+            reader.described = _Described(buffer, window)
+        described = reader.described
+        if described.meta_info is not None:
+            return False
+        described.meta_info = await self._pipeline.meta_info(described.window)
+        return True
+
+    def _take_back(self, reader: _Reader) -> None:
+        """What was described for a reader that got nothing counts again."""
+        described, reader.described = reader.described, None
+        # After a recovery the new buffer has loaded it.
+        if described is not None and described.buffer is self._buffer:
+            self._buffer.window.merge_before(described.window)
+
+    def _take_window(self, reader: _Reader) -> tuple[MetaWindow, dict[str, Any]]:
+        """What a reader's batch is about, and the meta info of it."""
+        buffer, described = self._buffer, reader.described
+        if described is not None and described.buffer is buffer and described.meta_info is not None:
+            reader.described = None
+            return described.window, described.meta_info
+        # What arrives from now on is in the next meta info.
+        window, buffer.window = buffer.window, buffer.new_window()
+        return window, window.meta_info()
 
     async def _leased_before(self, request_id: str) -> LeasedBatch | None:
         """The batch that this request got, once more; None if it got none, or has it no longer."""
@@ -211,24 +266,25 @@ class Delivery:
         if lease is None:
             return None  # it was given back meanwhile
         reported = [self._buffer.groups.by_id[key] for key in row.reported_ids]
-        return LeasedBatch(row, groups, reported, lease.window, staged, self.leases.join(row))
+        stored = self.leases.join(row)
+        return LeasedBatch(row, groups, reported, lease.window, staged, stored, meta_info=row.meta_info)
 
-    def _begin(self, request: ReadRequest, chosen: Sequence[ChosenGroup]) -> LeasedBatch:
+    def _begin(self, reader: _Reader, chosen: Sequence[ChosenGroup]) -> LeasedBatch:
         buffer = self._buffer
         groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
         for group in groups:
             # Valid while still short: it is closed by going out, and later samples are late.
             if group.state is GroupState.OPEN:
                 buffer.move(group, GroupState.READY)
-        # What arrives from now on is in the next meta info.
-        window, buffer.window = buffer.window, buffer.new_window()
-        row = self._new_row(request, chosen, reported)
-        # Made before the row is written, so that one append holds both; a user's own hook takes too long for that.
-        if not (row.is_self_acking or buffer.hooks.in_host("meta_info")):
-            row.meta_info = self._with_groups(row, window.meta_info(), groups, reported)
+        window, described = self._take_window(reader)
+        row = self._new_row(reader.request, chosen, reported)
+        meta_info = self._with_groups(row, described, groups, reported)
+        # In the row, so that a repeated request gets the same; a self-acking batch is never sent a second time.
+        if not row.is_self_acking:
+            row.meta_info = meta_info
         # The lease is on its way to the disk from here on, while the reply is being made.
         staged = [choice.staged for choice in chosen]
-        return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window))
+        return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window), meta_info=meta_info)
 
     def _new_row(
         self, request: ReadRequest, chosen: Sequence[ChosenGroup], reported: Sequence[SampleGroup]
@@ -258,7 +314,9 @@ class Delivery:
             batch.rows = self._rows(batch)
             if has_rows:
                 await batch.rows.load()
-            batch.meta_info = await self._meta_of(batch)
+            if not batch.meta_info:  # leased by an earlier version, which asked for it later
+                made = await self._pipeline.meta_info(batch.window)
+                batch.meta_info = self._with_groups(batch.row, made, batch.groups, batch.reported)
             is_filled = True
         except StorageFailed as error:
             await self.broken(batch, error)
@@ -266,19 +324,6 @@ class Delivery:
         finally:  # also when the reader goes away: its groups must not stay leased
             if not is_filled:
                 self.leases.abandoned(batch.batch_id)
-
-    async def _meta_of(self, batch: LeasedBatch) -> dict[str, Any]:
-        """What the batch's row says, so that a repeated request gets the same; made and kept if it says nothing."""
-        row = batch.row
-        if row.meta_info:
-            return row.meta_info
-        made = self._with_groups(row, await self._pipeline.meta_info(batch.window), batch.groups, batch.reported)
-        # The hook may have been asked for two replies of the batch at once: both must say the same.
-        if not row.is_self_acking and not row.meta_info and batch.batch_id in self.leases.held:
-            row.meta_info = made
-            # `confirm` waits for this one, before which the lease is stored, too.
-            batch.stored = self._buffer.record(row)
-        return row.meta_info or made
 
     def _with_groups(
         self,

@@ -1,7 +1,7 @@
 """Choosing the groups of a batch: what was asked for, which groups are looked at, and when they are enough."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from forebay.buffer.groups.groups import SampleGroup
@@ -105,8 +105,12 @@ class Selection:
         self._buffer = buffer
         self._pipeline = pipeline
 
-    async def choose(self, request: ReadRequest) -> list[ChosenGroup]:
-        """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all."""
+    async def choose(self, request: ReadRequest, describe: Callable[[], Awaitable[bool]]) -> list[ChosenGroup]:
+        """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all.
+
+        ``describe`` is called once valid groups are found, before any other hook is asked about them; it says whether
+        that took time, in which groups may have changed.
+        """
         oldest = staleness.bound(self._buffer, request.max_staleness)
         while True:
             # Each turn begins anew: a hook that was asked about one group gave others time to change.
@@ -114,6 +118,8 @@ class Selection:
             staleness.discard_stale(self._buffer, oldest)
             if not self._may_suffice(request):
                 return []
+            if self._is_any_valid() and await describe():
+                continue
             chosen = await self._choose(request, oldest)
             # From this check on nothing is awaited until the groups are leased.
             if all(choice.is_current for choice in chosen):
@@ -128,6 +134,9 @@ class Selection:
         if request.is_slime and request.batch_size is not None:
             num_needed = -(-request.batch_size // run.settings.group_size)  # rounded up, however large it is
         return run.has_ended or groups.states[GroupState.READY] + len(groups.short_valid) >= num_needed
+
+    def _is_any_valid(self) -> bool:
+        return bool(self._buffer.groups.states[GroupState.READY] or self._buffer.groups.short_valid)
 
     async def _choose(self, request: ReadRequest, oldest: int | None) -> list[ChosenGroup]:
         """Groups that satisfy the request; none at all if that is not possible."""

@@ -15,7 +15,7 @@ from forebay.core.waiting import Patience
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.resumed_run import find_run, keeps_deliveries, what_is_left
-from forebay.server.runs.start_checks import StartRequest
+from forebay.server.runs.start_checks import StartRequest, with_slime_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,10 @@ class RunService:
     async def _same_start(self, request: StartRequest, name: str) -> Run | None:
         """The run that an equal payload has already started, if nothing came of it and nothing has changed."""
         entry = self._buffer.newest(name)
-        if entry is None or entry.run.payload != request.payload or not entry.run.is_alive or entry.run.has_delivered:
+        if entry is None or not entry.run.is_alive or entry.run.has_delivered:
+            return None
+        # A run that an earlier version stored has none of slime's defaults.
+        if with_slime_defaults(entry.run.payload, "slime") != request.payload:
             return None
         if entry.run.input_fingerprint != self._parts.input.fingerprint(request.input_file):
             return None  # the same path, but other rows

@@ -19,6 +19,16 @@ from forebay.generators.job.input_rows import validate_rows
 
 ROWS_BEFORE_REPLY = 1_000
 MAX_START_ID_LENGTH = 200
+SLIME_NUM_EPOCH = 10
+"""Passes over the input of a start over slime's routes that does not say how many, as slime's buffer has it."""
+SLIME_SETTINGS = (
+    "min_valid_group_size_ratio",
+    "min_valid_item_size_ratio",
+    "group_timeout_seconds",
+    "min_timeout_group_size_ratio",
+    "max_buffer_size",
+)
+"""The settings that slime's buffer reads, and whose defaults its generators find in their data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,8 @@ class StartRequest:
 
     @classmethod
     def parse(cls, given: dict[str, Any], origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
-        """What the caller has ``given``, with the ``defaults`` of the server. Raises ``InvalidInput``."""
-        payload = {**defaults, **given}
+        """What the caller has ``given``, with the ``defaults`` of the server and slime's. Raises ``InvalidInput``."""
+        payload = with_slime_defaults({**defaults, **given}, origin)
         task_type = payload.get("task_type")
         if not isinstance(task_type, str) or not task_type:
             raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
@@ -61,6 +71,15 @@ class StartRequest:
             start_id=_start_id(payload),
             defaults=defaults,
         )
+
+
+def with_slime_defaults(payload: dict[str, Any], origin: Origin) -> dict[str, Any]:
+    """``payload`` as its generator gets it: what a start over slime's routes leaves out has slime's defaults."""
+    if origin == "native":
+        return payload
+    settings = {name: RunSettings.model_fields[name].default for name in SLIME_SETTINGS}
+    missing = {"num_epoch": SLIME_NUM_EPOCH, **settings}
+    return payload | {name: value for name, value in missing.items() if payload.get(name) is None}
 
 
 def _start_id(payload: dict[str, Any]) -> str:
