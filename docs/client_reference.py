@@ -37,7 +37,7 @@ DATA = (
     client.EnginePause,
 )
 OWN_ERRORS = (client.ServerUnreachable, client.ClientClosed, client.SamplesRefused, client.WriterClosed)
-FUNCTIONS = (tensors.collate, tensors.numpy_arrays, slime.generate_rollout, slime.close)
+FUNCTIONS = (tensors.collate, tensors.rows, tensors.numpy_arrays, slime.generate_rollout, slime.close)
 TYPES = (
     (model, "Row"),
     (model, "BatchLike"),
