@@ -4,6 +4,7 @@
 """
 
 import logging
+import weakref
 from collections.abc import Sequence
 from secrets import token_hex
 
@@ -38,6 +39,7 @@ class SampleSender:
 
     def __init__(self, url: str) -> None:
         self._transport = Transport(url)
+        weakref.finalize(self, self._transport.close)  # its generator has no end that anybody tells
 
     def send(self, sample: Sample) -> None:
         """Return when the buffer has the sample; while it has no room, or does not answer, that is waited for.

@@ -174,3 +174,25 @@ async def test_the_address_decides_which_buffer_it_is() -> None:
         await link.close()
     with pytest.raises(InvalidInput):
         connect_link("b:1")
+
+
+async def test_a_subclass_of_slimes_writes_a_sample_until_it_is_acknowledged(buffer) -> None:
+    buffer.answers = [busy(503), busy(429), busy(500)]
+    generator = BaseGenerator("http://engine.invalid", buffer.root_url)
+    sample = {"uid": "u", "instance_id": "a", "messages": [], "reward": 1.0, "slot": "theirs"}
+    await asyncio.to_thread(generator.send_data_to_buffer, sample)
+    assert not buffer.answers
+    assert [each["slot"] for each in buffer.samples] == ["theirs"]
+
+
+async def test_what_the_buffer_refuses_of_it_is_told_and_the_next_goes_on(buffer, caplog) -> None:
+    buffer.answers = [JSONResponse({"error": {"code": "invalid_input", "message": "messages is missing"}}, 422)]
+    generator = BaseGenerator("http://engine.invalid", buffer.root_url)
+    for number in range(2):
+        await asyncio.to_thread(
+            generator.send_data_to_buffer, {"uid": f"u{number}", "instance_id": "a", "messages": []}
+        )
+    assert [each["uid"] for each in buffer.samples] == ["u1"]
+    assert "refused sample 'u0': 422" in caplog.text
+    with pytest.raises(TypeError, match="not a JSON value"):
+        await asyncio.to_thread(generator.send_data_to_buffer, {"uid": "u", "bad": object()})
