@@ -56,6 +56,13 @@ def sglang_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
+def changing_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An engine whose weights a test may change, and finds changed."""
+    with engine_with(sglang_python, sglang_model, tmp_path_factory.mktemp("sglang") / "engine.log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def sglang_router_url(sglang_python: str, sglang_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real router before that engine."""
     port = free_port()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from forebay.client import AsyncBufferClient
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.capture.checking import check
 from tests.kit import Json, ServerProcess
-from tests.sglang.conftest import engine_with
 from tests.sglang.partial_kit import (
     abort_at_random,
     changed_weights,
@@ -36,13 +34,6 @@ OLD, NEW = 1, 2
 @pytest.fixture(scope="module")
 def new_weights(sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed_weights(sglang_model, tmp_path_factory.mktemp("weights") / "new")
-
-
-@pytest.fixture(scope="module")
-def changing_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An engine of its own: its weights are going to change."""
-    with engine_with(sglang_python, sglang_model, tmp_path_factory.mktemp("sglang") / "engine.log") as url:
-        yield url
 
 
 def write_rows(folder: Path, budgets: list[int]) -> Path:

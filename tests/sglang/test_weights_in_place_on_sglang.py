@@ -1,6 +1,5 @@
 """Weights that change in place on a real SGLang, under versions that were used before, against replays of tokens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from tests.conftest import MakeServer
 from tests.kit import ServerProcess
 from tests.lent import lend_runs
-from tests.sglang.conftest import engine_with
 from tests.sglang.partial_kit import changed_weights, until_in_the_middle
 from tests.weights_kit import load_weights, marked, scores_of, weights_run, wrong
 
@@ -26,12 +24,6 @@ def lending(module_servers: MakeServer) -> ServerProcess:
     server = module_servers()
     lend_runs(server)
     return server
-
-
-@pytest.fixture(scope="module")
-def changing_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with engine_with(sglang_python, sglang_model, tmp_path_factory.mktemp("sglang") / "engine.log") as url:
-        yield url
 
 
 async def test_a_version_used_again_in_place_leaves_no_wrong_logprob_unmarked(
