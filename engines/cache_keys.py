@@ -64,12 +64,15 @@ class CacheKeys:
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
         """The trainer has said this last: what was said before may come again."""
-        before, self._weights = self._weights, weights
+        before = self._weights
+        if before is not None and weights is not None and weights.id == before.id:
+            return
+        self._weights = weights
         if before is None:
             # What came before the first news of a run that goes on was sent under what they tell.
             for key in self._remembered.values():
                 key.weights = weights
-        elif weights is None or weights.id != before.id:
+        else:
             self._current.clear()
             self._keyed.clear()
 
@@ -127,7 +130,8 @@ class CacheKeys:
     def _judged(self, key: CacheKey, turn: Turn) -> Turn:
         weights = self._weights
         if weights is None or key.weights is None:
-            # No trainer announces: an engine whose weights change without a word is believed to empty its cache.
+            # No trainer announces: weights that change without a word are believed to empty the cache.
+            self._has_others(key, _names(turn))
             return turn
         is_mixed = turn.is_kv_mixed or self._is_mixed(key, key.weights, weights, _names(turn))
         return msgspec.structs.replace(_numbered(key, key.weights, weights, turn), is_kv_mixed=is_mixed)
@@ -137,17 +141,21 @@ class CacheKeys:
         # What was announced since emptied the caches, or nothing was.
         if sent.id != now.id and now.last_kept <= sent.number:
             return False
+        if self._has_others(key, names) or key.is_over:
+            return True
+        if key.engine_name is None and len(names) == 1:
+            (key.engine_name,) = names  # it did not answer before the first call
+        return sent.id != now.id and not (names and _shows(key, now))
+
+    def _has_others(self, key: CacheKey, names: set[str]) -> bool:
+        """Whether any of ``names`` is another than the engine had for its weights: then the key is used no more."""
         is_other = key.engine_name is not None and bool(names - {key.engine_name})
         if is_other and not key.is_over:
             logger.info("the weights of %s have changed to %s: its cache is used no more", key.url, sorted(names))
             key.is_over = True
             if self._current.get(key.url) is key:
-                del self._current[key.url]
-        if is_other or key.is_over:
-            return True
-        if key.engine_name is None and len(names) == 1:
-            (key.engine_name,) = names  # it did not answer before the first call
-        return sent.id != now.id and not (names and _shows(key, now))
+                self._current.pop(key.url, None)  # not `del`: rollouts in threads come here as well
+        return is_other
 
 
 def _names(turn: Turn) -> set[str]:
