@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import threading
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,8 +30,9 @@ class AgentLogs:
         self._total_bytes = total_bytes
         self._lock = threading.Lock()
         # Those of an earlier process of this start count as well.
-        self._kept = deque(_files_in(self._folder) if self._folder else [])
-        self._num_bytes = sum(num_bytes for _, num_bytes in self._kept)
+        self._kept = dict(_files_in(self._folder) if self._folder else [])
+        """The size of each, the oldest first."""
+        self._num_bytes = sum(self._kept.values())
 
     @classmethod
     def of_this_run(cls) -> "AgentLogs":
@@ -52,16 +52,15 @@ class AgentLogs:
             logger.warning("what the agent of %s printed could not be kept: %s", uid, error)
             return
         with self._lock:
-            self._kept.append((path, len(content)))
-            self._num_bytes += len(content)
+            self._num_bytes += len(content) - self._kept.pop(path, 0)
+            self._kept[path] = len(content)
             while self._num_bytes > self._total_bytes:
                 self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        path, num_bytes = self._kept.popleft()
-        self._num_bytes -= num_bytes
-        if all(path != other for other, _ in self._kept):  # else a later attempt has written it anew
-            path.unlink(missing_ok=True)
+        path = next(iter(self._kept))
+        self._num_bytes -= self._kept.pop(path)
+        path.unlink(missing_ok=True)
 
 
 def _files_in(folder: Path) -> list[tuple[Path, int]]:
