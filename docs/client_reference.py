@@ -155,7 +155,10 @@ def _name(kind: type) -> str:
 
 
 def _import_of(function: Callable[..., Any]) -> str:
-    return str(function.__module__)
+    package = sys.modules[str(function.__module__).rpartition(".")[0]]
+    # What a package names as its own is imported from there, wherever it is written.
+    is_offered = function.__name__ in getattr(package, "__all__", ())
+    return package.__name__ if is_offered else str(function.__module__)
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
