@@ -40,7 +40,7 @@ def sibling_sources(path: Path) -> list[Path]:
 def package_names(folder: Path) -> list[tuple[str, ...]]:
     """As which packages files in ``folder`` import each other where it is the one of slime's checkout.
 
-    slime's ``buffer.py`` runs beside its folder ``generator``, so that ``import generator.x`` finds what lies in it;
+    slime runs its server beside its folder ``generator``, so that ``import generator.x`` finds what lies in it;
     others write ``slime_plugins.rollout_buffer.generator.x``.
     """
     parts = folder.parts
