@@ -22,6 +22,8 @@ from forebay.generators.process.code_copy import packages_folder
 from forebay.generators.process.spec import RunSpec, write_part
 from forebay.telemetry.log import set_up_logging
 
+STOPPED = "ended by SIGTERM: the run, or the server, was stopped\n"
+
 
 def main(arguments: list[str]) -> None:
     """Run to the end; a failed or interrupted run ends at once, whatever threads are left."""
@@ -30,14 +32,16 @@ def main(arguments: list[str]) -> None:
     spec = RunSpec.read(spec_fd)
     ending = _ReportAtExit(report_fd)
     os.set_inheritable(report_fd, False)  # what the user's code starts has no say in the report
-    _treat_sigterm_as_ctrl_c()
+    sigterm = _SigtermAsCtrlC()
     _flush_every_line()
     set_up_logging("info")
     try:
         _call_run_rollout(spec)
     except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is reported
         if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            _fail(error, report_fd)
+            # A stop is no failure: where it met the code tells nobody anything.
+            is_stopped = sigterm.has_come and isinstance(error, KeyboardInterrupt)
+            _fail(error, report_fd, said=STOPPED if is_stopped else None)
     ending.is_returned = True
 
 
@@ -71,12 +75,19 @@ def _call_run_rollout(spec: RunSpec) -> None:
         asyncio.run(result)
 
 
-def _treat_sigterm_as_ctrl_c() -> None:
-    # asyncio turns SIGINT into a clean cancellation, and knows nothing of SIGTERM.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    # What the user's code forks keeps the plain meaning: multiprocessing ends its workers with SIGTERM.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+class _SigtermAsCtrlC:
+    """asyncio turns SIGINT into a clean cancellation, and knows nothing of SIGTERM."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, self._interrupt)
+        # What the user's code forks keeps the plain meaning: multiprocessing ends its workers with SIGTERM.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+    def _interrupt(self, *_: object) -> None:
+        self.has_come = True
+        signal.raise_signal(signal.SIGINT)
 
 
 def _flush_every_line() -> None:
@@ -86,12 +97,13 @@ def _flush_every_line() -> None:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
-def _fail(error: BaseException, report_fd: int) -> NoReturn:
+def _fail(error: BaseException, report_fd: int, *, said: str | None = None) -> NoReturn:
+    """End the run with ``error``, of which the log says what is ``said``, else everything."""
     text = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
     last_line = [line for line in text.splitlines() if line.strip()][-1].strip()
     if isinstance(error, ForebayError) and error.hint:
         text += f"hint: {error.hint}\n"
-    sys.stderr.write(text)
+    sys.stderr.write(text if said is None else said)
     write_part(report_fd, error=last_line, traceback=text)
     logging.shutdown()
     sys.stdout.flush()

@@ -32,7 +32,7 @@ async def find_run(
     try:
         await buffer.check_bodies(entry, request.listed)
     except BodiesGone as gone:
-        if _named_by(buffer, request, name) is not None:
+        if _named_by(buffer, request, name, origin) is not None:
             raise
         logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
         return None
@@ -47,9 +47,9 @@ def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
 async def _find_resumable(
     buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
 ) -> Entry | None:
-    run_id = _named_by(buffer, request, name)
+    run_id = _named_by(buffer, request, name, origin)
     if run_id is not None:
-        return _named_run(buffer, run_id, request)
+        return _named_run(buffer, run_id, request, origin)
     if not request.listed or origin == "native":
         return None
     knowing = _that_know_the_list(buffer, request, name)
@@ -68,16 +68,24 @@ async def _find_resumable(
     return min(still, key=lambda entry: _unlikeness(buffer, entry, request, name), default=None)
 
 
-def _named_by(buffer: Buffer, request: StartRequest, name: str) -> str | None:
+def _named_by(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> str | None:
     """The id of the run that a start names: in its payload, or, since slime's client has no field for it, as stream."""
     run_id = request.payload.get("run_id")
     if run_id is not None:
         return str(run_id)
+    if origin == "native":  # its name is nothing but a name
+        return None
     return name if any(e.run.run_id == name and e.run.origin == "slime" for e in buffer.entries) else None
 
 
-def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> Entry:
+def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origin) -> Entry:
     entry = buffer.get(run_id)
+    if origin == "slime" and entry.run.origin == "native":
+        raise InvalidInput(
+            f"run {run_id} was started over /v1/runs, and no slime route leads to it",
+            hint="go on with it by POST /v1/runs with this run_id, and read it by its id; or leave run_id out",
+            field="run_id",
+        )
     if not _is_alike(entry.run, request):
         raise InvalidInput("the run has another task type or group size", field="run_id")
     if not buffer.covers(entry, request.listed):

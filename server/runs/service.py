@@ -196,7 +196,8 @@ class RunService:
         # Its process is gone, and its lock is taken: no other start changes the run from here on.
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, number, generator)
-        entry.run.name = name
+        # Without a name a native start must not make a stream's run that of the default name.
+        entry.run.name = name if name or origin == "slime" else entry.run.name
         if keeps_deliveries(request, origin):
             await self._buffer.go_on(entry)
         else:

@@ -207,6 +207,7 @@ def test_sigterm_reaches_the_code_as_a_keyboard_interrupt(launcher: Launcher) ->
     started.monitor.send_signal(signal.SIGTERM)
     assert started.wait().error == "KeyboardInterrupt"
     assert started.out() == "tidied up"
+    assert started.log() == ["ended by SIGTERM: the run, or the server, was stopped"]
 
 
 def test_sigterm_cancels_a_coroutine_cleanly(launcher: Launcher) -> None:
@@ -224,6 +225,18 @@ def test_sigterm_cancels_a_coroutine_cleanly(launcher: Launcher) -> None:
     started.monitor.send_signal(signal.SIGTERM)
     assert not started.wait().is_returned
     assert started.out() == "cancelled"
+    assert started.log() == ["ended by SIGTERM: the run, or the server, was stopped"]
+
+
+def test_an_interrupt_of_the_code_s_own_is_in_the_log_with_its_place(launcher: Launcher) -> None:
+    started = launcher.start(
+        """
+        def run_rollout(data):
+            raise KeyboardInterrupt("mine")
+        """
+    )
+    assert started.wait().error == "KeyboardInterrupt: mine"
+    assert "in run_rollout" in started.log()[1]
 
 
 @pytest.mark.parametrize("ending", ["return", "1 / 0", "os.kill(os.getpid(), 9)"])

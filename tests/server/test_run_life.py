@@ -187,6 +187,38 @@ def test_an_explicit_run_id_decides(shared: ServerProcess) -> None:
     again.stop()
 
 
+def test_no_slime_start_goes_on_with_a_run_that_was_started_natively(shared: ServerProcess) -> None:
+    """Its reads would not find it under the stream's name."""
+    native = shared.start_run(name="native-named")
+    body = BODY | {"run_id": native.run_id}
+    error = assert_error(shared.client.post("/s/named/start_rollout", json=body), 422, "invalid_input", "run_id")
+    assert "POST /v1/runs" in error["hint"]
+    assert native.view()["name"] == "native-named"
+    assert native.view()["settings"]["reward_range"] is None
+    again = shared.start_run(run_id=native.run_id)
+    assert again.run_id == native.run_id
+    again.stop()
+
+
+def test_a_native_start_that_goes_on_with_a_stream_s_run_leaves_other_streams_alone(make_server: MakeServer) -> None:
+    server = make_server()
+    unnamed, named = server.start_slime(), server.start_slime("named")
+    unnamed.write(*make_group("unnamed", [0.0, 1.0, 0.0, 1.0]))
+    named.write(*make_group("named", [0.0, 1.0, 0.0, 1.0]))
+    assert server.start_run(run_id=named.run_id).run_id == named.run_id
+    assert named.view()["name"] == "named"
+    assert [row["instance_id"] for row in unnamed.fetch()["data"]["data"]] == ["unnamed"] * 4
+    assert [row["instance_id"] for row in named.fetch()["data"]["data"]] == ["named"] * 4
+
+
+def test_a_native_start_with_the_id_of_a_stream_s_run_for_a_name_is_a_run_of_its_own(shared: ServerProcess) -> None:
+    stream = shared.start_slime("watched")
+    native = shared.start_run(name=stream.run_id)
+    assert native.run_id != stream.run_id
+    for run in (stream, native):
+        run.stop()
+
+
 def test_the_data_of_an_earlier_run_stays_readable_by_its_id(shared: ServerProcess) -> None:
     first = shared.start_slime("earlier")
     first.write(*make_group("old", [0.0, 1.0, 0.0, 1.0]))
