@@ -1,6 +1,7 @@
 """What an engine takes for the sampling parameters that a call leaves out, as far as its server tells."""
 
 import asyncio
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,8 +56,9 @@ def _of_chats(info: Mapping[str, Any]) -> Mapping[str, Any]:
     if info["sampling_defaults"] == "openai":
         return {}
     folder = Path(str(info.get("model_path") or ""))
-    # Without a folder of that name it is one of another machine, or a name at a hub.
-    if info["sampling_defaults"] != "model" or not (folder / "config.json").is_file():
+    # Without a folder of that name it is one of another machine, or a name at a hub. ``Path.is_file`` would raise where
+    # the folder may not be looked into, such as one of root's.
+    if info["sampling_defaults"] != "model" or not os.path.isfile(folder / "config.json"):
         return UNKNOWN_DEFAULTS.chat
     try:
         given = msgspec.json.decode((folder / GENERATION_CONFIG).read_bytes(), type=dict[str, Any])

@@ -148,6 +148,7 @@ async def test_a_call_that_is_gone_on_with_keeps_how_it_was_sampled(buffer: Fake
         ({"config.json": {}, "generation_config.json": {}}, {"version": "0.5.2"}, {"top_k": None}),
         ({"config.json": {}}, {}, {}),
         ({}, {}, UNKNOWN),
+        ({}, {"model_path": "a folder that cannot be looked into".ljust(300, "!")}, UNKNOWN),
         ({"config.json": {}, "generation_config.json": []}, {}, UNKNOWN),
         ({}, {"sampling_defaults": "later"}, UNKNOWN),
         ({}, {"sampling_defaults": "openai"}, {}),
