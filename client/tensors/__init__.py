@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.client.model import Batch, Row
 from forebay.client.tensors.masked_rows import UNSCORED, rows
-from forebay.client.tensors.ragged import Ragged, torch_module
+from forebay.client.tensors.ragged import Ragged, check_without_tokens, torch_module
 from forebay.client.tensors.token_filter import TokenFilter
 from forebay.client.tensors.tokenize import Tokenizer, chat_tokens
 from forebay.core.errors import InvalidInput, MissingExtra
@@ -170,9 +170,7 @@ class _Padder:
 def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "list[torch.Tensor]":
     """Tokens, loss mask and logprobs of a sample that came without."""
     torch, uid = torch_module(), row.get("uid")
-    if row.get("tokens"):  # it was encoded as JSON, arrays and all, as they do not fit: never replace them by others
-        hint = "tokens are integers, logprobs numbers, loss_mask 0 or 1; see docs/tensors.md for their lengths"
-        raise InvalidInput(f"the arrays of sample {uid!r} cannot be used", hint=hint, field="tokens")
+    check_without_tokens(row)
     if tokenizer is None and row.get("messages"):
         hint = "give collate a tokenizer and, if it has none, a chat_template"
         raise InvalidInput(f"sample {uid!r} has no tokens", hint=hint, field="tokenizer")

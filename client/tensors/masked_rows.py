@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from forebay.client.model import Batch, Row
-from forebay.client.tensors.ragged import Ragged
+from forebay.client.tensors.ragged import Ragged, check_without_tokens
 from forebay.client.tensors.token_filter import TokenFilter
 
 UNSCORED = (
@@ -41,7 +41,9 @@ def rows(
     made, num_unscored = [], 0
     for row, arrays in zip(given, _arrays(ragged), strict=True):
         own = dict(row)
-        if arrays["tokens"]:
+        if not arrays["tokens"]:
+            check_without_tokens(row)
+        else:
             num_unscored += _leave_out(arrays, leaving_out, row)
             own |= {name: values for name, values in arrays.items() if values is not None}
         made.append(own)

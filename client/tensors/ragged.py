@@ -12,7 +12,7 @@ from forebay.client.model import Batch, Row
 from forebay.client.sample_writer.encode import encode_sample
 from forebay.core.batch_tensors import Piece, TokenRow, columns, token_row
 from forebay.core.binary_sample import check_arrays, is_binary, unpack
-from forebay.core.errors import MissingExtra
+from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.core.safetensors_format import Dtype, View, read_blob
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ def _encoded(row: Row) -> TokenRow[Piece]:
     if is_binary(body):
         check_arrays(unpack(body))
     return token_row((body,))
+
+
+def check_without_tokens(row: Row) -> None:
+    """Raises ``InvalidInput`` for a row without usable arrays that has some: they are not to be taken for none."""
+    if row.get("tokens"):  # it was encoded as JSON, arrays and all, as they do not fit
+        hint = "tokens are integers, logprobs numbers, loss_mask 0 or 1; see docs/tensors.md for their lengths"
+        raise InvalidInput(f"the arrays of sample {row.get('uid')!r} cannot be used", hint=hint, field="tokens")
 
 
 def _group_key(row: Row) -> tuple[object, object]:
