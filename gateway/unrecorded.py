@@ -73,8 +73,8 @@ class UnrecordedCall(EngineCall):
                     await self._stream(incoming, send)
                     return None
             reply = await incoming.whole()
-        if reply.status in UNAVAILABLE_STATUSES:
-            raise status_error(member.server.url, reply.status, reply.content)
+            if reply.status in UNAVAILABLE_STATUSES:  # the engine rests, and the next one is asked
+                raise status_error(member.server.url, reply.status, reply.content)
         if reply.status >= HTTPStatus.BAD_REQUEST:
             refused = EngineRefused(reply)
             self.session.note_failure(refused.kind, reply.status, refused.message)

@@ -20,7 +20,7 @@ from forebay.engines.fake_sglang.routes import create_app
 from forebay.engines.scripted.answers import ScriptedBackend
 from forebay.web.serving import serve_app
 from tests.gateway.conftest import Stage
-from tests.gateway.gateway_kit import USER, GatewayAt, Json, OpenedAt, assert_whole, eventually, gateway_before
+from tests.gateway.gateway_kit import LIMIT_S, USER, GatewayAt, Json, OpenedAt, assert_whole, eventually, gateway_before
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -157,6 +157,22 @@ async def test_an_engine_that_is_starting_is_waited_for(texts: tuple[TextEngine,
         engine.num_broken = 1
         assert (await rollout.post("completions", {"model": "m", "prompt": "one"})).status_code == 200
     assert len(engine.asked) == 2
+
+
+async def test_another_engine_is_asked_while_one_is_starting() -> None:
+    starting, other = TextEngine(), TextEngine()
+    starting.num_broken = 1_000_000
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serve_app(starting.app) as starting_port,
+        serve_app(other.app) as other_port,
+        gateway_before(*(f"http://127.0.0.1:{port}" for port in (starting_port, other_port))) as gateway,
+    ):
+        for number in range(2):  # one of both rollouts begins with the engine that is starting
+            rollout = await gateway.open(f"r-{number}")
+            reply = await rollout.post("completions", {"model": "m", "prompt": "one"})
+            assert reply.json()["choices"][0]["text"] == "two three"
+    assert (len(starting.asked), len(other.asked)) == (1, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
