@@ -9,6 +9,7 @@ under way at a change used its old key: ``judged`` marks it, unless it is certai
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ class CacheKeys:
         self._weights: AnnouncedWeights | None = None
         self._current: dict[str, CacheKey] = {}
         self._remembered: dict[str, CacheKey] = {}
+        self._lock = threading.Lock()
         self._keyed: set[str] = set()
         """The engines that had a key since the last announcement."""
         self._tasks = TaskSet()
@@ -112,9 +114,10 @@ class CacheKeys:
 
     def _new(self, url: str, name: str | None) -> CacheKey:
         key = CacheKey(secrets.token_hex(8), url, self._weights, name, is_first=url not in self._keyed)
-        self._remembered[key.text] = key
-        if len(self._remembered) > MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+        with self._lock:  # rollouts in threads make keys as well
+            self._remembered[key.text] = key
+            if len(self._remembered) > MAX_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
         return key
 
     # --- what came of calls
