@@ -55,7 +55,10 @@ def inspect_module(path: Path) -> dict[str, Any]:
 def _warnings(path: Path) -> list[str]:
     from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 
-    return [str(found) for found in shared_globals(path.read_bytes(), (*READ_HOOKS, *NOTIFICATIONS))]
+    try:
+        return [str(found) for found in shared_globals(path.read_bytes(), (*READ_HOOKS, *NOTIFICATIONS))]
+    except (RecursionError, MemoryError):  # Python itself takes expressions that are nested deeper
+        return []
 
 
 def _describe(module: ModuleType) -> dict[str, Any]:

@@ -314,6 +314,13 @@ async def test_a_name_that_hides_pythons_own_module_is_refused(place: Place) -> 
     assert "hides Python's own module 'json'; rename the file" in (await place.verdict(path, path)).error
 
 
+async def test_a_file_with_a_very_long_expression_is_usable(place: Place) -> None:
+    words = " + ".join(f'"word {number}"' for number in range(600))
+    path = place.write("long_generator.py", f"WORDS = {words}\n{GOOD.format(task_type='mine')}")
+    info = await place.verdict(path)
+    assert (info.status, info.task_type, info.warnings) == ("ok", "mine", [])
+
+
 async def test_contract_hooks_and_base_are_seen(place: Place) -> None:
     text = GOOD.format(task_type="b") + "def transform_group(group, task_type): return group\n"
     seen = await place.verdict(place.write("b_generator.py", text))
