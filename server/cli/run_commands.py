@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.gc_command import show_storage
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
@@ -30,6 +31,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the server's runs, or one of them."""
+    if run is None and (uid or log_lines):
+        flag = "--agent" if uid else "--log"
+        raise InvalidInput(f"{flag} is of one run, and none is given", hint=f"forebay status RUN {flag} …")
     with ServerClient(url, token) as server:
         if run is None:
             _show_all(server.get("/v1/runs"), as_json)

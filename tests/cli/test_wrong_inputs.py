@@ -22,6 +22,14 @@ def test_an_empty_run_is_no_run(forebay: Forebay, server: ServerProcess) -> None
     forebay("stop", run.run_id, "--url", server.url)
 
 
+@pytest.mark.parametrize("flag", [("--agent", "some-uid"), ("--log", 5)])
+def test_what_is_of_one_run_asks_for_it(forebay: Forebay, server: ServerProcess, flag: tuple[str, object]) -> None:
+    outcome = forebay("status", *flag, "--url", server.url)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{flag[0]} is of one run" in outcome.err
+    assert f"forebay status RUN {flag[0]}" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
