@@ -18,6 +18,12 @@ T = TypeVar("T")
 TIME_LIMIT_S = 30.0
 """For what takes well under a second on an idle machine."""
 
+FAILS_WITH_A_HINT = """
+from forebay.core.errors import InvalidInput
+TASK_TYPE = "hints"
+def run_rollout(data):
+    raise InvalidInput("no such dataset", hint="mount it")
+"""
 IDLE = """
 import threading
 TASK_TYPE = "idle"

@@ -169,7 +169,7 @@ class Training:
 
 def _ended(stats: RunStats, num_groups: int, rollout_id: int) -> ForebayError:
     left = f"{stats.groups.get('ready', 0)} groups are left, rollout {rollout_id} needs {num_groups}"
-    why = f" ({stats.reason.strip().rpartition(chr(10))[2]})" if stats.reason else ""
+    why = f" ({stats.reason.partition(chr(10))[0]})" if stats.reason else ""
     hint = "more epochs (--num-epoch) make more groups; another run needs another rollout_buffer_name"
     return make_error("run_ended", f"run {stats.run_id!r} is {stats.state}{why}: {left}", hint=hint)
 

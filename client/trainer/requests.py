@@ -361,8 +361,8 @@ class Reading:
 
 def _check_not_failed(stats: RunStats) -> None:
     if stats.state == "failed":
-        last_line = stats.reason.strip().rpartition("\n")[2]  # before it stands a traceback
-        raise RunEnded(stats.run_id, f"failed: {last_line}")
+        error = stats.reason.partition("\n")[0]  # a traceback may follow
+        raise RunEnded(stats.run_id, f"failed: {error}")
 
 
 def _as_lost(batch_id: str, error: Exception) -> ForebayError:

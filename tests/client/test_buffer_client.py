@@ -17,7 +17,7 @@ from forebay.core.errors import (
 )
 from tests.client.client_kit import REWARDS, fill, num_groups, take
 from tests.client.faulty_proxy import FaultyProxy
-from tests.kit import NativeRun, ServerProcess, make_group, write_generator
+from tests.kit import FAILS_WITH_A_HINT, NativeRun, ServerProcess, make_group, write_generator
 
 FAILS = """
 TASK_TYPE = "fails"
@@ -99,6 +99,15 @@ def test_a_run_that_failed_is_no_quiet_end(make_server: Callable[..., ServerProc
     with BufferClient(server.url) as client:
         client.start("fails", group_size=4)
         with pytest.raises(RunEnded, match="no such dataset"):
+            next(iter(client.batches(num_groups=1)))
+
+
+def test_of_a_run_that_failed_the_error_is_told_not_its_last_words(make_server: Callable[..., ServerProcess]) -> None:
+    server = make_server(max_restarts=0)
+    write_generator(server.generators, FAILS_WITH_A_HINT, "hints_generator.py")
+    with BufferClient(server.url) as client:
+        client.start("hints", group_size=4)
+        with pytest.raises(RunEnded, match=r"failed: .*no such dataset"):
             next(iter(client.batches(num_groups=1)))
 
 

@@ -7,7 +7,8 @@ import pytest
 from forebay.client import slime
 from forebay.core.errors import InvalidInput, RunEnded
 from tests.client.slime.kit import generate, group, instances
-from tests.kit import NativeRun, ServerProcess, poll_until
+from tests.conftest import MakeServer
+from tests.kit import FAILS_WITH_A_HINT, NativeRun, ServerProcess, poll_until, write_generator
 
 
 def test_groups_of_another_size_are_passed_over_and_told(
@@ -64,3 +65,11 @@ def test_a_run_that_ended_with_nothing_left_says_so(run: NativeRun, args: Any) -
     run.stop()
     with pytest.raises(RunEnded, match="0 groups are left, rollout 1 needs 2"):
         generate(args, 1)
+
+
+def test_of_a_run_that_failed_the_error_is_told(make_server: MakeServer, args: Any) -> None:
+    server = make_server(max_restarts=0)
+    write_generator(server.generators, FAILS_WITH_A_HINT, "hints_generator.py")
+    args.rollout_buffer_url, args.rollout_task_type = server.url, "hints"
+    with pytest.raises(RunEnded, match=r"is failed \(.*no such dataset\)"):
+        generate(args, 0)
