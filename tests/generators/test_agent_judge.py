@@ -21,6 +21,7 @@ async def reward(command: str, **how: Any) -> float:
         ("echo 0.5", 0.5),
         ('echo note; echo \'{"reward": 2, "why": "all"}\'; echo', 2.0),
         ("cat | tail -c 2 | head -c 1", 7.0),
+        ("echo true", 1.0),
     ],
 )
 async def test_the_last_line_tells_the_reward(command, told) -> None:
@@ -28,7 +29,7 @@ async def test_the_last_line_tells_the_reward(command, told) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "echo 1; exit 1", "echo true", "echo '{}'", "echo '[1]'", "echo NaN", "kill -9 $$"]
+    "command", ["", "echo 1; exit 1", "echo yes", "echo '{}'", "echo '[1]'", "echo NaN", "kill -9 $$"]
 )
 async def test_what_tells_no_reward_is_a_failure_of_the_judge(command) -> None:
     with pytest.raises(JudgeFailed, match="the verifier"):
