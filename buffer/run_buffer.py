@@ -32,21 +32,25 @@ class RewardTally:
     """Rewards in a few numbers."""
 
     num: int = 0
-    total: float = 0.0
+    mean: float = 0.0
     least: float = math.inf
     greatest: float = -math.inf
 
     def note(self, reward: float) -> None:
         """One more."""
         self.num += 1
-        self.total += reward
-        self.least, self.greatest = min(self.least, reward), max(self.greatest, reward)
+        # Not by way of their sum or a difference, which may be beyond float64.
+        self.mean += reward / self.num - self.mean / self.num
+        if reward < self.least:  # each write comes here: `min` costs several times as much
+            self.least = reward
+        if reward > self.greatest:
+            self.greatest = reward
 
     def as_json(self) -> dict[str, float | None]:
         """``num``, ``mean``, ``min`` and ``max``; the last three are null without a reward."""
         if not self.num:
             return {"num": 0, "mean": None, "min": None, "max": None}
-        return {"num": self.num, "mean": self.total / self.num, "min": self.least, "max": self.greatest}
+        return {"num": self.num, "mean": self.mean, "min": self.least, "max": self.greatest}
 
 
 class RunBuffer:

@@ -77,6 +77,19 @@ def test_status_shows_which_rewards_count(forebay: Forebay, target: list[str], s
     forebay("stop", run_id, *target)
 
 
+def test_status_shows_the_mean_of_rewards_whose_sum_is_beyond_float64(
+    forebay: Forebay, target: list[str], server: ServerProcess
+) -> None:
+    run = server.start_run(group_size=2)
+    for name, low, high in (("a", 1e308, 1.5e308), ("b", -1.5e308, -1e308)):
+        run.write(*make_group(name, [low, high]))
+    assert run.view()["rewards"] == {"num": 4, "mean": pytest.approx(0, abs=1e293), "min": -1.5e308, "max": 1.5e308}
+    shown = forebay("status", run.run_id, *target)
+    assert shown.code == 0, shown
+    assert re.search(r"rewards +mean .* least -1.5e\+308", shown.out)
+    run.stop()
+
+
 def test_follow_shows_progress_until_the_run_has_ended(
     forebay: Forebay, target: list[str], server: ServerProcess, tmp_path: Path
 ) -> None:
