@@ -61,7 +61,8 @@ def command(
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_sampling(payload, {key: value for key, value in sampling.items() if value is not None})
     payload |= dict(map(parse_assignment, assignments or ()))  # last: --set overrules flags, and flags the file
-    check_complete(payload)
+    if not payload.get("task_type"):
+        raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
     with ServerClient(url, token) as server:
         if payload.get("run_id"):
             payload["run_id"] = server.find_run(str(payload["run_id"]))["run_id"]
@@ -93,14 +94,6 @@ def read_payload(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{file} holds no JSON object", hint='it looks like {"task_type": "math", …}')
     return value
-
-
-def check_complete(payload: dict[str, Any]) -> None:
-    """Raise ``InvalidInput``, with the flag's name, where a field is missing without which no run can start."""
-    if not payload.get("task_type"):
-        raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
-    if payload.get("num_repeat_per_sample") is None and payload.get("group_size") is None:
-        raise InvalidInput("no group size is given", hint="--group-size N: samples of a group, for example 8")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

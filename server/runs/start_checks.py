@@ -56,7 +56,11 @@ class StartRequest:
         if not isinstance(task_type, str) or not task_type:
             raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
         if "num_repeat_per_sample" not in payload and "group_size" not in payload:
-            raise InvalidInput("num_repeat_per_sample is missing: the size of a group", field="num_repeat_per_sample")
+            raise InvalidInput(
+                "num_repeat_per_sample is missing: the size of a group",
+                hint="forebay start --group-size N, or num_repeat_per_sample in the body; for example 8",
+                field="num_repeat_per_sample",
+            )
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")

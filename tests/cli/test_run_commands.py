@@ -189,7 +189,7 @@ def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server:
     ("arguments", "code", "told"),
     [
         (["start"], 2, "--task-type NAME"),
-        (["start", "--task-type", "idle"], 2, "--group-size N"),
+        (["start", "--task-type", "idle"], 1, "--group-size N"),
         (["start", "--task-type", "idle", "--group-size", "2", "--set", "x"], 2, "NAME=JSON"),
         (["start", "nowhere.json"], 2, "nowhere.json"),
         (["start", "--task-type", "unheard-of", "--group-size", "2"], 1, "known task types"),

@@ -73,7 +73,7 @@ def test_a_group_size_of_0_in_a_file_is_told_as_what_it_is(
     file.write_text(json.dumps({"task_type": "idle", "group_size": 0}))
     outcome = forebay("start", file, "--url", server.url)
     assert outcome.code == 1
-    assert "no group size is given" not in outcome.err
+    assert "is missing" not in outcome.err
     assert "group_size" in outcome.err
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Forebay, forebay  # noqa: F401 - a fixture
 from tests.conftest import MakeServer
-from tests.kit import Json, ServerProcess, poll_until, write_generator
+from tests.kit import Json, NativeRun, ServerProcess, poll_until, write_generator
 
 TELLING = """
 import json, pathlib, threading
@@ -48,6 +49,17 @@ def told(path: Path) -> Json:
     """What ``run_rollout`` was given."""
     data: Json = json.loads(poll_until(lambda: path.exists() and path.read_text()))
     return data
+
+
+def test_the_command_line_leaves_the_group_size_to_them(
+    forebay: Forebay,  # noqa: F811 - the fixture
+    server: ServerProcess,
+) -> None:
+    outcome = forebay("start", "--task-type", "idle", "--url", server.url)
+    assert outcome.code == 0, outcome.err
+    run = NativeRun(server, outcome.out.strip())
+    assert run.view()["settings"]["group_size"] == 6
+    run.stop()
 
 
 @pytest.mark.parametrize("origin", ["slime", "native"])
