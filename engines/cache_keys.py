@@ -148,7 +148,16 @@ class CacheKeys:
             return True
         if key.engine_name is None and len(names) == 1:
             (key.engine_name,) = names  # it did not answer before the first call
-        return sent.id != now.id and not (names and _shows(key, now))
+        return sent.id != now.id and not (names and self._shows(key, sent, now))
+
+    def _shows(self, key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights) -> bool:
+        """Whether tokens of the weights announced now bear another name than those from before, as far as is known."""
+        if key.engine_name is None or now.number != sent.number + 1:
+            return False
+        # A trainer may leave the engine the name that it had, whatever it announces: the engine was asked since.
+        current = self._current.get(key.url)
+        name_now = now.engine_name or (current.engine_name if current is not None else None)
+        return name_now is not None and name_now != key.engine_name
 
     def _has_others(self, key: CacheKey, names: set[str]) -> bool:
         """Whether any of ``names`` is another than the engine had for its weights: then the key is used no more."""
@@ -163,17 +172,6 @@ class CacheKeys:
 
 def _names(turn: Turn) -> set[str]:
     return {*(span.version for span in turn.versions), *turn.seen_versions}
-
-
-def _shows(key: CacheKey, now: AnnouncedWeights) -> bool:
-    """Whether tokens of the weights announced now would bear another name than those from before."""
-    before = key.engine_name
-    if before is None:
-        return False
-    if now.engine_name is not None:
-        return now.number == (key.weights.number if key.weights else 0) + 1 and now.engine_name != before
-    # A trainer that names its weights at the engines by numbers does so by those that it announces.
-    return before.isdecimal() and number_of(before) != now.version
 
 
 def _numbered(key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights, turn: Turn) -> Turn:

@@ -46,6 +46,12 @@ async def renamed(run: WeightsRun, folder: Path) -> None:
     await run.client.set_weight_version(2)
 
 
+async def unnamed(run: WeightsRun, folder: Path) -> None:
+    """By the trainer, which leaves the engine the name that its weights had."""
+    await load_weights(run.engine_url, folder, "1", flushes_cache=False)
+    await run.client.set_weight_version(2)
+
+
 CHANGES = pytest.mark.parametrize("change", [updated, brought, announced])
 
 
@@ -78,7 +84,7 @@ async def test_a_rewound_trainer_that_uses_a_version_again_has_another_cache(
             assert [marked(sample) for sample in samples] == [set()] * NUM_SAMPLES
 
 
-@pytest.mark.parametrize("change", [updated, brought, renamed])
+@pytest.mark.parametrize("change", [updated, brought, renamed, unnamed])
 async def test_calls_on_their_way_through_a_change_are_exact_or_marked(
     lending: ServerProcess, own_engine_url: str, model_folder: Path, other_folder: Path, tmp_path: Path, change: Change
 ) -> None:
