@@ -1,5 +1,6 @@
 """Steps of a run: where one begins, which groups its trainer has for it, and how its process follows them."""
 
+import logging
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,8 @@ from forebay.core.waiting import Patience
 from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
 
+logger = logging.getLogger(__name__)
+
 
 def announce(buffer: RunBuffer, loaded: Loaded) -> None:
     """The trainer has other weights: a step begins. Saving is the caller's.
@@ -21,6 +24,8 @@ def announce(buffer: RunBuffer, loaded: Loaded) -> None:
     mean other weights all the same.
     """
     run, groups, weight_version = buffer.run, buffer.groups, loaded.version
+    if run.weights.number == 0:
+        _warn_of_foreign_names(buffer, weight_version)
     run.weights = run.weights.followed_by(loaded)
     if weight_version != run.step.weight_version:
         # Groups that are full now have samples of the old weights: they count for the step that ends.
@@ -28,6 +33,20 @@ def announce(buffer: RunBuffer, loaded: Loaded) -> None:
         run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
     run.weight_version = weight_version
     run.warnings = [warning for warning in run.warnings if warning != UNANNOUNCED]
+
+
+def _warn_of_foreign_names(buffer: RunBuffer, first: int) -> None:
+    """Tell of samples from before the ``first`` announcement that seem newer: their engines had another's name."""
+    groups = buffer.groups.in_state(GroupState.OPEN, GroupState.READY)
+    newest = max((group.oldest_version or 0 for group in groups), default=0)
+    if newest <= first:
+        return
+    warning = (
+        f"samples from before the first announcement, of version {first}, name version {newest}, as their engines did: "
+        "max_staleness takes them for new. Announce what the engines have right after the start"
+    )
+    buffer.run.warnings.append(warning)
+    logger.warning("run %s (%s): %s", buffer.run.run_id, buffer.run.name or buffer.run.task_type, warning)
 
 
 def counts_groups(run: Run) -> bool:

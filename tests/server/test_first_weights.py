@@ -74,6 +74,21 @@ async def test_what_the_trainer_announces_first_is_what_its_engines_have(
             assert (await run.client.stats()).discarded == {"stale": 2}
 
 
+async def test_a_trainer_is_told_of_samples_that_bear_another_trainers_version(
+    lending: ServerProcess, tmp_path: Path
+) -> None:
+    async with ScriptedEngine(lambda _: "x") as engine:
+        await name_weights(engine.url, "812")
+        async with weights_run(lending, engine.url, tmp_path, "ab", **BOUND) as run:
+            await run.start(8)
+            await run.client.set_weight_version(1)
+            (warning,) = (await run.client.stats()).warnings
+            assert "of version 1, name version 812" in warning
+            assert warning in lending.log()
+            await run.client.set_weight_version(2)
+            assert (await run.client.stats()).warnings == [warning]
+
+
 async def test_a_reader_with_a_bound_is_told_that_nothing_was_announced(
     lending: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
