@@ -156,7 +156,7 @@ class ScriptedEngine:
 
         try:
             asyncio.run(serve())
-        except Exception as error:
+        except Exception as error:  # whatever it is: who waits for the start is another thread
             if started.done():
                 raise
             started.set_exception(error)
