@@ -1,5 +1,6 @@
 """The states of groups and batches, a group's transitions and reasons to be discarded; normalisers, reward ranges."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -81,3 +82,8 @@ RewardRange = tuple[float, float]
 
 SLIME_REWARD_RANGE: RewardRange = (0.0, 1.0)
 """slime's, which a run has that was started over its routes and says nothing else."""
+
+
+def range_text(reward_range: Sequence[float] | None) -> str:
+    """A range of rewards in words."""
+    return "any finite number" if reward_range is None else f"[{reward_range[0]:g}, {reward_range[1]:g}]"

@@ -8,7 +8,7 @@ no more than ``alarm_lost_ratio`` of the finished groups is lost without a word:
 from collections import Counter
 
 from forebay.buffer.store.rows import GroupRow
-from forebay.core.group import DiscardReason, RewardRange
+from forebay.core.group import DiscardReason, RewardRange, range_text
 from forebay.core.run import RunSettings
 
 LEAST_FINISHED = 20
@@ -89,8 +89,3 @@ class Losses:
             detail = self._last_details[cause]
             why = REMEDIES[cause].format(run_id=self._run_id) + (f" (the last one: {detail})" if detail else "")
         return f"{self.counts[cause]} {cause}: {why}"
-
-
-def range_text(reward_range: RewardRange | None) -> str:
-    """A range of rewards in words."""
-    return "any finite number" if reward_range is None else f"[{reward_range[0]:g}, {reward_range[1]:g}]"

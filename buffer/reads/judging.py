@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.buffer.groups.groups import Sample, SampleGroup
-from forebay.buffer.groups.losses import range_text
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
-from forebay.core.group import LIVE, DiscardReason, GroupState
+from forebay.core.group import LIVE, DiscardReason, GroupState, range_text
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
 from forebay.hooks.advantages import is_valid_reward

@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from forebay.core.errors import ForebayError
+from forebay.core.group import range_text
 from forebay.server.cli.options import own_command
 from forebay.server.cli.output import counts_text
 
@@ -72,7 +72,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
         "run defaults": ", ".join(f"{name}={json.dumps(value)}" for name, value in view["run_defaults"].items()),
-        "reward range": _range_text(view["settings"]["reward_range"]),
+        "reward range": range_text(view["settings"]["reward_range"]),
         "groups": _groups_text(view),
         "discarded": _discarded_text(view),
         "samples": counts_text(samples_of(view)),
@@ -122,10 +122,6 @@ def _rewards_text(rewards: dict[str, Any]) -> str:
     if not rewards["num"]:
         return ""
     return f"mean {rewards['mean']:.3f} · least {rewards['min']:g} · greatest {rewards['max']:g}"
-
-
-def _range_text(reward_range: Sequence[float] | None) -> str:
-    return "any finite number" if reward_range is None else f"[{reward_range[0]:g}, {reward_range[1]:g}]"
 
 
 def _tokens_text(tokens: dict[str, Any]) -> str:
