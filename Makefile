@@ -5,11 +5,11 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
-PACKAGES := core telemetry web hooks engines client buffer generators gateway server
+PACKAGES := core telemetry web hooks engines client buffer replay generators gateway workers server
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-rl serve test test-sglang test-soak bench lint fix types layers docs clean
+.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,15 +17,21 @@ help: ## Show this list
 install: $(VENV)/.installed ## Make .venv with everything
 
 # torch first and by version: without a version, pip may take a build for GPUs, which is several GB larger.
-$(VENV)/.installed: pyproject.toml Makefile
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Forebay needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo not there). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (some minutes the first time)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check '$(TORCH)' 'setuptools>=77'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[local,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt '$(TORCH)' 'setuptools>=77'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
 	@mkdir -p .typecheck/forebay && for package in $(PACKAGES); do ln -sfn ../../$$package .typecheck/forebay/$$package; done
 	@touch $@
+
+# Without the builds of versions (torch==2.13.0+cpu), which not every index has, and without addresses.
+constraints: install ## Write the versions of .venv into constraints.txt, for all installations to come
+	@{ echo '# The versions that the tests ran with: make install keeps to them, make constraints writes them anew.'; \
+	  $(BIN)/python -m pip freeze --exclude-editable | grep '^[A-Za-z0-9._-]*==' | sed 's/+.*//' | grep -v '^forebay=='; } > constraints.new
+	@mv constraints.new constraints.txt
 
 demo: install ## Run everything at once: engine, server, a run, a trainer
 	@$(BIN)/forebay demo
@@ -37,24 +43,41 @@ serve: install ## Run the server
 	@$(BIN)/forebay serve
 
 # The tests start some thousand processes: each compiles every module anew where Python may not write bytecode.
-test test-sglang test-soak: export PYTHONDONTWRITEBYTECODE =
+test test-sglang test-soak test-attack test-browser test-profile test-ray: export PYTHONDONTWRITEBYTECODE =
 
 test: install ## Run the whole test suite
 	@$(PYTEST) -q -n 4 --dist loadfile --no-loadscope-reorder
 
 test-sglang: install $(SGLANG_VENV)/.installed ## Run the tests that need the real SGLang
-	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q -m sglang
+	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q --timeout 900 -m sglang
 
 $(SGLANG_VENV)/.installed: tests/sglang/install.sh
 	@echo "installing SGLang into $(SGLANG_VENV) (some minutes)"
 	@PYTHON='$(PYTHON)' bash tests/sglang/install.sh $(SGLANG_VENV)
 	@touch $@
 
-test-soak: install ## Run the long crash and load loops
-	@$(PYTEST) -q -m soak
+test-soak: install ## Run the long crash and load loops (ROUNDS=200 for many kills)
+	@$(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
 
-bench: install ## Measure writes and reads against their floors
-	@$(PYTEST) -q -s -m bench tests/benchmarks
+test-attack: install ## Attack a server with hostile requests, files and neighbours
+	@$(PYTEST) -q --timeout 900 -m attack -n 4 --dist loadfile --no-loadscope-reorder
+
+test-profile: install ## Plant faults in runs, and let a profile name them
+	@$(PYTEST) -q --timeout 900 -m profile
+
+test-ray: install $(VENV)/.ray ## Run worker groups on Ray, and on two nodes in network namespaces where there are the rights
+	@$(PYTEST) -q --timeout 240 -m 'ray or cluster'
+
+$(VENV)/.ray: pyproject.toml constraints.txt
+	@echo "installing Ray into $(VENV)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@touch $@
+
+test-browser: install ## Open the report of a run in a real Chromium, if there is one (apt-get install chromium)
+	@$(PYTEST) -q -m browser
+
+bench: install ## Measure writes, reads and workers against their floors
+	@$(PYTEST) -q -s --timeout 0 -m bench tests/benchmarks
 
 lint: install ## Check style and formatting
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .

@@ -5,8 +5,12 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 - ``buffer.py``: all runs over one store; the timer; what happens when the disk fails, and recovers.
 - ``run_buffer.py``: one run, with its clock and hooks, and the one way in which a change of it is recorded.
 - ``write.py``: what becomes of a sample: duplicate, late, no room (back-pressure), or a place in a group.
+- ``batches.py``: which batches were handed out, which checkpoint holds which, and which may leave memory.
+- ``gone_rows.py``: which groups and batches leave memory when they are done with, and how they are found again.
 - ``groups/``: groups with their samples, the order of delivery, meta info, the alarm.
+- ``change_records.py``: what the trace of a run is told of its groups and batches.
 - ``deadlines.py``: every time-out: of groups, leases, runs that stand still, runs that are over.
+- ``idle_groups.py``: which groups do not age, as their run process says.
 - ``reads/``: which groups a reader gets, what hooks say of them, and their rows.
 - ``leases/``: who has which batch; acknowledging, releasing, extending; checkpoints and rewind.
 - ``resume.py``: a trainer that comes back with a list of finished ids. ``restore.py``: what a restart does with what is

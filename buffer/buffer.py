@@ -5,10 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
+from forebay.buffer.change_records import MakeTrace, no_trace
 from forebay.buffer.deadlines import Deadlines, expire_leases
+from forebay.buffer.gone_rows import REMEMBERED_SAMPLES
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
@@ -16,11 +17,13 @@ from forebay.buffer.restore import load_run, read_back
 from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import RunRow
+from forebay.buffer.store.log_records import check_fits
+from forebay.buffer.store.rows import RunRow, StartRow
 from forebay.core.clock import Clock, SystemClock
-from forebay.core.errors import RunNotFound, StorageFailed
+from forebay.core.errors import EntryTooLarge, RunNotFound, StorageFailed
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
+from forebay.core.starts.run_start import RunStart
 from forebay.core.tasks import TaskSet
 from forebay.hooks.run_hooks import HookRunner
 
@@ -47,13 +50,20 @@ class Buffer:
     """All runs. Enter it with ``async with``: it opens the store, takes over what is stored, and keeps deadlines."""
 
     def __init__(
-        self, store: Store, make_hooks: MakeHooks, clock: Clock | None = None, tick_s: float | None = 0.2
+        self,
+        store: Store,
+        make_hooks: MakeHooks,
+        clock: Clock | None = None,
+        tick_s: float | None = 0.2,
+        remembered_samples: int = REMEMBERED_SAMPLES,
+        make_trace: MakeTrace = no_trace,
     ) -> None:
-        """``tick_s`` None leaves it to the caller to call ``tick``, as tests with a manual clock do."""
+        """``tick_s`` None leaves it to the caller to call ``tick``."""
         self.store = store
-        self._make_hooks = make_hooks
+        self._make_hooks, self._make_trace = make_hooks, make_trace
         self._clock = clock or SystemClock()
         self._tick_s = tick_s
+        self._remembered_samples = remembered_samples
         self._entries: dict[str, Entry] = {}
         self._by_key: dict[str, str] = {}
         self._newest: dict[str, str] = {}
@@ -78,10 +88,8 @@ class Buffer:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     # --- runs
 
@@ -92,7 +100,12 @@ class Buffer:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the store takes writes."""
+        """Whether the store takes samples."""
+        return self.takes_changes and not self.store.is_on_reserve
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether what is not new is stored: an acknowledgement, a deadline."""
         return self._healthy.is_set()
 
     def get(self, run_id: str) -> Entry:
@@ -138,6 +151,10 @@ class Buffer:
             raise
         return entry
 
+    def check_start(self, start: RunStart) -> None:
+        """Raise ``EntryTooLarge`` for a start that no store takes: before anything is changed for its sake."""
+        check_fits(StartRow(run_id="", document=start.document()))
+
     def notify_started(self, run_id: str) -> None:
         """Notify of ``run_started``: once the run has the hooks that it keeps, and before its process starts."""
         run, buffer = self.get(run_id).run, self.get(run_id).buffer
@@ -152,6 +169,8 @@ class Buffer:
                 # An earlier write may have failed: then memory is about to be replaced, and this change with it.
                 entry.buffer.check_storage()
                 await entry.buffer.save_run()
+            except EntryTooLarge:  # it would be as large the next time
+                raise
             except StorageFailed:
                 self._healthy.clear()
                 self._recover_soon()
@@ -160,12 +179,13 @@ class Buffer:
             else:
                 return
 
-    async def _make(self, run: Run, active_s: float) -> RunBuffer:
+    async def _make(self, run: Run, active_s: float, *, is_start_stored: bool = False) -> RunBuffer:
         hooks = self._hooks.get(run.run_id)
         if hooks is None:
             hooks = self._hooks[run.run_id] = self._make_hooks(run)
             await hooks.__aenter__()
-        return RunBuffer(run, self.store, self._clock, hooks, active_s=active_s, on_failure=self._recover_soon)
+        given = (run, self.store, self._clock, hooks, self._remembered_samples, self._make_trace(run))
+        return RunBuffer(*given, active_s=active_s, on_failure=self._recover_soon, is_start_stored=is_start_stored)
 
     def _register(self, entry: Entry) -> None:
         run = entry.run
@@ -215,16 +235,17 @@ class Buffer:
 
     def covers(self, entry: Entry, listed: Sequence[InstanceId]) -> bool:
         """Whether the run knows every id of a trainer's list, as often as it is listed."""
-        return covers(entry.buffer.groups, entry.run.start_skip, listed)
+        return covers(entry.buffer.groups, entry.run.start.first_listed, listed)
 
     def num_beyond(self, entry: Entry, listed: Sequence[InstanceId]) -> int:
         """How many ids the run has reported beyond a trainer's list."""
-        return num_beyond(entry.buffer.groups, entry.run.start_skip, listed)
+        return num_beyond(entry.buffer.groups, entry.run.start.first_listed, listed)
 
     async def check_bodies(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
         """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
-        groups, start_skip = entry.buffer.groups, entry.run.start_skip
-        await read_back(entry.buffer, lambda: reconcile(groups, start_skip, listed).redeliver)
+        groups, first_listed = entry.buffer.groups, entry.run.start.first_listed
+        async with entry.buffer.gone.everything():
+            await read_back(entry.buffer, lambda: reconcile(groups, first_listed, listed).redeliver)
 
     async def reconcile(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
         """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
@@ -232,12 +253,13 @@ class Buffer:
         If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
         """
         buffer, leases = entry.buffer, entry.delivery.leases
-        async with buffer.lock:
+        async with buffer.lock, buffer.gone.everything():
             buffer.check_storage()
-            lost = await read_back(buffer, lambda: reconcile(buffer.groups, entry.run.start_skip, listed).redeliver)
+            first_listed = entry.run.start.first_listed
+            lost = await read_back(buffer, lambda: reconcile(buffer.groups, first_listed, listed).redeliver)
             # From here on nothing waits until the last change is made: an ack must not come in between.
             leases.forget()
-            result = reconcile(buffer.groups, entry.run.start_skip, listed)
+            result = reconcile(buffer.groups, first_listed, listed)
             apply(result, buffer.groups, lost, buffer.active.now_s())
             batches = buffer.batches.follow_resume(
                 {g.group_id for g in result.redeliver}, "its trainer came back without it"
@@ -245,10 +267,10 @@ class Buffer:
             batches += book(result, buffer.batches, buffer.wall())
             if result.redeliver:
                 entry.run.weight_version = None
-            entry.run.base_skip = result.base_skip
+            entry.run.start = entry.run.start.skipping(result.base_skip)
             buffer.groups.adopt(entry.run.settings, result.base_skip)
             entry.run.has_delivered = False
-            await buffer.record(*(group.row for group in result.changed), *batches, buffer.run_row())
+            await buffer.record(*(group.row for group in result.changed), *batches, *buffer.run_rows())
         buffer.news.notify()
 
     async def go_on(self, entry: Entry) -> None:
@@ -258,10 +280,11 @@ class Buffer:
             buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
             await buffer.save_run()
 
-    def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
+    async def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
         """What another process of this run must not generate, as a multiset."""
         entry = self.get(run_id)
-        return [*entry.run.base_skip, *complete_instances(entry.buffer.groups)]
+        async with entry.buffer.gone.everything():
+            return [*entry.run.base_skip, *complete_instances(entry.buffer.groups)]
 
     def end_waits(self) -> None:
         """Answer those who wait for groups or room, now and from now on: the server is about to end."""
@@ -276,13 +299,15 @@ class Buffer:
         idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
         for entry in self.entries:  # also of runs that have ended: what they left can still be with a trainer
             expire_leases(entry.delivery.leases)
-        await asyncio.gather(*(self._advance(entry) for entry in idle if not entry.run.has_ended))
+        await asyncio.gather(*(self._advance(entry) for entry in idle))
 
     async def _advance(self, entry: Entry) -> None:
         run_id = entry.run.run_id
         self._advancing.add(run_id)
         try:
             await entry.deadlines.advance()
+            if not entry.buffer.has_failed:
+                await entry.buffer.gone.forget()
         except StorageFailed:
             return  # recovery is under way, and the next tick finds the same due
         except Exception:  # one run's fault must not stop the deadlines of the others
@@ -307,8 +332,10 @@ class Buffer:
         old = self._entries.get(row.run_id)
         # Memory has counted further than the disk may know, and no deadline is put off by a recovery.
         counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
-        run = Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document)
-        buffer = await self._make(run, counted_s)
+        stored = await self.store.load_start(row.run_id)
+        start = None if stored is None else stored.document
+        run = Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document, start)
+        buffer = await self._make(run, counted_s, is_start_stored=start is not None)
         return buffer, await load_run(buffer, self.store)
 
     def _install(self, buffer: RunBuffer, windows: dict[str, MetaWindow]) -> None:

@@ -7,15 +7,18 @@
 - ``group_timeout_seconds`` after its process and its last sample, the run ends.
 
 All but leases count the run's active seconds, which stand still while it is paused or waits for its engine, and go on
-after a restart. A lease is the trainer's time, which goes on whatever the run does.
+after a restart. A lease is the trainer's time, which goes on whatever the run does. Of a group only the time counts in
+which one of its rollouts is in flight, where its run process says so (``idle_groups.py``).
 """
 
 import heapq
 import logging
 from collections.abc import Sequence
 
+from forebay.buffer.groups.ageing import idle_seconds, timeout_from
 from forebay.buffer.groups.alarm import alarm_text
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.groups.sample_group import SampleGroup
+from forebay.buffer.idle_groups import idle_until_s
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.reads.judging import Pipeline
 from forebay.buffer.run_buffer import RunBuffer
@@ -86,13 +89,13 @@ class Deadlines:
     # --- open groups
 
     def due_s(self, group: SampleGroup) -> float:
-        """When the group is closed at the latest, in active seconds.
+        """When the group is closed at the latest, in active seconds; later if its process speaks meanwhile.
 
         Without a process that could still write, a group without samples waits no longer than one with some.
         """
-        settings, row = self._buffer.groups.settings, group.row
-        due = row.opened_s + settings.group_deadline_seconds
-        last = self._buffer.run.process_ended_s if row.last_sample_s is None else row.last_sample_s
+        settings, row, until_s = self._buffer.groups.settings, group.row, idle_until_s(self._buffer)
+        due = row.opened_s + idle_seconds(row, until_s) + settings.group_deadline_seconds
+        last = self._buffer.run.process_ended_s if row.last_sample_s is None else timeout_from(row, until_s)
         return due if last is None else min(due, last + settings.group_timeout_seconds)
 
     def _schedule(self) -> None:
@@ -107,6 +110,10 @@ class Deadlines:
         else:
             for group in groups.unscheduled:
                 heapq.heappush(self._due, (self.due_s(group), group.group_id))
+            # Groups leave it when their time comes, which may be an hour after they were closed: by then they are many.
+            if len(self._due) > 4 * groups.states[GroupState.OPEN] + 1024:
+                self._due = [(self.due_s(group), group.group_id) for group in groups.in_state(GroupState.OPEN)]
+                heapq.heapify(self._due)
         groups.unscheduled.clear()
 
     def _overdue(self) -> list[SampleGroup]:
@@ -114,13 +121,13 @@ class Deadlines:
         now_s, found = self._buffer.active.now_s(), dict[str, SampleGroup]()
         while self._due and self._due[0][0] <= now_s:
             key = heapq.heappop(self._due)[1]
-            group = self._buffer.groups.by_id[key]
-            if group.state is not GroupState.OPEN or key in found:
+            group = self._buffer.groups.by_id.get(key)
+            if group is None or group.state is not GroupState.OPEN or key in found:
                 continue
             due = self.due_s(group)
             if due <= now_s:
                 found[key] = group
-            else:  # samples came since it was put there
+            else:  # since it was put there samples came, or it did not age
                 heapq.heappush(self._due, (due, key))
         return list(found.values())
 

@@ -2,20 +2,29 @@
 
 from collections.abc import Callable, Iterable
 
-from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import StoredSample
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState, GroupState
 
+ROWS_AT_A_TIME = 2_000
+
 
 async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
     """Fill an empty ``RunBuffer``; the samples of each leased batch, which are not in its window."""
     run_id, groups = buffer.run.run_id, buffer.groups
-    groups.restore(await store.load_groups(run_id))
-    buffer.batches.restore(await store.load_batches(run_id), await store.load_checkpoints(run_id))
+    await _load_batches(buffer, store)
+    # A run of which little is stored is all in memory, as it was; of another one only what is needed.
+    uids = await store.uids_by_group(run_id, buffer.gone.remembered_samples)
+    after, last_sample_s = "", 0.0
+    # In pages: the rows of groups that are gone must not fill the memory even for a moment.
+    while page := await store.groups(run_id, after=after, limit=ROWS_AT_A_TIME):
+        after = page[-1].group_id
+        groups.restore(page, lambda row: uids is not None or not buffer.gone.may_go(row))
+        last_sample_s = max((last_sample_s, *(row.last_sample_s or 0.0 for row in page)))
     windows = {row.batch_id: buffer.new_window() for row in buffer.batches.in_state(BatchState.LEASED)}
     for stored in await store.load_samples(run_id):
         sample = to_sample(stored)
@@ -25,10 +34,21 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
     # Their oldest version follows from the samples, which were not there when the groups were restored.
     groups.restored()
-    # All that the store ever took: also a sample whose body has been removed is a duplicate when it comes again.
-    buffer.uids.update(await store.load_uids(run_id))
-    buffer.last_sample_s = max((g.row.last_sample_s or 0.0 for g in groups.by_id.values()), default=0.0)
+    # Also a sample whose body has been removed is a duplicate when it comes again.
+    buffer.gone.restore(uids)
+    live_s = (group.row.last_sample_s or 0.0 for group in groups.by_id.values())
+    buffer.last_sample_s = max((last_sample_s, *live_s))
     return windows
+
+
+async def _load_batches(buffer: RunBuffer, store: Store) -> None:
+    run_id, batches, after = buffer.run.run_id, buffer.batches, 0
+    batches.restore(await store.load_checkpoints(run_id))
+    while page := await store.load_batches(run_id, after=after, limit=ROWS_AT_A_TIME):
+        after = page[-1].number
+        for row in page:
+            batches.add(row)
+        batches.forget_oldest(buffer.gone.remembered_samples)
 
 
 async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup]]) -> dict[str, list[Sample]]:

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
-from forebay.buffer.leases.batches import Batches
+from forebay.buffer.batches import Batches
+from forebay.buffer.groups.groups import Groups
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
@@ -34,25 +35,25 @@ class Reconciliation:
         return [*self.ack, *self.known, *self.redeliver, *self.report_again, *self.known_undelivered]
 
 
-def covers(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
+def covers(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
     """Whether the run has reported every listed id, or was itself started with it, as often as it is listed."""
-    known = Counter(start_skip)
+    known = Counter(first_listed)
     rows = (group.row for group in groups.by_id.values())
     known.update(row.instance_id for row in rows if row.is_reported or row.may_be_known)
     return all(known[instance_id] >= count for instance_id, count in Counter(listed).items())
 
 
-def num_beyond(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> int:
+def num_beyond(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> int:
     """How many ids the run has reported, or was itself started with, that are not listed: what its trainer lost.
 
     What the trainer may have got, but whose batch it has no longer, counts for nothing: it need not have it.
     """
-    known = Counter(start_skip)
+    known = Counter(first_listed)
     known.update(group.row.instance_id for group in groups.by_id.values() if group.row.is_reported)
     return (known - Counter(listed)).total()
 
 
-def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence[InstanceId]) -> Reconciliation:
+def reconcile(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> Reconciliation:
     """Decide about every closed group of a run that ``covers`` the list.
 
     Of an id that the run's own start listed m times, the first m listings stand for epochs before this run; the others
@@ -61,7 +62,7 @@ def reconcile(groups: Groups, start_skip: Iterable[InstanceId], listed: Sequence
     """
     result = Reconciliation()
     remaining = Counter(listed)
-    for instance_id, count in Counter(start_skip).items():
+    for instance_id, count in Counter(first_listed).items():
         own = min(count, remaining[instance_id])
         result.base_skip += [instance_id] * own
         remaining[instance_id] -= own
@@ -104,6 +105,7 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
     for group in result.known_undelivered:
         group.row.is_reported = True
         groups.unreported.pop(group.group_id, None)
+        groups.done.append(group.group_id)
     for group in result.changed:
         group.row.may_be_known = False
 

@@ -3,17 +3,18 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.groups.groups import Sample
-from forebay.buffer.retention_rules import Keep, Keeper, SegmentVerdict
+from forebay.buffer.groups.sample_group import Sample
+from forebay.buffer.retention_rules import Keep, Keeper, LookedUp, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
+from forebay.buffer.store.rows import BatchRow, GroupRow
 from forebay.core.errors import StorageFailed
 from forebay.core.group import LIVE, GroupState
 from forebay.core.tasks import TaskSet
@@ -125,7 +126,8 @@ class Retention:
     async def _survey(self) -> dict[str, int]:
         kept: Counter[str] = Counter()
         for segment in await self._buffer.store.segments():
-            verdict = Keeper(self._buffers(), has_room=True).judge(segment.groups)
+            with self._nothing_forgotten():
+                verdict = Keeper(self._buffers(), await self._find_gone(segment), has_room=True).judge(segment.groups)
             kept.update({reason.value: num_bytes for reason, num_bytes in verdict.kept.items()})
             await asyncio.sleep(0)  # a segment takes some milliseconds
         return dict(kept)
@@ -155,8 +157,21 @@ class Retention:
 
     async def _drop(self, segment: Segment, done: Collection, *, has_room: bool) -> None:
         """Remove the segment if it is worth it."""
-        store = self._buffer.store
-        if not self._is_worth_it(segment, self._judge(segment, has_room=has_room), 0):
+        with self._nothing_forgotten():
+            await self._drop_held(segment, done, has_room=has_room)
+
+    @contextmanager
+    def _nothing_forgotten(self) -> Iterator[None]:
+        # What memory forgot after it was looked up would seem never to have been.
+        with ExitStack() as held:
+            for buffer in self._buffers().values():
+                held.enter_context(buffer.gone.nothing_forgotten())
+            yield
+
+    async def _drop_held(self, segment: Segment, done: Collection, *, has_room: bool) -> None:
+        store, before = self._buffer.store, self._buffers()
+        gone = await self._find_gone(segment)
+        if not self._is_worth_it(segment, self._judge(segment, gone, has_room=has_room), 0):
             await asyncio.sleep(0)  # the next one takes some milliseconds, too
             return
         # The rough look above spares this question to the index for most segments.
@@ -164,7 +179,9 @@ class Retention:
         # Nothing may come between this decision and `begin_removal`: what becomes ready meanwhile must be seen.
         self._check_healthy()
         # Judged again, since the question took time.
-        buffers, verdict = self._buffers(), self._judge(segment, has_room=has_room)
+        buffers, verdict = self._buffers(), self._judge(segment, gone, has_room=has_room)
+        if any(buffers.get(run_id) is not buffer for run_id, buffer in before.items()):
+            return  # a recovery loaded them again
         if not self._is_worth_it(segment, verdict, num_row_bytes):
             return
         store.begin_removal(segment.number)
@@ -180,8 +197,24 @@ class Retention:
         else:
             store.cancel_removal(segment.number)
 
-    def _judge(self, segment: Segment, *, has_room: bool) -> SegmentVerdict:
-        keeper = Keeper(self._buffers(), has_room=has_room)
+    async def _find_gone(self, segment: Segment) -> LookedUp:
+        """What is stored of the groups in a segment, and of their batches, that memory has forgotten."""
+        wanted: dict[str, list[str]] = {}
+        for bodies in segment.groups:
+            wanted.setdefault(bodies.run_id, []).append(bodies.group_id)
+        buffers = self._buffers()
+        groups, batches = dict[tuple[str, str], GroupRow](), dict[tuple[str, str], BatchRow]()
+        for run_id in wanted.keys() & buffers.keys():
+            keys, known, gone = wanted[run_id], buffers[run_id].groups.by_id, buffers[run_id].gone
+            rows = await gone.rows_of(keys)
+            groups |= {(run_id, key): row for key, row in rows.items()}
+            rows |= {key: known[key].row for key in keys if key in known}
+            holders = await gone.batch_rows_of(row.batch_id for row in rows.values())
+            batches |= {(run_id, key): row for key, row in holders.items()}
+        return LookedUp(groups, batches)
+
+    def _judge(self, segment: Segment, gone: LookedUp, *, has_room: bool) -> SegmentVerdict:
+        keeper = Keeper(self._buffers(), gone, has_room=has_room)
         verdict = keeper.judge(segment.groups, at_most=segment.num_bytes // MOVED_SHARE)
         for run_id, group_id in self._left.get(segment.number, ()):
             if self._state(run_id, group_id) is GroupState.LEASED:
@@ -237,7 +270,7 @@ class Retention:
 
     def _check_healthy(self) -> None:
         """What memory knows may not be so while it is ahead of the disk."""
-        if not self._buffer.is_healthy or any(buffer.has_failed for buffer in self._buffers().values()):
+        if not self._buffer.takes_changes or any(buffer.has_failed for buffer in self._buffers().values()):
             raise StorageFailed("the journal is recovering", what="nothing can be removed", hint="try again")
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import GroupBodies
+from forebay.buffer.store.rows import BatchRow, GroupRow
 from forebay.core.group import GroupState
 
 
@@ -47,12 +48,20 @@ class SegmentVerdict(NamedTuple):
         return bool(self.kept.keys() & FIXED)
 
 
+class LookedUp(NamedTuple):
+    """What memory had not, each by its run and its id."""
+
+    groups: Mapping[tuple[str, str], GroupRow]
+    batches: Mapping[tuple[str, str], BatchRow]
+    """Those that have such groups, or others that were asked about."""
+
+
 class Keeper:
     """Judges by what runs are at this moment; another moment needs another keeper."""
 
-    def __init__(self, buffers: Mapping[str, RunBuffer], *, has_room: bool) -> None:
-        """``has_room`` keeps what would only go for want of it."""
-        self._runs = {run_id: _RunKeeper(buffer) for run_id, buffer in buffers.items()}
+    def __init__(self, buffers: Mapping[str, RunBuffer], gone: LookedUp, *, has_room: bool) -> None:
+        """``has_room`` keeps what would only go for want of it; ``gone`` is what memory may not have."""
+        self._runs = {run_id: _RunKeeper(buffer, gone) for run_id, buffer in buffers.items()}
         self._has_room = has_room
 
     def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> SegmentVerdict:
@@ -71,8 +80,9 @@ class Keeper:
 
 
 class _RunKeeper:
-    def __init__(self, buffer: RunBuffer) -> None:
+    def __init__(self, buffer: RunBuffer, gone: LookedUp) -> None:
         batches = buffer.batches
+        self._gone = gone
         last = batches.checkpoints[-buffer.run.settings.keep_checkpoints :]
         self._groups = buffer.groups.by_id
         self._batches = batches.by_id
@@ -86,14 +96,15 @@ class _RunKeeper:
         """Why bodies are kept; None if nobody can ask for them any more."""
         group = self._groups.get(bodies.group_id)
         # A late or surplus sample may name a group that never was.
-        state = GroupState.DISCARDED if group is None else group.state
+        row = group.row if group is not None else self._gone.groups.get((bodies.run_id, bodies.group_id))
+        state = GroupState.DISCARDED if row is None else row.state
         if state in (GroupState.OPEN, GroupState.READY, GroupState.LEASED):
             return Keep(state.value)
         if not self._uses_checkpoints:
             return Keep.IN_BUDGET
-        if group is None or state is GroupState.DISCARDED:
+        if row is None or state is GroupState.DISCARDED:
             return None if bodies.newest_at_s < self._oldest_at_s else Keep.RECENT
-        batch = self._batches.get(group.row.batch_id)
+        batch = self._batches.get(row.batch_id) or self._gone.batches.get((bodies.run_id, row.batch_id))
         if batch is None or batch.checkpoint_step is None:
             return Keep.UNCHECKPOINTED
         return None if batch.checkpoint_step < self._oldest_step else Keep.CHECKPOINTED

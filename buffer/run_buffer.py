@@ -7,15 +7,19 @@ from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
+from forebay.buffer.batches import Batches
+from forebay.buffer.change_records import ChangeRecords, TraceSink
+from forebay.buffer.gone_rows import GoneRows
+from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.meta_info import MetaWindow
-from forebay.buffer.leases.batches import Batches
-from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import Location, Row, RunRow
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
+from forebay.buffer.store.abc import Slice, Store
+from forebay.buffer.store.rows import Location, Row, RunRow, StartRow
 from forebay.core.binary_sample import HEAD_BYTES, as_json, head_of
 from forebay.core.clock import ActiveClock, Clock
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import ForebayError, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
@@ -62,19 +66,26 @@ class RunBuffer:
         store: Store,
         clock: Clock,
         hooks: HookRunner,
+        remembered_samples: int,
+        trace: TraceSink,
         *,
         active_s: float,
         on_failure: Callable[[], None],
+        is_start_stored: bool = False,
     ) -> None:
         self.run = run
+        self._stored_start = run.start if is_start_stored else None
         self.store = store
         self.wall, self.monotonic = clock.wall, clock.monotonic
         self.hooks = hooks
         self.active = ActiveClock(clock, active_s)
-        self.groups = Groups(run.run_id, run.settings, first_epochs=Counter(run.base_skip))
+        self.trace = trace
+        self.changes = ChangeRecords(trace)
+        self.groups = Groups(run.run_id, run.settings, self.changes.group_changed, first_epochs=Counter(run.base_skip))
         self.batches = Batches(run.run_id)
         self.window = self.new_window()
-        self.uids: set[str] = set()
+        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples)
+        self.uids = self.gone.uids
         self.counts: Counter[str] = Counter()
         """Samples accepted since this server started, by what became of them."""
         self.outcomes: Counter[RolloutOutcome] = Counter()
@@ -86,7 +97,11 @@ class RunBuffer:
         self.news = Signal()
         self.last_progress_s = active_s
         self.last_sample_s = active_s
+        self.heard_s = active_s
+        """When its process last said how it is with its groups."""
         self.is_stalled = False
+        self.workers: list[dict[str, Any]] = []
+        """Those of its process, as that said last."""
         self._logged_losses: set[str] = set()
         """The reasons that the log has told of."""
         self.has_failed = False
@@ -102,14 +117,19 @@ class RunBuffer:
         """Hand a change to the store, as it is now; refused while memory is ahead of the disk."""
         if self.has_failed:
             return self._refused()
+        self.changes.rows_changed(rows)
         # In memory the change is made already; if this fails, the run is loaded again from what the store has.
-        stored = self.store.append(rows, body)
+        try:
+            stored = self.store.append(rows, body)
+        except ForebayError as error:
+            self.fail()
+            return self._refused(error)
         stored.add_done_callback(self._check)
         return stored
 
-    def _refused(self) -> "Future[Location | None]":
+    def _refused(self, error: ForebayError | None = None) -> "Future[Location | None]":
         refused: Future[Location | None] = asyncio.get_running_loop().create_future()
-        refused.set_exception(StorageFailed(AHEAD))
+        refused.set_exception(error or StorageFailed(AHEAD))
         refused.exception()  # whoever does not wait for it need not learn of it
         return refused
 
@@ -128,10 +148,10 @@ class RunBuffer:
         if self.has_failed:
             raise StorageFailed(AHEAD)
 
-    def run_row(self) -> RunRow:
-        """The run as the store keeps it."""
+    def run_rows(self) -> list[Row]:
+        """The run as the store keeps it, to be recorded: with its start only where another one was stored last."""
         run = self.run
-        return RunRow(
+        row = RunRow(
             run_id=run.run_id,
             name=run.name,
             task_type=run.task_type,
@@ -140,11 +160,15 @@ class RunBuffer:
             active_s=self.active.now_s(),
             document=run.document(),
         )
+        if self._stored_start is run.start:
+            return [row]
+        self._stored_start = run.start
+        return [row, StartRow(run_id=run.run_id, document=run.start.document())]
 
     async def save_run(self) -> None:
         """Store the run as it is now. Raises ``StorageFailed``."""
         self.update_clock()
-        await self.record(self.run_row())
+        await self.record(*self.run_rows())
         # Readers and followers look at the run's state, too.
         self.news.notify()
 
@@ -176,10 +200,10 @@ class RunBuffer:
     def _tell_losses(self) -> None:
         """Log what takes too many groups: once for each reason, not for each group."""
         groups, losses = self.groups, self.groups.losses
-        if losses.are_too_many(len(groups.closed), groups.settings):
+        if losses.are_too_many(groups.num_closed, groups.settings):
             for cause in losses.counts.keys() - self._logged_losses:
                 self._logged_losses.add(cause)
-                so_far = f"{losses.counts.total()} of {len(groups.closed)} finished groups are lost so far"
+                so_far = f"{losses.counts.total()} of {groups.num_closed} finished groups are lost so far"
                 logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause))
 
     def notify_closed(self, group: SampleGroup) -> None:
@@ -204,10 +228,10 @@ class RunBuffer:
         return [next(read) if body is None else body for body in known]
 
     async def find_heads(self, samples: Sequence[Sample]) -> None:
-        """Fill in ``head`` where it is not known; no more than the beginnings of bodies is read."""
+        """Fill in ``head`` where it is not known."""
         unknown = [sample for sample in samples if sample.head is None]
         places = [sample.location for sample in unknown if sample.location is not None]
-        heads = iter(await self.store.read([Location(p.segment, p.offset, min(HEAD_BYTES, p.length)) for p in places]))
+        heads = iter(await self.store.read_slices([Slice(at, 0, min(HEAD_BYTES, at.length)) for at in places]))
         for sample in unknown:
             sample.head = head_of(sample.body or b"" if sample.location is None else next(heads))
 

@@ -1,6 +1,7 @@
 """A write: whether there is room for a sample, where it belongs, and when its writer may be answered.
 
-What decides, in this order: an uid that came before is a duplicate; a run that has ended takes its samples as late;
+What decides, in this order: an uid that came before is a duplicate (how far back that is known says
+``gone_rows.py``, which looks up what memory lacks); a run that has ended takes its samples as late;
 a full buffer takes only what belongs to open groups; then the sample finds its group (a member), or none (late,
 surplus). All of it is decided in memory at once, and answered when the disk has it.
 """
@@ -9,10 +10,12 @@ from asyncio import Future, get_running_loop
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 
 import msgspec
 
-from forebay.buffer.groups.groups import Groups, Sample, SampleGroup
+from forebay.buffer.groups.groups import Groups
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.binary_sample import head_of
@@ -33,6 +36,8 @@ class Receipt:
     stored: "Future[None]"
     is_duplicate: bool = False
     """Whether the uid came before; then only the store knows what became of it."""
+    row: SampleRow | None = None
+    """Where it was put; None for a duplicate."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -46,22 +51,26 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
-    """Accept a sample. Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``."""
+    """Accept a sample whose place memory knows (``gone_rows``).
+
+    Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``.
+    """
     if buffer.has_failed:
         raise StorageFailed(AHEAD)
     if sample.uid in buffer.uids:
         return _write_duplicate(buffer, sample)
+    buffer.store.check_room()  # before memory knows of the sample: it would be ahead of the disk
     now_s = buffer.active.now_s()
+    rows: list[Row]
     if buffer.run.has_ended:
         key, slot = group_id(sample.instance_id, sample.epoch or 0), -1 if sample.slot is None else sample.slot
-        return _store(buffer, sample, [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)], "late", None)
+        rows = [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)]
+        return _store(buffer, sample, key, rows, "late", None)
     # After the duplicates, which take no room, and before a group is opened.
     _check_room(buffer, sample.instance_id, sample.epoch, now_s)
     placement = place(buffer.groups, sample, now_s)
     row = placement.group.row
-    rows: list[Row] = [
-        _row(buffer, sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)
-    ]
+    rows = [_row(buffer, sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)]
     if placement.is_group_changed:
         rows.append(row)
     kept: Sample | None = None
@@ -69,18 +78,24 @@ def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
         kept = _in_memory(sample, placement.slot)
         # In its group at once: a group may be full, judged and leased before the disk has its last sample.
         buffer.groups.add(placement.group, kept, now_s)
+        placement.group.last_sample_at_s = monotonic()
         buffer.window.add(placement.group, kept)
     buffer.last_sample_s = buffer.last_progress_s = now_s
     buffer.is_stalled = False
-    receipt = _store(buffer, sample, rows, placement.outcome, kept)
+    receipt = _store(buffer, sample, row.group_id, rows, placement.outcome, kept)
     buffer.news.notify()
     return receipt
 
 
 async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) -> Receipt:
-    """As ``write``, but waits up to ``wait_s`` seconds for room. Raises ``BufferFull`` after them."""
+    """As ``write``, but looks up what memory does not know, and waits up to ``wait_s`` seconds for room.
+
+    Raises ``BufferFull`` after them.
+    """
     patience: Patience | None = None
     while True:
+        if not buffer.gone.knows(sample.instance_id, sample.epoch):
+            await buffer.gone.look_up([(sample.instance_id, sample.epoch)])
         try:
             return write(buffer, sample)
         except BufferFull:
@@ -91,30 +106,45 @@ async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) ->
 
 
 async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) -> None:
-    """Open groups before their first sample, so that their deadlines count. Raises ``BufferFull``, ``RunEnded``."""
+    """Open groups before their first sample, so that their deadlines count; those that are there age again.
+
+    Raises ``BufferFull``, ``RunEnded``.
+    """
+    await buffer.gone.look_up(opened)
     buffer.check_storage()
+    buffer.store.check_room()
     if buffer.run.has_ended:
         raise RunEnded(buffer.run.run_id, buffer.run.reason or buffer.run.state.value)
     now_s = buffer.active.now_s()
     rows: list[GroupRow] = []
+    again: list[GroupRow] = []
     for instance_id, epoch in opened:
-        if group_id(instance_id, epoch) not in buffer.groups.by_id:
+        known = buffer.groups.by_id.get(group_id(instance_id, epoch))
+        if known is None:
             if not rows:  # an announced group takes no room: what holds for the first holds for all
                 _check_room(buffer, instance_id, epoch, now_s)
             rows.append(buffer.groups.open(instance_id, epoch, now_s, is_announced=True).row)
+            buffer.uids.learn(group_id(instance_id, epoch), ())
+        elif buffer.groups.set_busy(known, now_s):  # a new process goes on with it
+            again.append(known.row)
     if rows:
         buffer.last_progress_s, buffer.is_stalled = now_s, False
-        await buffer.record(*rows)
+    if rows or again:
+        await buffer.record(*rows, *again)
 
 
 # --- storing
 
 
-def _store(buffer: RunBuffer, sample: Incoming, rows: Sequence[Row], outcome: Outcome, kept: Sample | None) -> Receipt:
-    """``kept`` is what memory has of the sample, and of its body until the disk has it."""
+def _store(
+    buffer: RunBuffer, sample: Incoming, key: str, rows: Sequence[Row], outcome: Outcome, kept: Sample | None
+) -> Receipt:
+    """``key`` is the group that it names; ``kept`` is what memory has of it, and of its body until the disk has it."""
     uid, is_failed, counts = sample.uid, sample.reward is None, buffer.counts
     # Before the disk has it: the same uid may come again in the same turn of the loop.
-    buffer.uids.add(uid)
+    buffer.uids.add(uid, key)
+    if kept is None and key not in buffer.groups.by_id:
+        buffer.uids.mark_done(key)
     counts["bytes"] += len(sample.body)
     buffer.outcomes[sample.outcome] += not sample.fork
     counts["failed" if is_failed and outcome == "member" else outcome] += 1
@@ -123,7 +153,8 @@ def _store(buffer: RunBuffer, sample: Incoming, rows: Sequence[Row], outcome: Ou
     # Known as pending before it is submitted: a store without a disk is done at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
     buffer.store.submit(rows, sample.body, partial(_store_done, buffer, uid, stored, kept))
-    return Receipt(uid, outcome, is_failed, stored)
+    row = rows[0]
+    return Receipt(uid, outcome, is_failed, stored, row=row if isinstance(row, SampleRow) else None)
 
 
 def _store_done(

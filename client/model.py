@@ -117,6 +117,8 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Groups by state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
     num_groups_full: int = 0
     """The open ones whose slots are all filled: the next read asks ``is_valid_group`` about them."""
+    num_groups_idle: int = 0
+    """The open ones that do not age: none of their rollouts is in flight."""
     discarded: dict[str, int] = {}
     """Discarded groups by reason."""
     samples: dict[str, int] = {}

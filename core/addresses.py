@@ -1,7 +1,13 @@
 """HTTP addresses: what is one, which are this machine's own, how one is shown, and which engines a start names."""
 
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+from forebay.core.errors import InvalidInput
 
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -16,8 +22,61 @@ def is_local_url(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
 
 
+def is_own_host(host: str) -> bool:
+    """Whether ``host`` is this machine: a name of it, or an address of one of its interfaces."""
+    if is_loopback(host) or host.lower() in own_names():
+        return True
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.inet_pton(family, host)  # a name server is not asked
+        with socket.socket(family) as bound:
+            bound.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+_HOSTS_FILE = Path("/etc/hosts")
+
+
+def own_names() -> frozenset[str]:
+    """The names of this machine, in lower case. No name server is asked: it may keep the caller waiting."""
+    full = socket.gethostname().lower()
+    own = {"localhost", full, full.partition(".")[0]} - {""}
+    try:
+        lines = _HOSTS_FILE.read_text(encoding="utf-8", errors="replace").lower().splitlines()
+    except OSError:
+        return frozenset(own)
+    named = [set(line.partition("#")[0].split()[1:]) for line in lines]
+    return frozenset(own.union(*(names for names in named if names & own)))
+
+
+_HOST_PATTERN = re.compile(r"(\*?\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+
+def host_patterns(given: str | Sequence[str]) -> list[str]:
+    """Host names in lower case, out of a list or a text with commas between. ``.name`` stands for all that end so.
+
+    Raises ``InvalidInput`` for what is no name.
+    """
+    parts = given.split(",") if isinstance(given, str) else given
+    return [_host_pattern(part) for part in parts if part.strip()]
+
+
+def _host_pattern(text: str) -> str:
+    pattern = text.strip().lower().rstrip(".")
+    if not _HOST_PATTERN.fullmatch(pattern):
+        raise InvalidInput(
+            f"{text!r} is no host name; write name.example, without scheme and port, or .example for all that end so",
+            field="allowed_hosts",
+        )
+    return pattern.removeprefix("*")  # another way to write a suffix
+
+
 def without_login(url: str) -> str:
     """An HTTP address as it may be shown: without user name and password."""
+    if "@" not in url:
+        return url
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 

@@ -1,6 +1,7 @@
 """Time as an argument: the system's clock, one that a test moves by hand, and a run's own time."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -50,6 +51,8 @@ class ActiveClock:
         self._clock = clock
         self._counted_s = counted_s
         self._since_s: float | None = None
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when it begins to count, and when it begins to stand still."""
 
     @property
     def is_running(self) -> bool:
@@ -64,8 +67,11 @@ class ActiveClock:
     def run(self, is_running: bool) -> None:
         """Let it count, or let it stand still."""
         # Asked again and again with the same answer, which must not begin a second count.
-        if is_running and self._since_s is None:
+        if is_running == self.is_running:
+            return
+        if is_running:
             self._since_s = self._clock.monotonic()
-        elif not is_running:
+        else:
             self._counted_s = self.now_s()
             self._since_s = None
+        self.on_change()

@@ -3,6 +3,8 @@
 ForebayError
 ├── InvalidInput (ValueError)            422  a body, a parameter or a setting is wrong
 ├── Unauthorized (PermissionError)       401  missing or wrong token or run key
+├── HostNotAllowed (PermissionError)     421  called by a name that is not this machine's
+├── ForeignOrigin (PermissionError)      403  a browser asks for a page of another site
 ├── NotFound (LookupError)               404
 │   ├── RunNotFound
 │   ├── GroupNotFound
@@ -22,12 +24,17 @@ ForebayError
 │   └── WeightUpdateFailed
 ├── RunEnded                             410  nothing will ever come from this run again
 ├── NoRun                                410  no run was started under this name
+├── RequestStalled (web)                 408  a client stopped in the middle of its request
 ├── BodyTooLarge (ValueError)            413
+├── HeadTooLarge (web)                   431
 ├── BufferFull                           429  wait and try again
 ├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
+│   ├── EntryTooLarge                    413  more in one piece than the journal takes
 │   └── BodyUnreadable                        what is stored of a sample is gone or damaged
 ├── EngineError                          502  an engine answered with an error
 │   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
+├── NotStorable, NoDump (replay)         422  a value that a dump cannot hold; 404: no dump to be loaded
+├── WorkerError (workers)                500  a worker group could not do what it was asked to
 ├── HookFailed                           500  a user's hook raised, hung, died or answered nonsense
 └── MissingExtra (ImportError)           501  an optional dependency is not installed
 """
@@ -73,6 +80,20 @@ class Unauthorized(ForebayError, PermissionError):
 
     code = "unauthorized"
     status = 401
+
+
+class HostNotAllowed(ForebayError, PermissionError):
+    """The request's ``Host`` is a name that a stranger may have let point here."""
+
+    code = "host_not_allowed"
+    status = 421
+
+
+class ForeignOrigin(ForebayError, PermissionError):
+    """A browser sent this request for a page of another site."""
+
+    code = "foreign_origin"
+    status = 403
 
 
 class NotFound(ForebayError, LookupError):
@@ -280,9 +301,9 @@ class BodyTooLarge(ForebayError, ValueError):
     code = "body_too_large"
     status = 413
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, setting: str = "max_body_bytes") -> None:
         super().__init__(
-            f"the body is larger than {limit_bytes} bytes", hint="send fewer samples at once, or raise max_body_bytes"
+            f"the body is larger than {limit_bytes} bytes", hint=f"send less at once, or raise {setting} of the server"
         )
 
 
@@ -292,8 +313,9 @@ class BufferFull(ForebayError):
     code = "buffer_full"
     status = 429
 
-    def __init__(self, what: str, retry_after_s: int = 5) -> None:
-        super().__init__(f"the buffer is full ({what})", hint="read batches, or raise max_buffer_size/max_buffer_bytes")
+    def __init__(self, what: str, retry_after_s: int = 5, *, hint: str = "") -> None:
+        hint = hint or "read batches, or raise max_buffer_size/max_buffer_bytes"
+        super().__init__(f"the buffer is full ({what})", hint=hint)
         self.retry_after_s = retry_after_s
 
 
@@ -311,6 +333,20 @@ class StorageFailed(ForebayError, OSError):
         hint: str = "the data directory must be writable and have free space; writing then resumes by itself",
     ) -> None:
         super().__init__(f"{what}: {reason}", hint=hint)
+
+
+class EntryTooLarge(StorageFailed):
+    """One piece of what is to be stored is larger than the journal takes; it takes everything else."""
+
+    code = "entry_too_large"
+    status = 413
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            reason,
+            what="this cannot be stored",
+            hint="send less in one request: a start, for example, fewer skip_instance_ids",
+        )
 
 
 class BodyUnreadable(StorageFailed):

@@ -61,5 +61,15 @@ def group_rid_prefix(run_id: str, group: str) -> str:
 
 def request_id(run_id: str, group: str, slot: int, attempt: int, call: int = 0) -> str:
     """The engine request id of one call: run, group, slot, attempt and call number, all of fixed length."""
+    return call_rid(attempt_rid_prefix(run_id, group, slot, attempt), call)
+
+
+def attempt_rid_prefix(run_id: str, group: str, slot: int, attempt: int) -> str:
+    """What every engine request id of one attempt begins with."""
     # Engines abort by prefix: were the lengths not fixed, slot 1 would end the calls of slot 10.
-    return f"{group_rid_prefix(run_id, group)}{slot:04x}-{attempt:02x}-{call:03x}"
+    return f"{group_rid_prefix(run_id, group)}{slot:04x}-{attempt:02x}-"
+
+
+def call_rid(prefix: str, call: int) -> str:
+    """The engine request id of an attempt's ``call``-th call."""
+    return f"{prefix}{call:03x}"

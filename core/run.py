@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -11,9 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forebay.core.errors import InvalidInput
+from forebay.core.fields import problem_text
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
-from forebay.core.oversampling import Oversampling
+from forebay.core.scheduling.oversampling import Oversampling, wrong_oversampling
+from forebay.core.scheduling.scheduler import Scheduler, wrong_scheduler
+from forebay.core.starts.run_start import RunStart
+from forebay.core.starts.worker_counts import BackendName, WorkerCounts, wrong_workers
 from forebay.core.weight_versions import AnnouncedWeights
 
 
@@ -77,6 +81,7 @@ class RunState(StrEnum):
 
 WORKING = frozenset({RunState.VALIDATING, RunState.RUNNING})
 """The states in which a run process exists, or is about to."""
+LOST_START = "what it was started with is lost: its record on the disk is damaged; start it anew"
 
 
 def _read_range(value: Any) -> RewardRange:
@@ -135,8 +140,16 @@ class RunSettings(BaseModel):
     """Groups that end undelivered in a row from which an alarm is raised."""
     alarm_lost_ratio: Ratio = 0.1
     """Share of the finished groups, of at least 20, above which an alarm tells that so many are lost; 1 for never."""
+    trace_rate: Ratio = 1.0
+    """Share of the groups of which a trace keeps every span; a summary of each rollout is kept in any case."""
     oversampling: Oversampling | None = None
     """More rollouts than a step needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
+    scheduler: Scheduler | None = None
+    """Which rollout is started next, and on which engine (see scheduling.md): `policy`, and what that is told."""
+    workers: WorkerCounts | None = None
+    """Processes that run its rollouts (see run_workers.md): how many, or a list with the number of each node."""
+    backend: BackendName | None = None
+    """Where these are: `processes` of this machine (without a word), on a `ray` cluster, or `inline`, for debuggers."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; found out when absent."""
 
@@ -153,8 +166,14 @@ class RunSettings(BaseModel):
             settings = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if first["loc"][:1] == ("scheduler",):
+                raise wrong_scheduler(first, ()) from None
+            if first["loc"][:1] == ("oversampling",):
+                raise wrong_oversampling(first, ()) from None
+            if first["loc"][0] in ("workers", "backend"):
+                raise wrong_workers(first) from None
             name = ".".join(map(str, first["loc"])) or "payload"
-            raise InvalidInput(f"{name}: {first['msg']}, got {first.get('input')!r}"[:500], field=name) from None
+            raise InvalidInput(f"{name}: {problem_text(first)}, got {first.get('input')!r}"[:500], field=name) from None
         if settings.oversampling is not None:
             settings.oversampling.checked(settings.group_size)
         return settings
@@ -180,11 +199,11 @@ class Run:
     origin: Origin
     task_type: str
     settings: RunSettings
-    payload: dict[str, Any]
-    """What was sent, with the server's ``defaults`` and slime's; the generator gets its own ``remote_buffer_url``."""
+    start: RunStart
+    """What it was last started with: stored apart, since it does not change with what is reported."""
     created_at_s: float
     defaults: dict[str, Any] = field(default_factory=dict)
-    """What of it the caller did not say: the server had these defaults when the run was last started."""
+    """What of its payload the caller did not say: the server had these defaults when the run was last started."""
     started_at_s: float = 0.0
     """When it was last started or attached to, in seconds since the Unix epoch."""
     state: RunState = RunState.VALIDATING
@@ -207,10 +226,6 @@ class Run:
     """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
     input_sha256: str = ""
     """Of the input file's bytes then, in hex; "" without one, until it is known, and in journals of before."""
-    base_skip: list[InstanceId] = field(default_factory=list)
-    """Ids (with multiplicity) that the current process skips besides the groups that this run holds."""
-    start_skip: list[InstanceId] = field(default_factory=list)
-    """Ids that the first start of this run listed."""
     has_delivered: bool = False
     """Whether a batch went out since the last start or attachment."""
     is_last_slot_reported: bool = False
@@ -235,9 +250,25 @@ class Run:
     """Active seconds at which the run process ended."""
 
     @property
+    def payload(self) -> dict[str, Any]:
+        """What was sent, without its list; the generator gets that again, and its own ``remote_buffer_url``."""
+        return self.start.payload
+
+    @property
+    def base_skip(self) -> Sequence[InstanceId]:
+        """Ids (with multiplicity) that the current process skips besides the groups that this run holds."""
+        return self.start.base_skip
+
+    @property
     def is_alive(self) -> bool:
         """Not failed, stopped or ended."""
         return not self.has_ended and self.state not in (RunState.FAILED, RunState.STOPPED)
+
+    @property
+    def counts_groups(self) -> bool:
+        """Whether it is held once a step has its groups."""
+        oversampling = self.settings.oversampling
+        return oversampling is not None and oversampling.groups_per_step is not None
 
     @property
     def counts(self) -> Counter[str]:
@@ -245,12 +276,11 @@ class Run:
         return self.tally.totals + self.gateway_tally.totals
 
     def document(self) -> dict[str, Any]:
-        """Everything but what a ``RunRow`` has columns for, as JSON values."""
+        """Everything but its start and what a ``RunRow`` has columns for, as JSON values."""
         return {
             "run_key": self.run_key,
             "origin": self.origin,
             "settings": self.settings.model_dump(by_alias=True),
-            "payload": self.payload,
             "defaults": self.defaults,
             "started_at_s": self.started_at_s,
             "reason": self.reason,
@@ -264,8 +294,6 @@ class Run:
             "warnings": self.warnings,
             "input_fingerprint": self.input_fingerprint,
             "input_sha256": self.input_sha256,
-            "base_skip": self.base_skip,
-            "start_skip": self.start_skip,
             "has_delivered": self.has_delivered,
             "is_last_slot_reported": self.is_last_slot_reported,
             "is_waiting_for_engine": self.is_waiting_for_engine,
@@ -282,10 +310,25 @@ class Run:
 
     @classmethod
     def restore(
-        cls, run_id: str, name: str, task_type: str, state: str, created_at_s: float, document: dict[str, Any]
+        cls,
+        run_id: str,
+        name: str,
+        task_type: str,
+        state: str,
+        created_at_s: float,
+        document: dict[str, Any],
+        start: dict[str, Any] | None,
     ) -> Self:
-        """A run out of what ``document`` gave."""
+        """A run out of what its ``document`` and that of its ``start`` gave."""
         rest = dict(document)
+        if start is None and "payload" not in rest:
+            start = RunStart({}).document()
+            # What it has made is delivered; a process could not be told what to make.
+            if RunState(state) in WORKING:
+                state, rest["reason"] = RunState.FAILED.value, LOST_START
+                rest["process_ended_s"] = 0.0
+        # Journals of before have the start in the run's own document.
+        its_start = RunStart.take_out(rest) if start is None else RunStart.restore(start)
         # Settings that came later have defaults: journals of earlier versions lack them.
         settings = RunSettings.parse(rest.pop("settings"), rest["origin"])
         # Journals of before a step had its own version have the run's: no rewind had changed that.
@@ -300,6 +343,7 @@ class Run:
             task_type=task_type,
             state=RunState(state),
             created_at_s=created_at_s,
+            start=its_start,
             settings=settings,
             step=step,
             weights=weights,

@@ -24,6 +24,9 @@ OWN_NAMES = frozenset({"rollout_id", "outcome", "fork", "epoch", "slot"})
 WRITER_HEADER = "X-Forebay-Writer"
 """Whoever writes over these routes and means ours by ``OWN_NAMES`` says so with this header, whatever its value."""
 
+PLACE_HEADER = "X-Forebay-Place"
+"""Asked for with a write over these routes, whatever its value, the reply tells the sample's group, epoch and slot."""
+
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
@@ -101,14 +104,18 @@ def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> I
     looked at. Raises ``InvalidInput`` that names the field.
     """
     head = _parse(body, is_foreign=is_foreign)
+    uid, instance_id = _uid(head.uid), read_instance_id(head.instance_id)
     outcome, reward, error = _ending(head, is_lenient=is_lenient)
+    if "\0" in uid or (isinstance(instance_id, str) and "\0" in instance_id):
+        name = "uid" if "\0" in uid else "instance_id"
+        raise InvalidInput(f"{name} holds a NUL byte, which no database or file takes", field=name)
     span = None
     # A ``raw_reward`` of its own has to be replaced with the reward: then one place is not enough.
     if reward is not None and isinstance(head.reward, msgspec.Raw) and head.raw_reward is msgspec.UNSET:
         span = find_field(body, head.reward)
     return Incoming(
-        _uid(head.uid),
-        read_instance_id(head.instance_id),
+        uid,
+        instance_id,
         reward,
         head.epoch,
         head.slot,

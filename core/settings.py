@@ -1,7 +1,7 @@
 """Every setting of the server: its name, default, unit, and one sentence of help."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator
 from pydantic_settings import (
@@ -12,7 +12,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from forebay.core.addresses import is_loopback
+from forebay.core.addresses import host_patterns, is_loopback
 
 
 class Settings(BaseSettings):
@@ -35,28 +35,106 @@ class Settings(BaseSettings):
     segment_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Bytes after which the journal begins another segment."
     )
+    reserve_bytes: int = Field(
+        16 << 20, ge=0, description="Bytes kept free for acknowledgements on a full disk; 0 keeps none."
+    )
     max_journal_bytes: int = Field(
         0, ge=0, description="Bytes of the journal from which delivered samples go, oldest first; 0 sets no limit."
+    )
+    remembered_samples: int = Field(
+        65_536,
+        ge=0,
+        description="Samples of acknowledged groups and batches that memory knows of a run; older ones are looked up.",
     )
     generators: Annotated[list[Path], NoDecode] = Field(
         default_factory=list, description="Folders, or single files, with generators, besides `./generators`."
     )
     token: str = Field("", description="Bearer token that every route but the health checks asks for.")
-    insecure: bool = Field(False, description="Allow listening on other than loopback addresses without a token.")
+    insecure: bool = Field(
+        False,
+        description="Allow listening on other than loopback addresses without a token, and requests for any `Host`.",
+    )
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Names by which this server may be called without a token, besides the machine's own; `.name` "
+        "stands for all that end so.",
+    )
     input_roots: Annotated[list[Path], NoDecode] = Field(
         default_factory=list,
         description="Folders under which an `input_file` or `template_path` must lie; anywhere if there are none.",
     )
+    input_wait_s: float = Field(
+        10.0, gt=0, description="Seconds that a look at an `input_file` or `template_path` may take, each step of one."
+    )
+    max_input_line_bytes: int = Field(64 << 20, ge=1, description="Bytes of the longest line of an input file.")
     max_body_bytes: int = Field(1 << 30, ge=1, description="Bytes of the largest request body.")
     max_bodies_bytes: int = Field(
         1 << 30, ge=1, description="Bytes of all request bodies held at once; more must wait."
+    )
+    max_start_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="Bytes of the largest body of a start, or of any other request that carries no samples.",
+    )
+    max_batch_samples: int = Field(10_000, ge=1, description="Samples of one write at most; beyond it none is taken.")
+    max_engine_reply_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="Bytes of one reply of an engine, compressed or not, a stream as a whole; beyond it the call fails "
+        "as an `engine_failure`.",
+    )
+    max_log_bytes: int = Field(
+        32 << 20,
+        ge=1 << 12,
+        description="Bytes kept of what a run's process prints, and as many of what its hooks print.",
+    )
+    max_trace_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Bytes of what is recorded of one run's time, beyond which the oldest spans go; 0: summaries only.",
+    )
+    body_room_wait_s: float = Field(
+        60.0, ge=0, description="Seconds that a request body waits for room among the others before its 429."
+    )
+    body_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds that a request body may stand still while the server reads it.",
+    )
+    max_head_bytes: int = Field(
+        64 << 10,
+        ge=1_024,
+        description="Bytes of the first line and the headers of a request.",
+    )
+    head_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds from the first byte of a request to the end of its headers.",
+    )
+    idle_timeout_s: float = Field(
+        75.0,
+        gt=0,
+        description="Seconds after which a connection without a request under way, or whose client takes nothing of "
+        "a reply, is closed.",
     )
     write_wait_s: float = Field(60.0, ge=0, description="Seconds that `/buffer/write` waits for room before its 429.")
     max_wait_s: float = Field(90.0, ge=0, description="Seconds that a long poll waits at most.")
     start_wait_s: float = Field(4.0, ge=0, description="Seconds that a start waits for its generator's inspection.")
     inspect_timeout_s: float = Field(120.0, gt=0, description="Seconds that the inspection of one generator may take.")
     max_restarts: int = Field(3, ge=0, description="Times that a crashed run process is started again.")
-    stop_grace_s: float = Field(10.0, ge=0, description="Seconds between asking a run process to stop and killing it.")
+    max_workers: int = Field(64, ge=1, description="Workers that one run may have.")
+    worker_silence_s: float = Field(
+        10.0, gt=0, description="Seconds without a sign of life after which a worker of a run is taken for dead."
+    )
+    ray_address: str = Field(
+        "",
+        description="Ray cluster for runs with `backend` `ray`: `HOST:PORT` of its head, or `auto` for this machine's.",
+    )
+    ray_namespace: str = Field("forebay", description="Namespace of what they start there.")
+    stop_grace_s: float = Field(4.0, ge=0, description="Seconds between asking a run process to stop and killing it.")
+    stop_limit_s: float = Field(
+        10.0, gt=0, description="Seconds after SIGTERM within which the server has ended, whatever hangs."
+    )
     refuse_hold_s: float = Field(
         1.0, ge=0, description="Seconds for which a repeated bad start is held before its reply."
     )
@@ -71,6 +149,13 @@ class Settings(BaseSettings):
     def _split(cls, value: object) -> object:
         """An environment variable holds several paths as the shell's PATH does."""
         return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _name_hosts(cls, value: object) -> object:
+        """A flag or an environment variable holds several names with commas between them."""
+        is_text = isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+        return host_patterns(cast("str | list[str]", value)) if is_text else value
 
     @property
     def is_loopback(self) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 
 from forebay.core.errors import InputRefused
 from forebay.core.ids import InstanceId, read_instance_id
+from forebay.core.starts.payload_text import is_plain
 
 Message = dict[str, Any]
 
@@ -63,6 +64,8 @@ def _instance_id(value: object, number: int) -> InstanceId:
         return number
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
         raise BadRow(f"instance_id must be a string or a number, is {value!r:.100}")
+    if isinstance(value, str) and not is_plain(value):
+        raise BadRow("instance_id holds a NUL byte or half a surrogate pair")
     return read_instance_id(value)
 
 

@@ -44,8 +44,8 @@ class Signal:
         self._is_closed = True
         self.notify()
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for the next ``notify``, at most ``timeout_s`` seconds; whether it came."""
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the next ``notify``, at most ``timeout_s`` seconds if they are given; whether it came."""
         if self._is_closed:
             return False
         waiter = asyncio.get_running_loop().create_future()

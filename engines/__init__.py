@@ -10,7 +10,8 @@ In come the addresses of a run (``remote_engine_url``): SGLang, an SGLang router
   weights, go on);
 - ``cache_keys.py``: under which key an engine caches a call, so that the weights behind a logprob are known;
 - ``sampling_defaults.py``: what an engine takes for sampling parameters that a call leaves out;
-- ``connections.py``: a connection for each call under way;
+- ``connections.py``: a connection for each call under way; ``bounded_replies.py``: how much comes over it;
+- ``read_json.py``: the JSON in a reply, or one kind of error for whatever else an engine may send;
 - ``chat_template.py`` and ``chat_over_generate.py``: chats rendered here, for routers that hide token ids;
 - ``capture/``: from the replies to turns, and from turns to samples, token by token;
 - ``continuation/``: going on with what an engine has aborted;

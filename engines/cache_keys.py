@@ -10,14 +10,14 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import AnnouncedWeights, number_of
-from forebay.engines.capture.turn import Turn, VersionSpan
+from forebay.engines.capture.turn import Turn, VersionSpan, merged
 
 logger = logging.getLogger(__name__)
 
@@ -188,18 +188,8 @@ def _numbered(key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights, turn
     if turn.versions or turn.seen_versions:
         spans = [VersionSpan(named(span.version), span.start, span.end) for span in turn.versions]
         seen = dict.fromkeys(map(named, turn.seen_versions))
-        return msgspec.structs.replace(turn, versions=_joined(spans), seen_versions=list(seen))
+        return msgspec.structs.replace(turn, versions=merged(spans), seen_versions=list(seen))
     seen_numbers = list(dict.fromkeys([base] if sent.id == now.id else [base, now.version or 0]))
     if len(seen_numbers) == 1 and turn.sampled_ids:
         return msgspec.structs.replace(turn, versions=[VersionSpan(str(base), 0, len(turn.sampled_ids))])
     return msgspec.structs.replace(turn, seen_versions=list(map(str, seen_numbers)))
-
-
-def _joined(spans: Sequence[VersionSpan]) -> list[VersionSpan]:
-    joined: list[VersionSpan] = []
-    for span in spans:
-        if joined and joined[-1].version == span.version:
-            joined[-1] = VersionSpan(span.version, joined[-1].start, span.end)
-        else:
-            joined.append(span)
-    return joined

@@ -6,9 +6,11 @@ from typing import Any, Self
 
 import msgspec
 
-from forebay.core.errors import EngineError, InvalidInput
+from forebay.core.errors import InvalidInput
 from forebay.engines.capture.read_reply import logprob_of
+from forebay.engines.capture.reply_shape import GENERATED, read_generated
 from forebay.engines.chat_template import ChatTemplate, TextOf
+from forebay.engines.read_json import unreadable
 
 Json = dict[str, Any]
 
@@ -102,14 +104,13 @@ def as_chat(content: bytes, body: Mapping[str, Any], prompt_ids: list[int], temp
 
     Reasoning stays in the text. Raises ``EngineError`` for what is no reply.
     """
+    replies = read_generated(content)
+    texts = template.text_of if body.get("logprobs") else None
     try:
-        decoded = msgspec.json.decode(content)
-        replies = decoded if isinstance(decoded, list) else [decoded]  # a list where n is above 1
-        texts = template.text_of if body.get("logprobs") else None
         choices = [_choice(index, reply, prompt_ids, texts) for index, reply in enumerate(replies)]
-        return msgspec.json.encode(_chat(replies, choices, body.get("model"), len(prompt_ids)))
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
-        raise EngineError(f"/generate answered no completion: {content[:200]!r}", status_code=200) from error
+    except (OverflowError, IndexError, TypeError) as error:  # of the tokenizer: ids that its model does not have
+        raise unreadable(content, GENERATED, error) from error
+    return msgspec.json.encode(_chat(replies, choices, body.get("model"), len(prompt_ids)))
 
 
 def _chat(replies: Sequence[Mapping[str, Any]], choices: list[Json], model: str | None, num_prompt: int) -> Json:

@@ -99,7 +99,7 @@ def _tokenizer(folder: Path) -> Any:
     is_generic = _config(folder).get("tokenizer_class") in {"TokenizersBackend", "PreTrainedTokenizerFast"}
     kind = PreTrainedTokenizerFast if is_generic else AutoTokenizer
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True)
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise _unusable(f"the tokenizer in {folder} cannot be loaded: {error}", "give a whole model folder") from error
 

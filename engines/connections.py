@@ -5,6 +5,7 @@ hundreds of calls in flight that takes as long as everything else, and behind it
 request gets a whole transport for itself.
 """
 
+import asyncio
 import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from urllib.request import getproxies
 
 import httpx
+
+from forebay.engines.bounded_replies import PlainParts, limit_bytes, offer_gzip
 
 KEPT = 256
 """Idle connections to one server that are kept for later requests."""
@@ -61,7 +64,8 @@ class Transports(Generic[T]):
 class AsyncExchange:
     """What an asynchronous transport does, of ``httpx`` or of ``httpx2``: their interfaces are the same.
 
-    Requests raise a ``TransportError``, also those under way when it is closed.
+    Requests raise a ``TransportError``, also those under way when it is closed, and ``EngineError`` where a reply is
+    larger than ``max_engine_reply_bytes``.
     """
 
     body_type: ClassVar[Callable[..., Any]]
@@ -69,16 +73,19 @@ class AsyncExchange:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._transports = Transports(make)
+        self._max_bytes = limit_bytes()
 
     async def handle_async_request(self, request: Any) -> Any:
         """See ``httpx``."""
         transport = self._transports.take(request)
+        offer_gzip(request)
         try:
             reply = await transport.handle_async_request(request)
         except BaseException:  # also a call that was cancelled
             await self._give_back(request, transport)
             raise
-        reply.stream = self.body_type(reply.stream, lambda: self._give_back(request, transport))
+        parts = PlainParts(reply, self._max_bytes)
+        reply.stream = self.body_type(reply.stream, parts, lambda: self._give_back(request, transport))
         reply.request = request
         return reply
 
@@ -93,15 +100,21 @@ class AsyncExchange:
 
 
 class AsyncBody:
-    """The body of a reply; its connection is idle once it is closed."""
+    """The body of a reply, within its bounds; its connection is idle once it is closed."""
 
-    def __init__(self, inner: Any, give_back: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, inner: Any, parts: PlainParts, give_back: Callable[[], Awaitable[None]]) -> None:
         self._inner = inner
+        self._parts = parts
         self._give_back: Callable[[], Awaitable[None]] | None = give_back
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._inner:
-            yield part
+            for num_steps, plain in enumerate(self._parts.of(part)):
+                if num_steps:  # a small part may unfold for long, and other calls go on meanwhile
+                    await asyncio.sleep(0)
+                yield plain
+        for plain in self._parts.end():
+            yield plain
 
     async def aclose(self) -> None:
         # Once: a body may be closed again when its connection already carries another request.
@@ -114,6 +127,16 @@ class AsyncBody:
 
 
 class _Body(AsyncBody, httpx.AsyncByteStream):
+    pass
+
+
+async def bound_body(reply: httpx.Response) -> None:
+    """An event hook that bounds the replies of a client whose transports are the package's own."""
+    assert isinstance(reply.stream, httpx.AsyncByteStream)
+    reply.stream = _Body(reply.stream, PlainParts(reply, limit_bytes()), _nothing)
+
+
+async def _nothing() -> None:
     pass
 
 

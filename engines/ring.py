@@ -4,17 +4,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import httpx
 
+from forebay.core.addresses import without_login
 from forebay.core.backoff import Backoff
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.core.weight_versions import AnnouncedWeights
+from forebay.engines.abc import EngineLoad
 from forebay.engines.cache_keys import CacheKeys
 from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.capture.notices import CaptureNotices
@@ -24,6 +26,7 @@ from forebay.engines.detect import DetectedEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.engines.sampling_defaults import engine_defaults
 from forebay.engines.sglang import SGLangEngine
+from forebay.telemetry.tracing.span_handle import SpanHandle
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +58,11 @@ class Target:
 class Member:
     """One server of several: the rollouts or calls that it has, and its rest after a failure."""
 
-    def __init__(self, server: Target, clock: Clock | None = None) -> None:
+    def __init__(
+        self, server: Target, clock: Clock | None = None, on_change: Callable[[], None] = lambda: None
+    ) -> None:
         self.server = server
+        self._on_change = on_change
         self.in_flight = 0
         self.last_asked_ns = 0
         self.failures = 0
@@ -79,12 +85,15 @@ class Member:
         if self.resting:
             return
         self.failures += 1
+        self._on_change()
         self.ask_from_s = 0.0
         self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
         """Forget earlier failures: it has answered."""
-        self.failures = 0
+        if self.failures:
+            self.failures = 0
+            self._on_change()
         self._rests.reset()
         self._rests_until_s = 0.0
 
@@ -118,11 +127,18 @@ class EngineRing:
         self.weight_version: int | None = None
         """What the trainer announced last, as far as it is known here."""
         self.notices = CaptureNotices()
+        self.on_found: Callable[[Sequence[str]], None] = lambda _: None
+        """Called once, with the servers that were found first; what it raises, whoever waits for them gets."""
+        self.on_server: Callable[[str, bool], None] = lambda _, __: None
+        """Told by the calls of this ring that a server does not answer (true), and that it does again."""
         self._urls = ", ".join(stripped)
         self._model = model
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
         self._members: dict[str, Member] = {}
         self._current: list[Member] = []
+        self._listed: frozenset[str] = frozenset()
+        self._answering: tuple[str, ...] | None = None
+        """Of those, what answers; None where it is to be looked up."""
         self._listed_s = -LISTED_TTL_S
         self._on_waiting = on_waiting
         self._num_waiting = 0
@@ -131,6 +147,11 @@ class EngineRing:
         self._listing = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._http: httpx.AsyncClient
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses that it was given, without ``/v1``."""
+        return [engine.url for engine in self._engines]
 
     async def __aenter__(self) -> Self:
         self._http = await self._stack.enter_async_context(admin_client(self.api_key))
@@ -150,22 +171,69 @@ class EngineRing:
     async def _weights_at(self, url: str) -> str | None:
         return await weight_version_of(self._http, url)
 
+    async def load_at(self, url: str) -> EngineLoad | None:
+        """What the server at ``url`` is busy with; None where it does not say, or does not answer."""
+        member = self._members.get(url)
+        if member is None or not member.server.is_sglang:
+            return None
+        with suppress(EngineError, TimeoutError):
+            return await WorkerAdmin(self._http, url).load()
+        return None
+
+    def ask_load(self, span: SpanHandle, loop: asyncio.AbstractEventLoop) -> Mapping[str, Any] | None:
+        """The ``on_open`` of an engine call's span: the answer is added to its note once it has come, in ``loop``."""
+        if loop.is_closed():
+            return {}
+        asyncio.run_coroutine_threadsafe(self._note_load(span), loop)
+        return None
+
+    async def _note_load(self, span: SpanHandle) -> None:
+        named = span.at["engine"]
+        url = next((each for each in self._members if without_login(each) == named), named)
+        load = await self.load_at(url)
+        span.note_open(**({} if load is None else {"load": asdict(load)}))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What it was given: engines, and routers before some."""
+        return tuple(engine.url for engine in self._engines)
+
     @property
     def http(self) -> httpx.AsyncClient:
         """The connections that administrative calls go over."""
         return self._http
 
-    async def take(self) -> Member:
-        """The server that a rollout should talk to now: the least loaded one. Waits while no engine answers."""
+    async def take(self, preferred: str | None = None) -> Member:
+        """The server that a rollout should talk to now: the ``preferred`` one if it answers, else the least loaded one.
+
+        Waits while no engine answers.
+        """
+        await self.when_up()
+        named = self._members.get(preferred or "")
+        if named is not None and not named.failures and named.server.url in self._listed:
+            return named
+        return least_loaded(self._current)
+
+    async def when_up(self) -> tuple[str, ...]:
+        """The addresses of the servers that answer, the same object while they are the same; waits while none does."""
         while True:
             await self._list_if_stale()
-            if self._is_any_up():
-                return least_loaded(self._current)
+            if answering := self._up():
+                return answering
             await self._wait_available()
 
-    def _is_any_up(self) -> bool:
-        # That a rest is over does not bring an engine up: only an answer does.
-        return any(not member.failures for member in self._current)
+    def _up(self) -> tuple[str, ...]:
+        # Asked for every rollout, of ten thousand engines perhaps. That a rest is over brings none up: its answer does.
+        if self._answering is None:
+            self._answering = tuple(member.server.url for member in self._current if not member.failures)
+        return self._answering
+
+    def _note_change(self) -> None:
+        self._answering = None
+
+    def _note_member(self, url: str) -> None:
+        self._note_change()
+        self.on_server(url, self._members[url].failures > 0)
 
     @contextmanager
     def occupied(self, member: Member) -> Iterator[None]:
@@ -181,6 +249,14 @@ class EngineRing:
         """A server does not answer: it rests, and may come back with other weights."""
         member.failed()
         self.cache_keys.forget(member.server.url)
+
+    def note_server(self, url: str, *, is_failing: bool) -> None:
+        """Somebody else has found that the server at ``url`` does not answer, or does again."""
+        member = self._members.get(url)
+        if member is not None and is_failing:
+            self.failed(member)
+        elif member is not None:
+            member.recovered()
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
         """Stop the ``calls`` in flight, then whatever else has ``rid_prefix``, until it is gone or for 5 s."""
@@ -242,7 +318,7 @@ class EngineRing:
     async def _probe(self) -> bool:
         # One caller at a time; those that come after it find its answer.
         async with self._probing:
-            if self._is_any_up():
+            if self._up():
                 return True
             answers = await asyncio.gather(*(engine.is_available() for engine in self._engines))
             if any(answers):
@@ -251,7 +327,7 @@ class EngineRing:
                 if answers[self._engines.index(member.server.engine)]:
                     member.recovered()
             await self._ask_defaults()
-            return self._is_any_up()
+            return bool(self._up())
 
     async def _list_if_stale(self) -> None:
         async with self._listing:
@@ -263,8 +339,19 @@ class EngineRing:
         # A server that is listed again is the same member: its calls in flight and its failures count on.
         listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
         targets = [target for targets in listed for target in targets]
-        self._current = [self._members.setdefault(target.url, Member(target)) for target in targets]
+        self._current = [self._member_of(target) for target in targets]
+        self._listed = frozenset(target.url for target in targets)
+        self._note_change()
+        if targets:
+            self.on_found([target.url for target in targets])
+            self.on_found = lambda _: None
         await self._ask_defaults()
+
+    def _member_of(self, target: Target) -> Member:
+        found = self._members.get(target.url)
+        if found is None:
+            found = self._members[target.url] = Member(target, on_change=lambda: self._note_member(target.url))
+        return found
 
     async def _ask_defaults(self) -> None:
         now_s = time.monotonic()

@@ -4,6 +4,7 @@ Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,7 +17,9 @@ from forebay.core.addresses import is_http_url
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.abc import EngineLoad, ModelInfo
-from forebay.engines.connections import EngineConnections, names_proxies, tls
+from forebay.engines.bounded_replies import offer_gzip_async
+from forebay.engines.connections import EngineConnections, bound_body, names_proxies, tls
+from forebay.engines.read_json import UNREADABLE, read_json, read_object, unreadable
 
 UNAVAILABLE_STATUSES = frozenset({502, 503})
 """What a proxy or a starting server answers: wait, the rollout has not failed."""
@@ -41,8 +44,11 @@ def auth_headers(api_key: str | None) -> dict[str, str]:
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
     """The connections that administrative calls go over; an answer may take ``timeout_s`` seconds."""
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, ADMIN_TIMEOUT_S))
-    transport = None if names_proxies() else EngineConnections()
-    return httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout, verify=tls(), transport=transport)
+    options: dict[str, Any] = {"headers": auth_headers(api_key), "timeout": timeout}
+    if names_proxies():
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [offer_gzip_async], "response": [bound_body]}
+        return httpx.AsyncClient(**options, verify=tls(), event_hooks=hooks)
+    return httpx.AsyncClient(**options, transport=EngineConnections())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,30 @@ class ListedWorker:
     takes_chats: bool
 
 
+class _Rank(msgspec.Struct):
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Rank] = []
+
+
+class _Info(msgspec.Struct):
+    served_model_name: str | None = None
+    model_path: str | None = None
+    weight_version: str | int | None = None
+
+
+_loads, _info, _any = msgspec.json.Decoder(_Loads), msgspec.json.Decoder(_Info), msgspec.json.Decoder()
+
+
 class WorkerAdmin:
-    """Calls to the server at ``url``. Each raises ``EngineUnavailable`` when nobody answers."""
+    """Calls to the server at ``url``.
+
+    Each raises ``EngineUnavailable`` when nobody answers, ``EngineError`` for an error and for an answer that cannot be
+    read, ``TimeoutError``; and nothing else, whatever the server sends.
+    """
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self.url = url
@@ -100,11 +128,11 @@ class WorkerAdmin:
 
     async def load(self) -> EngineLoad | None:
         """The requests of all its data-parallel ranks, or ``None`` where it does not say."""
-        body = await self._json("/v1/loads?include=core")
-        if body is None:
+        reply = await self._known("GET", "/v1/loads?include=core")
+        if reply is None:
             return None
-        ranks = [EngineLoad(rank["num_running_reqs"], rank["num_waiting_reqs"]) for rank in body.get("loads", [])]
-        return sum(ranks, EngineLoad())
+        answer = read_json(reply.content, _loads, f"loads at {self.url}")
+        return sum((EngineLoad(rank.num_running_reqs, rank.num_waiting_reqs) for rank in answer.loads), EngineLoad())
 
     async def model_info(self) -> ModelInfo | None:
         """The model that it serves, or ``None`` where it does not say."""
@@ -112,11 +140,14 @@ class WorkerAdmin:
         raw = await self._json("/model_info") or await self._json("/get_model_info")
         if raw is None:
             return None
-        path = raw.get("model_path")
+        try:
+            info = msgspec.convert(raw, _Info)
+        except UNREADABLE as error:
+            raise unreadable(raw, f"model info at {self.url}", error) from error
         return ModelInfo(
-            model=raw.get("served_model_name") or path or "default",
-            model_path=path,
-            weight_version=raw.get("weight_version"),
+            model=info.served_model_name or info.model_path or "default",
+            model_path=info.model_path,
+            weight_version=None if info.weight_version is None else str(info.weight_version),
             raw=raw,
         )
 
@@ -164,44 +195,48 @@ class WorkerAdmin:
 
     async def post_json(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The object that ``POST path`` answers, or ``None`` where the server does not know it."""
-        return self._object(path, await self._call("POST", path, body))
+        reply = await self._known("POST", path, body)
+        return None if reply is None else read_object(reply.content, f"JSON object at {self.url}{path}")
 
     async def workers(self) -> list[ListedWorker] | None:
         """The workers if this is a router, else ``None``."""
         body = await self._json("/workers")
         if body is None or not isinstance(body.get("workers"), list):
             return None
-        return [_listed(worker) for worker in body["workers"]]
+        try:
+            return [_listed(worker) for worker in body["workers"]]
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise unreadable(body, f"list of workers at {self.url}", error) from error
 
     async def _is_done(self, path: str, body: dict[str, Any]) -> bool:
         """Post ``body``; false where the server does not know ``path``."""
         reply = await self._call("POST", path, body)
-        if reply.is_error and reply.status_code not in NOT_SUPPORTED:
+        if not reply.is_success and reply.status_code not in NOT_SUPPORTED:
             raise status_error(self.url, reply.status_code, reply.content)
-        return not reply.is_error
+        return reply.is_success
 
     async def _must(self, path: str, body: dict[str, Any]) -> None:
         if not await self._is_done(path, body):
             raise EngineError(f"{self.url} has no {path}", status_code=404, hint="this needs SGLang 0.5.23 or later")
 
     async def _json(self, path: str) -> dict[str, Any] | None:
-        return self._object(path, await self._call("GET", path))
+        reply = await self._known("GET", path)
+        return None if reply is None else read_object(reply.content, f"JSON object at {self.url}{path}")
 
-    def _object(self, path: str, reply: httpx.Response) -> dict[str, Any] | None:
+    async def _known(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response | None:
+        """The answer, or ``None`` where the server does not know ``path``."""
+        reply = await self._call(method, path, body)
         if reply.status_code in NOT_SUPPORTED:
             return None
-        if reply.is_error:
+        if not reply.is_success:
             raise status_error(self.url, reply.status_code, reply.content)
-        try:
-            return msgspec.json.decode(reply.content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise EngineError(
-                f"{self.url}{path} is no JSON object: {reply.content[:200]!r}", status_code=200
-            ) from error
+        return reply
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             return await self._http.request(method, self.url + path, json=body)
+        except EngineError as error:
+            raise EngineError(f"{self.url}{path}: {error.message}", hint=error.hint) from error
         except httpx.ConnectTimeout as error:
             # No answer in time from a server that nobody could connect to: it is gone, not slow.
             raise unreachable(self.url, error) from error
@@ -209,6 +244,9 @@ class WorkerAdmin:
             raise TimeoutError(f"{self.url}{path} did not answer in time") from error
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from error
+        # Redirects without end, addresses that are none, what no codec reads: whatever it is, the engine made it up.
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
+            raise EngineError(f"{self.url}{path} answers what cannot be read: {error}") from error
 
 
 def status_error(url: str, status_code: int, content: bytes) -> EngineError:
@@ -226,8 +264,8 @@ def unreachable(url: str, cause: BaseException) -> EngineUnavailable:
 def _message(content: bytes) -> str:
     # OpenAI nests the message in `error`, SGLang does not, proxies send plain text.
     try:
-        body = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+        body = _any.decode(content)
+    except UNREADABLE:
         return content[:500].decode(errors="replace")
     inner = body.get("error", body) if isinstance(body, dict) else body
     message = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner

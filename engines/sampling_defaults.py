@@ -12,6 +12,7 @@ import msgspec
 
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.capture.sampling_params import ALIASES, OF_THE_MODEL, UNKNOWN_DEFAULTS, EngineDefaults
+from forebay.engines.read_json import UNREADABLE
 from forebay.engines.router_workers import WorkerAdmin
 
 ASK_TIMEOUT_S = 3.0
@@ -49,7 +50,7 @@ def _tool_grammar(parser: object) -> Any:
     # Without a parser SGLang makes a grammar of tools only where a call of one is required.
     if not parser:
         return "never"
-    return "always" if parser in ALWAYS_HELD else "strict"
+    return "always" if str(parser) in ALWAYS_HELD else "strict"
 
 
 def _of_chats(info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,7 +65,7 @@ def _of_chats(info: Mapping[str, Any]) -> Mapping[str, Any]:
         given = msgspec.json.decode((folder / GENERATION_CONFIG).read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return UNKNOWN_DEFAULTS.chat
     known = {name: given[name] for name in OF_THE_MODEL if given.get(name) is not None}
     return known if _version(info.get("version")) >= CHECKED_VERSION else {"top_k": None, **known}

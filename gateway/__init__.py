@@ -16,7 +16,8 @@ The way of a chat:
    the answer what the agent did not ask for.
 5. The turns go to the rollout's session (``runs/sessions.py``), the answer goes back through the dialect.
 
-Completions of a text, and embeddings, are passed on without a record (``unrecorded.py``).
+Completions of a text, and embeddings, are passed on without a record (``unrecorded.py``). What is large is read in a
+thread (``off_loop.py``).
 
 Out come the records: with the answer to a rollout's ``close``, or, for generators that know nothing of the gateway, in
 the samples that they write through it (``runs/foreign_runs.py``). Errors of the gateway itself are in ``refusals.py``;

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import os
 import signal
 import socket
 import sys
@@ -10,10 +12,12 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from forebay.core.child_process import die_with_parent
+from forebay.core.child_process import close_to_others, die_with_parent
+from forebay.engines.bounded_replies import LIMIT_VARIABLE
 from forebay.gateway.app import create_gateway
 from forebay.gateway.spec import GatewaySpec
 from forebay.telemetry.log import set_up_logging
+from forebay.web.http_protocol import http_protocol
 
 GRACE_S = 2
 """Seconds for calls in flight once the server ends."""
@@ -31,8 +35,10 @@ class _Server(uvicorn.Server):
 def main(arguments: list[str]) -> None:
     """Serve on the inherited socket until SIGTERM, or until the server is gone."""
     spec_fd, socket_fd, parent_pid = map(int, arguments)
+    close_to_others()  # the keys of all runs are in our memory
     die_with_parent(parent_pid)
     spec = GatewaySpec.read(spec_fd)
+    os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
     set_up_logging(spec.log_level)
     # Its lines go to the server's log: "application startup complete" would be taken for the server's own.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -41,14 +47,14 @@ def main(arguments: list[str]) -> None:
         create_gateway(spec),
         log_config=None,
         access_log=False,
-        http="httptools",
+        http=http_protocol(spec.connections),
         ws="none",
         lifespan="on",
         # An agent gets the headers of its engine's reply, and those only.
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=math.ceil(spec.connections.idle_timeout_s),
         timeout_graceful_shutdown=GRACE_S,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

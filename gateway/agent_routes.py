@@ -17,7 +17,8 @@ from forebay.gateway.dialects import anthropic
 from forebay.gateway.dialects.dialect import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
-from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, TooLarge
+from forebay.gateway.off_loop import off_loop
+from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, Stalled, TooLarge
 from forebay.gateway.runs.foreign_runs import CapturedCall
 from forebay.gateway.runs.notes import UNRECORDED
 from forebay.gateway.runs.registry import RunRegistry, key_of
@@ -26,8 +27,11 @@ from forebay.gateway.runs.sessions import Agent
 from forebay.gateway.streaming import ChatCall
 from forebay.gateway.unrecorded import COMPLETIONS, EMBEDDINGS, UnrecordedCall
 from forebay.web.bodies import BodyBudget
+from forebay.web.connection_limits import RequestStalled
 from forebay.web.replies import encode
 
+TRACEPARENT = "traceparent"
+"""The header of W3C Trace Context, by which an agent says of which span of its own a call is part."""
 WRITE_HEADERS = ("content-type", "retry-after")
 """Of the server's reply to a sample; the others belong to its connection."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -94,30 +98,30 @@ class AgentRoutes:
 
     async def _chat(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         content = await self._body(request)
-        body = read_chat(content)
+        body = await off_loop(read_chat, content)
         if body is None:  # no JSON object: the engine says so in its own words
-            return PassedOn(_call(found), dialect, "POST", CHATS, content)
-        return Exchange(_call(found), dialect, body)
+            return PassedOn(_call(request, found), dialect, "POST", CHATS, content)
+        return Exchange(_call(request, found), dialect, body)
 
     async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        chat = dialect.to_chat(await self._json(request))
+        chat = await off_loop(lambda content: dialect.to_chat(_object(content)), await self._body(request))
         _note(found, dialect.notes)
-        return Exchange(_call(found), dialect, chat)
+        return Exchange(_call(request, found), dialect, chat)
 
     async def _unrecorded(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         (run, agent), content = found, await self._body(request)
         path = EMBEDDINGS if request.url.path.endswith(EMBEDDINGS) else COMPLETIONS
-        body = read_chat(content)
+        body = await off_loop(read_chat, content)
         if body is None:
-            return PassedOn(_call(found), dialect, "POST", path, content)
+            return PassedOn(_call(request, found), dialect, "POST", path, content)
         _note(found, [UNRECORDED + path.rpartition("/")[2]])
-        return UnrecordedCall(run, agent.session, path, body)
+        return UnrecordedCall(run, agent.session, path, body, request.headers.get(TRACEPARENT))
 
     async def _models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        return PassedOn(_call(found), dialect, "GET", _models_path(request))
+        return PassedOn(_call(request, found), dialect, "GET", _models_path(request))
 
     async def _anthropic_models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        return PassedOn(_call(found), dialect, "GET", _models_path(request), read=anthropic.from_models)
+        return PassedOn(_call(request, found), dialect, "GET", _models_path(request), read=anthropic.from_models)
 
     async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
         """An answer that is kept, for GET, DELETE and for the POST that cancels it."""
@@ -131,9 +135,12 @@ class AgentRoutes:
         return json_reply(HTTPStatus.OK, {"object": "list", "data": items, "has_more": False})
 
     async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        content = encode(anthropic.to_tokenize(await self._json(request), dialect.memory.memo, dialect.notes))
+        memo, notes = dialect.memory.memo, dialect.notes
+        content = await off_loop(
+            lambda content: encode(anthropic.to_tokenize(_object(content), memo, notes)), await self._body(request)
+        )
         _note(found, dialect.notes)
-        return PassedOn(_call(found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
+        return PassedOn(_call(request, found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
         """A sample of a generator that is captured; the server's reply to it."""
@@ -144,12 +151,6 @@ class AgentRoutes:
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
         return raw_reply(reply.status, reply.body, headers)
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        body = read_object(await self._body(request))
-        if body is None:
-            raise NoObject
-        return body
-
     async def _body(self, request: Request) -> bytes:
         """Raises ``GatewayRefusal``, ``ClientGone``."""
         try:
@@ -158,9 +159,18 @@ class AgentRoutes:
             raise TooLarge(error.message) from None
         except BufferFull as error:
             raise Busy(error.message) from None
+        except RequestStalled as error:
+            raise Stalled(error.message, hint=error.hint) from None
         # At once: a call may take many minutes, and its body is small beside what is recorded of it.
         body.free()
         return body.data
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    body = read_object(content)
+    if body is None:
+        raise NoObject
+    return body
 
 
 async def _unknown(request: Request, _found: Found, _dialect: Dialect) -> ASGIApp:
@@ -181,6 +191,6 @@ def _note(found: Found, kinds: list[str]) -> None:
     run.notes.add(kinds, agent.session.notes)
 
 
-def _call(found: Found) -> ChatCall:
+def _call(request: Request, found: Found) -> ChatCall:
     run, agent = found
-    return ChatCall(run, agent.session)
+    return ChatCall(run, agent.session, request.headers.get(TRACEPARENT))

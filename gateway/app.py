@@ -16,6 +16,7 @@ from forebay.gateway.control_routes import ControlRoutes
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.registry import RunRegistry
 from forebay.gateway.spec import GatewaySpec
+from forebay.telemetry.tracing.loop_watch import LoopWatch
 from forebay.web.bodies import BodyBudget
 from forebay.web.replies import ClientGone, error_body
 
@@ -24,14 +25,17 @@ logger = logging.getLogger(__name__)
 
 def create_gateway(spec: GatewaySpec) -> Starlette:
     """The gateway as an ASGI application; its lifespan ends all runs."""
-    registry = RunRegistry(spec.control_key)
-    bodies = BodyBudget(spec.max_body_bytes, spec.max_bodies_bytes)
+    watch = LoopWatch()
+    registry = RunRegistry(spec.control_key, watch)
+    bodies = BodyBudget(spec.max_body_bytes, spec.max_bodies_bytes, spec.body_room_wait_s)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        watch.start()
         await asyncio.gather(*(_take_over(registry, *run) for run in spec.runs.items()))
         yield
         await registry.aclose()
+        watch.stop()
 
     return Starlette(
         routes=[*ControlRoutes(spec, registry, bodies).routes(), *AgentRoutes(registry, bodies).routes()],

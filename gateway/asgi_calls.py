@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from forebay.engines.read_json import UNREADABLE
 from forebay.gateway.calls import EngineRefused, Json
 from forebay.gateway.dialects.dialect import Dialect
 from forebay.gateway.dialects.errors import ProtocolRefused
@@ -21,6 +22,7 @@ from forebay.gateway.refusals import EngineLost, GatewayRefusal
 from forebay.gateway.streaming import ChatCall
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, encode
 
+TOO_DEEP = "the engine's answer is nested too deep"
 ID_HEADER = b"x-forebay-rollout-id"
 """The one header that an engine's own reply has not."""
 
@@ -57,6 +59,8 @@ class Exchange:
             await response(scope, receive, send)
         except GatewayRefusal as refusal:
             await refusal_reply(type(self._dialect), refusal, self._id_header)(scope, receive, send)
+        except RecursionError:
+            await refusal_reply(type(self._dialect), EngineLost(TOO_DEEP), self._id_header)(scope, receive, send)
         except ProtocolRefused as refused:  # by the translation of what the engine answered
             await json_reply(refused.status, refused.body, self._id_header)(scope, receive, send)
 
@@ -75,6 +79,8 @@ class Exchange:
                 last = stream.end()
             except GatewayRefusal as refusal:
                 last = stream.fail(refusal)
+            except RecursionError:
+                last = stream.fail(EngineLost(TOO_DEEP))
             except EngineRefused as refused:  # of the rest of an answer that was aborted
                 last = stream.fail(EngineLost(refused.message))
         await send({"type": "http.response.body", "body": last})
@@ -124,15 +130,17 @@ class PassedOn:
         await response(scope, receive, send)
 
     def _response(self, reply: EngineReply) -> Response:
+        """Raises ``EngineLost``, which is noted in the record."""
         if self._read is None:
             return raw_reply(reply.status, reply.content, [*reply.headers, self._id_header])
         if reply.status != HTTPStatus.OK:
             return translated_error(self._dialect, reply, self._id_header)
         try:
-            body = self._read(_decode_any(reply.content))
-        except (LookupError, TypeError, ValueError, AttributeError):
-            raise EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}") from None
-        return json_reply(reply.status, body, self._id_header)
+            return json_reply(reply.status, self._read(_decode_any(reply.content)), self._id_header)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+            lost = EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}")
+            self._call.session.note_failure("engine", lost.status, lost.message)
+            raise lost from None
 
 
 def raw_reply(status: int, content: bytes, headers: Headers) -> Response:
@@ -156,7 +164,7 @@ def translated_error(dialect: Dialect, reply: EngineReply, *headers: Header) -> 
     """The engine's error, in the words of the protocol."""
     try:
         body = _decode_any(reply.content)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         body = reply.content[:1_000].decode(errors="replace")
     return json_reply(*dialect.error(reply.status, body), *headers)
 

@@ -5,39 +5,46 @@ Agents never see an abort: what an engine aborts, for a weight update say, is co
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.cache_keys import CacheKey
+from forebay.engines.capture.call_spans import CallSpan, num_sampled
+from forebay.engines.capture.reply_shape import read_chat
 from forebay.engines.capture.sampling_params import EngineDefaults
+from forebay.engines.capture.token_cap import was_cut
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
+from forebay.engines.read_json import read_object
 from forebay.engines.ring import Member, Target
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
+from forebay.gateway.off_loop import off_loop, off_loop_if
 from forebay.gateway.recording import Recording
 from forebay.gateway.refusals import EngineLost, Over
+from forebay.gateway.runs.open_calls import Up
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
+from forebay.telemetry.tracing.span_handle import SpanHandle
 
 CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3
 """So often may a connection break under a call: one that kills its engine must not go from engine to engine."""
+BEYOND_STATUSES = 600
 
 Json = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Json).decode
 
 
 class EngineRefused(Exception):
@@ -59,6 +66,12 @@ class EngineRefused(Exception):
         return self.reply.content[:1_000].decode(errors="replace")
 
 
+def check_status(status: int) -> None:
+    """Raise ``EngineLost`` for what neither answers a request nor refuses it: a redirect, 204, a status of no RFC."""
+    if status != HTTPStatus.OK and not HTTPStatus.BAD_REQUEST <= status < BEYOND_STATUSES:
+        raise EngineLost(f"the engine answers with status {status}, which is no answer")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request that an engine is answering, with a 200."""
@@ -75,17 +88,28 @@ class EngineRequest:
     """Ours, with which that begins."""
     defaults: EngineDefaults
     """The engine's, for sampling parameters that it leaves out."""
+    span: CallSpan
+    """Ended once it is known what the engine has answered."""
+    cut_at: int | None
+    """After so many tokens the rollout's cap ends it."""
 
 
 class EngineCall:
-    """One call of a session. Use it once: with ``whole`` or ``other``."""
+    """One call of a session. Use it once: with ``whole`` or ``other``. ``traceparent`` is the header that it has."""
 
-    def __init__(self, run: GatewayRun, session: Session) -> None:
+    def __init__(self, run: GatewayRun, session: Session, traceparent: str | None = None) -> None:
         self.session = session
         self.headers: Headers = []
         """Of the engine's reply, once it has answered."""
         self.is_left = False
         """The agent is gone."""
+        self.choices: Sequence[Turn] = ()
+        """What the agent is answered, once that is known."""
+        self._parent = session.trace.parent(traceparent)
+        self._spans: list[CallSpan] = []
+        """Of its requests to engines."""
+        self._up: Up = self._parent.up
+        """The span around what is recorded: of a chat, its turn."""
         self._run = run
         self._num_broken = 0
         self._pause: Backoff | None = None
@@ -95,42 +119,74 @@ class EngineCall:
         recording = Recording(body, self.session.prepared(body))
         async with self._counted():
             reply, request = await self._ask(recording)
-            turns, logprobs = await self._finished(recording, self._turns(recording, reply, request))
+            read = await off_loop_if(recording.is_large, lambda: self._turns(recording, reply, request))
+            self._check_cap(read, request)
+            turns, logprobs = await self._finished(recording, read)
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
+            self.choices = turns
             self.session.turns.add(turns)
             return recording.stripped(reply) or {}
 
     async def other(self, method: str, path: str, content: bytes = b"") -> EngineReply:
         """The engine's reply to something that is no chat. Raises ``EngineLost``, ``Over``."""
-        async with self._counted():
+        trace = self.session.trace
+        async with self._counted(is_turn=False):
             while True:
-                member = await self.session.affinity.choose()
+                with trace.engine_wait(self._up):
+                    member = await self.session.affinity.choose()
+                url = member.server.url
                 try:
-                    with self._run.ring.occupied(member):
-                        reply = await self._run.engine_http.ask(method, member.server.url + path, content)
+                    with self._run.ring.occupied(member), trace.engine_call(self._up, url, "") as span:
+                        reply = await self._run.engine_http.ask(method, url + path, content, span.traceparent)
+                        span.end(path=path, status=reply.status)
                 except EngineUnavailable as error:
                     self._run.ring.failed(member)
                     await self._wait_before_retry(error)
                     continue
-                if reply.status >= HTTPStatus.BAD_REQUEST:
+                check_status(reply.status)
+                if reply.status == HTTPStatus.OK:
+                    read_object(reply.content, "JSON object")
+                else:
                     refused = EngineRefused(reply)
                     self.session.note_failure(refused.kind, reply.status, refused.message)
                 return reply
 
+    @contextmanager
+    def _traced(self, *, is_turn: bool) -> Iterator[None]:
+        """Around the call: records how long it takes, as one of the rollout's turns if it ``is_turn``."""
+        trace = self.session.trace
+        turn = self._up = trace.begin_turn(self._parent) if is_turn else self._parent.up
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            for span in self._spans:  # an answer that nobody came to read
+                span.end()
+            if isinstance(turn, SpanHandle):
+                trace.end_turn(turn, self.choices, failure)
+            trace.end_call(self.choices)
+
     @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[asyncio.Timeout]:
+    async def _counted(self, *, is_turn: bool = True) -> AsyncIterator[asyncio.Timeout]:
         """Around the call: it is one of its session's, which may end it."""
         self.session.num_calls += 1
         try:
-            async with self.session.call() as limit:
-                yield limit
+            with self._traced(is_turn=is_turn):
+                async with self.session.call() as limit:
+                    yield limit
         except EngineRefused as refused:
             self.session.note_failure(refused.kind, refused.reply.status, refused.message)
             raise
-        except EngineLost as lost:
+        except (EngineLost, EngineError, RecursionError) as error:
+            lost = error if isinstance(error, EngineLost) else EngineLost(str(error))
             self.session.note_failure("engine", lost.status, lost.message)
-            raise
+            if lost is error:
+                raise
+            raise lost from error
         except Over as over:
             # No failure of anybody's: a rollout that was closed, or an agent that did not wait for its stream's end.
             if over.is_late and not self.is_left:
@@ -145,10 +201,8 @@ class EngineCall:
             try:
                 async with self._sent(recording) as request:
                     reply = await request.reply.whole()
-                    try:
-                        return _decode(reply.content), request
-                    except msgspec.DecodeError:
-                        raise EngineRefused(reply) from None
+                    request.span.note_answer()
+                    return await off_loop(read_chat, reply.content), request
             except EngineUnavailable as error:
                 await self._wait_before_retry(error)
 
@@ -158,42 +212,59 @@ class EngineCall:
         if is_begun or self._num_broken >= MAX_BROKEN:
             raise EngineLost(error.message) from error
         self._pause = self._pause or Backoff()
-        await self._pause.wait()
+        with self.session.trace.engine_wait(self._up):
+            await self._pause.wait()
 
     @asynccontextmanager
     async def _sent(self, recording: Recording) -> AsyncIterator[EngineRequest]:
         """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
-        member = await session.affinity.choose()
-        target, rid, defaults = member.server, session.next_rid(), member.defaults
-        announced = run.ring.weight_version
-        is_version_asked = recording.is_stream and target.is_sglang
-        # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
-        version = await run.versions.before(target.url, announced) if is_version_asked else None
-        keys = run.ring.cache_keys
-        if target.is_sglang:
-            await keys.prepare(target.url)
-        key = keys.of(target.url)
-        body = recording.engine_body(rid, key, is_sglang=target.is_sglang)
+        with session.trace.engine_wait(self._up):
+            member = await session.affinity.choose()
+            target, rid, defaults = member.server, session.next_rid(), member.defaults
+            announced = run.ring.weight_version
+            is_version_asked = recording.is_stream and target.is_sglang
+            # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
+            version = await run.versions.before(target.url, announced) if is_version_asked else None
+            keys = run.ring.cache_keys
+            if target.is_sglang:
+                await keys.prepare(target.url)
+            key = keys.of(target.url)
+            body = recording.engine_body(rid, key, is_sglang=target.is_sglang)
+        # At the last moment: other calls may have sampled meanwhile.
+        if session.cap.is_spent:
+            self._break_off()
+        body = {**body, **session.cap.limits(body)}
+        cut_at = session.cap.cut_at(body, recording.body)
         began_s = time.time()
-        async with self._reply(member, rid, CHATS, body) as reply:
+        async with self._reply(member, rid, CHATS, body) as (reply, span):
+            check_status(reply.status)
             if reply.status != HTTPStatus.OK:
-                raise await self._refusal(target, recording, await reply.whole())
+                raise await self._refusal(target, recording, await reply.whole(), span)
             member.recovered()
-            yield EngineRequest(reply, target, rid, began_s, version, body.get("extra_key"), key, defaults)
+            extra_key = body.get("extra_key")
+            yield EngineRequest(reply, target, rid, began_s, version, extra_key, key, defaults, span, cut_at)
 
     @asynccontextmanager
-    async def _reply(self, member: Member, rid: str, path: str, body: Json) -> AsyncIterator[IncomingReply]:
-        """An engine's reply to one request, whatever its status. Raises ``EngineUnavailable``.
+    async def _reply(
+        self, member: Member, rid: str, path: str, body: Json
+    ) -> AsyncIterator[tuple[IncomingReply, CallSpan]]:
+        """An engine's reply to one request, whatever its status, and the request's span. Raises ``EngineUnavailable``.
 
         However this is left before the reply has come whole, the engine is to stop.
         """
         run, url, is_over = self._run, member.server.url, False
+        trace = self.session.trace
         try:
-            with run.ring.occupied(member), self.session.asking(url, rid):
-                async with run.engine_http.reply("POST", url + path, _encode(body)) as reply:
+            with (
+                run.ring.occupied(member),
+                self.session.asking(url, rid),
+                trace.engine_call(self._up, url, rid) as span,
+            ):
+                self._spans.append(span)
+                async with run.engine_http.reply("POST", url + path, _encode(body), span.traceparent) as reply:
                     self.headers = reply.headers
-                    yield reply
+                    yield reply, span
             is_over = True
         except EngineUnavailable:
             is_over = True
@@ -207,7 +278,7 @@ class EngineCall:
                 # SGLang sees that a connection was closed only when it next writes to it, seconds later.
                 run.abandon(url, rid)
 
-    async def _refusal(self, target: Target, recording: Recording, reply: EngineReply) -> Exception:
+    async def _refusal(self, target: Target, recording: Recording, reply: EngineReply, span: CallSpan) -> Exception:
         """What to raise for an error status."""
         if reply.status in UNAVAILABLE_STATUSES:
             return status_error(target.url, reply.status, reply.content)
@@ -216,7 +287,8 @@ class EngineCall:
             return refused
         # SGLang repeats in its message what it refuses, the fields that were added here among it: it is asked again
         # in the agent's own words, for a message that the agent understands.
-        plain = await self._run.engine_http.ask("POST", target.url + CHATS, _encode(recording.body))
+        url, content = target.url + CHATS, _encode(recording.body)
+        plain = await self._run.engine_http.ask("POST", url, content, span.traceparent)
         return refused if plain.status == HTTPStatus.OK else EngineRefused(plain)
 
     # --- going on after an abort
@@ -229,7 +301,7 @@ class EngineCall:
         body = {name: value for name, value in recording.body.items() if name not in ("stream", "stream_options")}
         rests = [Rest(body, turn) for turn in turns if self._is_to_go_on(turn)]
         try:
-            whole = await asyncio.gather(*(finish(rest, self._ask_part, self._joined) for rest in rests))
+            whole = await asyncio.gather(*(finish(rest, self._ask_part, self._joined, self._wait) for rest in rests))
         except EngineError as error:
             raise EngineLost(error.message) from error
         self.session.counters["continued"] += len(rests)
@@ -243,11 +315,33 @@ class EngineCall:
     async def _ask_part(self, body: Json) -> Part:
         recording = Recording(body, body)
         reply, request = await self._ask(recording)
-        return Part(reply, self._turns(recording, reply, request))
+        turns = self._turns(recording, reply, request)
+        self._check_cap(turns, request)
+        return Part(reply, turns)
+
+    def _check_cap(self, turns: Sequence[Turn], request: EngineRequest) -> None:
+        """Count what was sampled. Raises ``Over`` if the cap, and not the agent, has ended a choice."""
+        self.session.cap.num_sampled += sum(map(num_sampled, turns))
+        if was_cut(turns, request.cut_at):
+            self._break_off()
+
+    def _break_off(self) -> NoReturn:
+        self._run.broken.add(self.session.session_id)
+        self.session.break_off()
 
     def _turns(self, recording: Recording, reply: Json, request: EngineRequest) -> list[Turn]:
-        turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
+        with request.span.failing():
+            turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
+            request.span.end(turns)
         return self._run.ring.cache_keys.judged(request.key, turns)
 
+    async def _wait(self, pause_s: float) -> None:
+        with self.session.trace.engine_wait(self._up):
+            await asyncio.sleep(pause_s)
+
     async def _joined(self, join: Join) -> Whole | None:
-        return await whole_message(WorkerAdmin(self._run.ring.http, join.turn.engine_url), join.turn, join.body)
+        url = join.turn.engine_url
+        with self.session.trace.engine_call(self._up, url, "") as span:
+            message = await whole_message(WorkerAdmin(self._run.ring.http, url), join.turn, join.body)
+            span.end(path="/detokenize")
+        return message

@@ -4,12 +4,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from forebay.core.errors import InvalidInput
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.spec import GatewaySpec
 from forebay.web.bodies import BodyBudget
 from forebay.web.request_models import Model, parse
+
+BROKEN_WAIT_S = 20.0
+MAX_DIGITS = 16
 
 
 class ControlRoutes:
@@ -28,6 +32,7 @@ class ControlRoutes:
             Route("/gateway/runs/{run_id}", self.forget, methods=["DELETE"]),
             Route("/gateway/rollouts", self.open, methods=["POST"]),
             Route("/gateway/rollouts/{rollout_id}", self.show),
+            Route("/gateway/broken", self.broken),
             Route("/gateway/rollouts/{rollout_id}/close", self.close, methods=["POST"]),
         ]
 
@@ -59,6 +64,14 @@ class ControlRoutes:
         """The record so far."""
         rollout = self._registry.rollout(self._run_of(request), request.path_params["rollout_id"])
         return JSONResponse(await rollout.record())
+
+    async def broken(self, request: Request) -> Response:
+        """The rollouts of the run that came to their caps after the ``after``-th; waits some seconds for one."""
+        after, broken = request.query_params.get("after", "0"), self._run_of(request).broken
+        if not (after.isascii() and after.isdecimal() and len(after) < MAX_DIGITS):
+            raise InvalidInput("after must be a number", field="after")
+        names = await broken.after(int(after), BROKEN_WAIT_S)
+        return JSONResponse({"rollouts": names, "last": broken.num})
 
     async def close(self, request: Request) -> Response:
         """Abort what is in flight, revoke the key, and answer the record; asked again, the same."""

@@ -14,6 +14,7 @@ from forebay.engines.router_workers import auth_headers, unreachable
 
 DONE_DATA = b"[DONE]"
 DONE = b"data: %b\n\n" % DONE_DATA
+EMPTY_LINES = (b"\n\n", b"\n\r\n")
 STREAM_TYPE = b"text/event-stream"
 TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
 """An answer may take as long as its call: the session ends it."""
@@ -91,18 +92,19 @@ class EngineHttp:
     async def __aexit__(self, *_: object) -> None:
         await self.admin.aclose()
 
-    async def ask(self, method: str, url: str, content: bytes = b"") -> EngineReply:
+    async def ask(self, method: str, url: str, content: bytes = b"", traceparent: str = "") -> EngineReply:
         """One request and its whole reply. Raises ``EngineUnavailable`` if nobody answers, ``EngineBroken``."""
-        async with self.reply(method, url, content) as reply:
+        async with self.reply(method, url, content, traceparent) as reply:
             return await reply.whole()
 
     @asynccontextmanager
-    async def reply(self, method: str, url: str, content: bytes = b"") -> AsyncIterator[IncomingReply]:
-        """One request and its reply as it comes. Raises as ``ask`` does."""
+    async def reply(
+        self, method: str, url: str, content: bytes = b"", traceparent: str = ""
+    ) -> AsyncIterator[IncomingReply]:
+        """One request, in the W3C trace context ``traceparent``, and its reply as it comes. Raises as ``ask`` does."""
+        headers = {**self._headers, "traceparent": traceparent} if traceparent else self._headers
         # No client: it would keep the cookies of one agent's engine for the others, and follow redirects.
-        request = httpx.Request(
-            method, url, content=content, headers=self._headers, extensions={"timeout": dict(TIMEOUT)}
-        )
+        request = httpx.Request(method, url, content=content, headers=headers, extensions={"timeout": dict(TIMEOUT)})
         try:
             reply = await self._connections.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -123,12 +125,18 @@ class EventReader:
     """Cuts a stream of bytes into the data of its events. Comments, names and ids of events are left out."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that ``received`` completes."""
-        # An event may come in pieces, cut anywhere: what follows the last empty line waits for more.
-        *whole, self._rest = (self._rest + received).replace(b"\r\n", b"\n").split(b"\n\n")
+        # An event may come in pieces, cut anywhere: what follows the last empty line waits for more. Only around the
+        # cut it is looked at again: an event may have as many pieces as it likes.
+        cut = max(0, len(self._rest) - len(EMPTY_LINES[-1]))
+        self._rest += received
+        if all(self._rest.find(line, cut) < 0 for line in EMPTY_LINES):
+            return []
+        *whole, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
+        self._rest = bytearray(rest)
         return [data for block in whole if (data := _data_of(block))]
 
 

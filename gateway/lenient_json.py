@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.gateway.off_loop import decode_in_steps
 from forebay.gateway.refusals import NoObject, OwnIds
 
 Json = dict[str, Any]
@@ -25,7 +26,7 @@ def read_object(content: bytes) -> Json | None:
     passed on as it was meant, such as one with NaN.
     """
     try:
-        body = _decode(content)
+        body = decode_in_steps(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = _read_leniently(content)
     except RecursionError:

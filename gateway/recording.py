@@ -11,6 +11,7 @@ from forebay.engines.capture.request_fields import asking, strip
 from forebay.engines.capture.sampling_params import EngineDefaults, drawn, sampling_of
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.reply import Logprobs, joined_usage
+from forebay.gateway.off_loop import MANY_MESSAGES
 from forebay.gateway.refusals import EngineLost
 
 Json = dict[str, Any]
@@ -27,6 +28,12 @@ class Recording:
     def is_stream(self) -> bool:
         """Whether the answer is wanted as it comes."""
         return self.body.get("stream") is True
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what is made of its messages is better made in a thread."""
+        messages = self.body.get("messages")
+        return isinstance(messages, list) and len(messages) > MANY_MESSAGES
 
     def engine_body(self, rid: str, key: CacheKey, *, is_sglang: bool) -> Json:
         """The body for the engine, which is to cache it under ``key``."""
@@ -75,6 +82,11 @@ class StreamRecording:
             return left
         self._last_chunks.append(left)
         return None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there was a choice in any chunk."""
+        return self._reader.is_begun
 
     def stop(self) -> None:
         """The agent is gone: what the engine samples from here on does not count."""

@@ -103,3 +103,10 @@ class Busy(GatewayRefusal):
     code = "too_many_bodies"
     kind = "server_error"
     status = HTTPStatus.TOO_MANY_REQUESTS
+
+
+class Stalled(GatewayRefusal):
+    """The agent stopped in the middle of its body; the connection is closed."""
+
+    code = "request_stalled"
+    status = HTTPStatus.REQUEST_TIMEOUT

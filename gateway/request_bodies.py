@@ -22,6 +22,20 @@ class Capturing(BaseModel):
     """The rows, by whose prompts a call is found to belong to an instance."""
 
 
+class TraceOptions(BaseModel):
+    """How the gateway records a run: ``TraceSettings`` by name, as the run's other processes have them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    folder: str
+    run_id: str
+    start: Annotated[int, Field(ge=1)] = 1
+    """Of the run: each has files of its own."""
+    rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The share of groups whose spans are kept."""
+    max_bytes: Annotated[int, Field(ge=0)] = 256 << 20
+
+
 class RegisterRun(BaseModel):
     """``PUT /gateway/runs/{run_id}``: the server makes a run known."""
 
@@ -35,6 +49,8 @@ class RegisterRun(BaseModel):
     api_key: str | None = None
     model: str | None = None
     capturing: Capturing | None = None
+    trace: TraceOptions | None = None
+    """Nothing is recorded without."""
 
 
 class OpenRollout(BaseModel):
@@ -47,3 +63,9 @@ class OpenRollout(BaseModel):
     deadline_s: Seconds
     sampling_params: dict[str, Any] = {}
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    cap_tokens: Annotated[int, Field(ge=1)] | None = None
+    """That all its calls may sample together."""
+    engine_url: str | None = None
+    """Of the run's engines the one to ask, while it answers and is not overloaded."""
+    traceparent: Annotated[str, Field(max_length=200)] | None = None
+    """W3C trace context of the attempt that it is part of."""

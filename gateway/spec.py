@@ -8,6 +8,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Self
 
+from forebay.web.connection_limits import ConnectionLimits
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
@@ -19,6 +21,9 @@ class GatewaySpec:
     """Under which the gateway is reached by agents."""
     max_body_bytes: int
     max_bodies_bytes: int
+    max_engine_reply_bytes: int = 64 << 20
+    body_room_wait_s: float = 60.0
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "info"
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Runs that are known from the start, by id: bodies of ``PUT /gateway/runs/{run_id}``."""
@@ -32,4 +37,5 @@ class GatewaySpec:
         """Read what ``write`` wrote, and close the descriptor."""
         with os.fdopen(descriptor, "rb") as file:
             file.seek(0)  # parent and child share the position, which is behind what the parent wrote
-            return cls(**json.load(file))
+            spec = json.load(file)
+        return cls(**spec | {"connections": ConnectionLimits(**spec["connections"])})

@@ -9,20 +9,21 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
 from forebay.core.errors import EngineUnavailable
+from forebay.engines.capture.call_spans import versions_of
 from forebay.engines.capture.fill_gaps import complete
+from forebay.engines.capture.reply_shape import check_has_choice, read_chunk
 from forebay.engines.capture.turn import Turn
 from forebay.gateway.calls import EngineCall, EngineRequest, Json
 from forebay.gateway.engine_http import DONE_DATA
+from forebay.gateway.off_loop import off_loop_if
 from forebay.gateway.recording import Recording, StreamRecording
 from forebay.gateway.refusals import EngineLost
+from forebay.telemetry.tracing.span_handle import SpanHandle
 
 DRAIN_S = 3.0
 """How long the rest of a stream is read after its agent has gone: SGLang ends an aborted one within milliseconds."""
-
-_decode = msgspec.json.Decoder(Json).decode
 
 
 class ChunkQueue:
@@ -116,16 +117,21 @@ class ChatCall(EngineCall):
 
     async def _read_once(self, recording: Recording, queue: ChunkQueue) -> _OpenStream:
         async with self._sent(recording) as request:
-            stream = StreamRecording(recording, request.rid, request.target.url, request.began_s, request.defaults)
+            origin = (request.rid, request.target.url, request.began_s, request.defaults)
+            stream = await off_loop_if(recording.is_large, lambda: StreamRecording(recording, *origin))
             self._open = _OpenStream(stream, request)
             try:
                 async for data in request.reply.events():
                     if data != DONE_DATA and (chunk := stream.feed(_chunk(data))) is not None:
                         queue.put(chunk)
+                request.span.note_answer()
+                if not self.is_left:
+                    check_has_choice(stream.is_begun)
             except asyncio.CancelledError:
                 # SGLang's turns come from the end of the stream; of others there is only what was read by now.
                 if self.is_left and not request.target.is_sglang:
-                    begun = _begun(stream.turns())
+                    self.choices = begun = _begun(stream.turns())
+                    request.span.end(begun)
                     self.session.turns.add(self._run.ring.cache_keys.judged(request.key, begun))
                 raise
             return self._open
@@ -133,11 +139,14 @@ class ChatCall(EngineCall):
     async def _end(self, recording: Recording, opened: _OpenStream, queue: ChunkQueue) -> None:
         """Record the stream, and pass its last chunks on."""
         stream = opened.recording
-        seen = stream.turns()
+        seen = self.choices = stream.turns()
+        opened.request.span.end(seen)
+        self._check_cap(seen, opened.request)
         completed = self._completed(opened.request, _begun(seen) if self.is_left else seen)
         if any(map(self._is_to_go_on, seen)):
             seen = await completed
             turns, logprobs = await self._finished(recording, seen)
+            self.choices = turns
             self.session.turns.add(turns)
             last = stream.end(seen, turns, logprobs)
         else:
@@ -149,7 +158,7 @@ class ChatCall(EngineCall):
 
     async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
-        keys = self._run.ring.cache_keys
+        keys, turn = self._run.ring.cache_keys, self._up
         if not request.target.is_sglang or not turns:
             return keys.judged(request.key, turns)
         completed = await complete(
@@ -160,6 +169,8 @@ class ChatCall(EngineCall):
             extra_key=request.extra_key,
             version_of=self._version_of,
         )
+        if isinstance(turn, SpanHandle):
+            turn.set(versions=versions_of(completed))  # it may have ended: the rollout's summary has them all the same
         return keys.judged(request.key, completed)
 
     async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
@@ -178,11 +189,8 @@ def _retrieve_error(reading: "asyncio.Task[None]") -> None:
 
 
 def _chunk(data: bytes) -> Json:
-    """One event of a stream. Raises ``EngineLost`` for an error in the middle."""
-    try:
-        chunk = _decode(data)
-    except msgspec.DecodeError:
-        raise EngineLost(f"the engine streams what is no chunk: {data[:200]!r}") from None
-    if "error" in chunk:
-        raise EngineLost(f"the engine ended the stream: {chunk['error']}")
+    """One event of a stream. Raises ``EngineLost`` for an error in the middle, ``EngineError`` for what is no chunk."""
+    chunk = read_chunk(data)
+    if chunk.get("error"):
+        raise EngineLost(f"the engine ended the stream: {chunk['error']!r:.500}")
     return chunk

@@ -4,6 +4,7 @@ A sample is a conversation of messages, which neither of both is. The rollout's 
 """
 
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -11,11 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.capture.request_fields import texts_only
+from forebay.engines.read_json import read_object
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, status_error
 from forebay.gateway.asgi_calls import ID_HEADER, raw_reply, refusal_reply, while_connected
-from forebay.gateway.calls import EngineCall, EngineRefused, Json
+from forebay.gateway.calls import EngineCall, EngineRefused, Json, check_status
 from forebay.gateway.dialects.dialect import ChatDialect
 from forebay.gateway.engine_http import DONE, DONE_DATA, STREAM_TYPE, EngineReply, Headers, IncomingReply, event
+from forebay.gateway.off_loop import off_loop
 from forebay.gateway.refusals import GatewayRefusal
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
@@ -23,6 +26,7 @@ from forebay.web.replies import ClientGone, encode
 
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+ANSWER = "JSON object"
 
 _decode = msgspec.json.Decoder(Json).decode
 
@@ -30,8 +34,10 @@ _decode = msgspec.json.Decoder(Json).decode
 class UnrecordedCall(EngineCall):
     """One such call of a session, as an ASGI application. Use it once."""
 
-    def __init__(self, run: GatewayRun, session: Session, path: str, body: Json) -> None:
-        super().__init__(run, session)
+    def __init__(
+        self, run: GatewayRun, session: Session, path: str, body: Json, traceparent: str | None = None
+    ) -> None:
+        super().__init__(run, session, traceparent)
         self._path = path
         # An embedding samples nothing that could be bounded.
         self._body = session.prepared(body) if path == COMPLETIONS else body
@@ -63,21 +69,27 @@ class UnrecordedCall(EngineCall):
 
     async def _asked(self, send: Send) -> EngineReply | None:
         """The engine's whole reply; None for a stream, which has gone out. Raises ``EngineUnavailable``."""
-        member, rid = await self.session.affinity.choose(), self.session.next_rid()
+        with self.session.trace.engine_wait(self._up):
+            member, rid = await self.session.affinity.choose(), self.session.next_rid()
         # Under a name of its own the engine can be told to stop it.
         body = {**self._body, "rid": rid} if member.server.is_sglang else self._body
-        async with self._reply(member, rid, self._path, body) as incoming:
+        async with self._reply(member, rid, self._path, body) as (incoming, span):
+            check_status(incoming.status)
             if incoming.status == HTTPStatus.OK:
                 member.recovered()
                 if dict(incoming.headers).get(b"content-type", b"").startswith(STREAM_TYPE):
                     await self._stream(incoming, send)
+                    span.end(path=self._path)
                     return None
             reply = await incoming.whole()
             if reply.status in UNAVAILABLE_STATUSES:  # the engine rests, and the next one is asked
                 raise status_error(member.server.url, reply.status, reply.content)
+            span.end(path=self._path, status=reply.status)
         if reply.status >= HTTPStatus.BAD_REQUEST:
             refused = EngineRefused(reply)
             self.session.note_failure(refused.kind, reply.status, refused.message)
+        else:
+            await off_loop(partial(read_object, what=ANSWER), reply.content)
         return reply
 
     async def _stream(self, incoming: IncomingReply, send: Send) -> None:
@@ -85,6 +97,8 @@ class UnrecordedCall(EngineCall):
         await send({"type": "http.response.start", "status": incoming.status, "headers": headers})
         self._is_begun = True
         async for data in incoming.events():
+            if data != DONE_DATA:
+                read_object(data, ANSWER)
             content = DONE if data == DONE_DATA else b"data: %b\n\n" % _cleaned(data)
             await send({"type": "http.response.body", "body": content, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

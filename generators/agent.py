@@ -12,6 +12,7 @@ from forebay.generators.agents.run import Agent
 from forebay.generators.agents.task import AgentTask
 from forebay.generators.agents.verifier import Verifier
 from forebay.generators.base import BaseGenerator
+from forebay.generators.job.composition import composition
 from forebay.generators.sandbox import Limits
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class AgentGenerator(BaseGenerator):
 
         async def run() -> "Totals":
             async with GatewayLink(self.remote_buffer_url) as gateway:
+                if (places := composition().places) is not None:
+                    await places.need("gateway_url", gateway.url)
                 rollouts = AgentRollouts(gateway, agent, limits, dict(env or {}), frozenset(hidden))
                 judged = partial(rollouts.verify, judge) if isinstance(judge, Verifier) else judge
                 return await self.run_async(input_file, rollouts.run, judged, num_epoch)

@@ -20,7 +20,8 @@ from forebay.generators.rollouts.single_turn import query_single_turn, single_tu
 if TYPE_CHECKING:
     from openai import OpenAI
 
-    from forebay.core.oversampling import Oversampling
+    from forebay.core.scheduling.oversampling import Oversampling
+    from forebay.core.scheduling.scheduler import Scheduler
     from forebay.generators.buffer_link.slime import SampleSender
     from forebay.generators.job.reporter import Totals
     from forebay.generators.rewards import RewardFunc
@@ -40,13 +41,16 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+FIRST_PLACES = 16
+"""Of each engine, with ``num_process`` "auto", until it is known how many it takes."""
 PAYLOAD_NAMES = {
     "group_timeout_seconds": "group_timeout_s",
     "group_deadline_seconds": "group_deadline_s",
     **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
     **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
-    **{name: name for name in ("oversampling", "capture", "template_path")},
+    **{name: name for name in ("oversampling", "scheduler", "capture", "template_path")},
 }
 """What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
 
@@ -56,10 +60,12 @@ class BaseGenerator:
 
     The first nine arguments are those of slime's class. ``remote_engine_url`` may name several engines (commas, or a
     list). ``queue_size`` finished samples may wait to be written before rollouts wait too; ``num_process`` rollouts run
-    at once. ``sampling_params`` go to every rollout, with ``max_tokens`` unless they have their own. ``max_attempts``
-    counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s`` hold where the buffer does not tell its own.
+    at once, or as many as the engines work on ("auto"). ``sampling_params`` go to every rollout, with ``max_tokens``
+    unless they have their own. ``max_attempts`` counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s``
+    hold where the buffer does not tell its own.
     ``shuffle_seed`` shuffles the rows, each epoch differently. ``retry_budgets`` gives kinds of failure their own
-    number of retries. ``oversampling`` starts more rollouts than are needed; a server's setting comes before it.
+    number of retries. ``oversampling`` starts more rollouts than are needed, ``scheduler`` says which comes next and
+    where; a server's settings come before both.
     ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
     template, for routers whose workers cannot be reached. Numbers may be strings. Raises ``InvalidInput``.
 
@@ -92,6 +98,7 @@ class BaseGenerator:
         group_deadline_s: float | str = 3_600.0,
         retry_budgets: Mapping[str, int | str] | None = None,
         oversampling: "Mapping[str, Any] | Oversampling | None" = None,
+        scheduler: "Mapping[str, Any] | Scheduler | None" = None,
         capture: bool | str = True,
         template_path: str | Path | None = None,
     ) -> None:
@@ -99,7 +106,8 @@ class BaseGenerator:
         self.remote_buffer_url = remote_buffer_url
         self.num_repeat_per_sample = _count("num_repeat_per_sample", num_repeat_per_sample)
         self.queue_size = _count("queue_size", queue_size)
-        self.num_process = _count("num_process", num_process)
+        self.adjusts_places = num_process == AUTO
+        self.num_process = places_of(num_process)
         self.task_type = task_type
         self.max_tokens = _count("max_tokens", max_tokens)
         self.num_repeats = _count("num_repeats", num_repeats)
@@ -112,11 +120,13 @@ class BaseGenerator:
         self.shuffle_seed = None if shuffle_seed is None else _count("shuffle_seed", shuffle_seed, minimum=0)
         self.max_attempts = _count("max_attempts", max_attempts)
         self.reward_timeout_s = _seconds("reward_timeout_s", reward_timeout_s)
-        self.num_reward_workers = _count("num_reward_workers", num_reward_workers or self.num_process)
+        num_rewarding = (os.cpu_count() or 1) if self.adjusts_places else self.num_process
+        self.num_reward_workers = _count("num_reward_workers", num_reward_workers or num_rewarding)
         self.group_timeout_s = _seconds("group_timeout_s", group_timeout_s)
         self.group_deadline_s = _seconds("group_deadline_s", group_deadline_s)
         self.retry_budgets = read_budgets(retry_budgets, self.max_attempts)
         self.oversampling = _oversampling(oversampling, self.num_repeat_per_sample)
+        self.scheduler = _scheduler(scheduler, remote_engine_url)
         self.capture = read_flag("capture", capture)
         self.template_path = template_path
         self._num_passes = 0
@@ -174,6 +184,13 @@ class BaseGenerator:
         rows = RowFile(input_file, self.shuffle_seed)
         return await session.run(self, rows, epochs, rollout_func, reward_func)
 
+    @property
+    def is_lead(self) -> bool:
+        """Whether this is where the run is led from: false in a worker, in which ``run_rollout`` is called as well."""
+        from forebay.generators.job.composition import composition
+
+        return composition().member is None
+
     # --- what subclasses written for slime use
 
     def run(self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc") -> str:
@@ -229,6 +246,11 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def places_of(num_process: int | str) -> int:
+    """Rollouts at once, as a start asks for them; of "auto" those that it begins with. Raises ``InvalidInput``."""
+    return FIRST_PLACES if num_process == AUTO else _count("num_process", num_process)
+
+
 def _count(name: str, value: int | str, minimum: int = 1) -> int:
     try:
         number = int(value)
@@ -253,10 +275,22 @@ def _oversampling(given: "Mapping[str, Any] | Oversampling | None", group_size: 
     if not given:
         return None
     # Looked up only now: it takes pydantic, for which an inspected generator file need not wait.
-    from forebay.core.oversampling import Oversampling, parse_oversampling
+    from forebay.core.scheduling.oversampling import Oversampling, parse_oversampling
 
     oversampling = given if isinstance(given, Oversampling) else parse_oversampling(given)
     return oversampling.checked(group_size)
+
+
+def _scheduler(given: "Mapping[str, Any] | Scheduler | None", engines: str | Sequence[str]) -> "Scheduler | None":
+    if not given:
+        return None
+    from forebay.core.scheduling.scheduler import Scheduler, parse_scheduler
+    from forebay.core.scheduling.scheduler_checks import check_scheduler
+
+    scheduler = given if isinstance(given, Scheduler) else parse_scheduler(given)
+    named = engines.split(",") if isinstance(engines, str) else list(engines)
+    check_scheduler(scheduler, [url for url in named if url.strip()])
+    return scheduler
 
 
 def _sampling_params(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:

@@ -13,14 +13,16 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, cast
 
 from forebay.core.errors import InvalidInput
+from forebay.telemetry.tracing.tracer import NO_ATTEMPT, AttemptTrace
 
 START_TIMEOUT_S = 180.0
 """A worker imports the module of its function first, and some modules import torch."""
@@ -35,6 +37,10 @@ class RewardOutcome:
     kind: str = ""
     message: str = ""
     traceback: str = ""
+    wall_s: float | None = None
+    """How long the function took."""
+    cpu_s: float | None = None
+    """Of the process in which it ran; None where that has other work too, or did not live to tell."""
 
 
 class Rewarder:
@@ -68,9 +74,17 @@ class Rewarder:
             worker.close()
         self._threads.shutdown()
 
-    async def reward(self, item: dict[str, Any]) -> RewardOutcome:
-        """The reward of ``item``: a finite number, or why there is none."""
-        return await (self._await(item) if self._is_async else self._run(item))
+    async def reward(self, item: dict[str, Any], trace: AttemptTrace = NO_ATTEMPT) -> RewardOutcome:
+        """The reward of ``item``: a finite number, or why there is none. ``trace``: where its time is recorded."""
+        return await (self._timed(item, trace) if self._is_async else self._run(item, trace))
+
+    async def _timed(self, item: dict[str, Any], trace: AttemptTrace) -> RewardOutcome:
+        began_s = time.monotonic()
+        with trace.span("reward") as span:
+            outcome = await self._await(item)
+            span.set(outcome=outcome.kind or "ok")
+        # A verifier's commands have said how much they used.
+        return replace(outcome, wall_s=time.monotonic() - began_s, cpu_s=span.at.get("cpu_s"))
 
     async def _await(self, item: dict[str, Any]) -> RewardOutcome:
         try:
@@ -83,13 +97,37 @@ class Rewarder:
                 return RewardOutcome(None, "reward_timeout", f"reward_func took longer than {self._timeout_s:g} s")
             return RewardOutcome(None, type(error).__name__, str(error), traceback.format_exc())
 
-    async def _run(self, item: dict[str, Any]) -> RewardOutcome:
+    async def _run(self, item: dict[str, Any], trace: AttemptTrace) -> RewardOutcome:
         # The time limit begins only when a worker has the item: waiting for one is no fault of the function.
-        worker = await self._idle.get()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, item)
-        # Also when our caller is cancelled, the worker is idle only once it has answered.
-        running.add_done_callback(lambda _: self._idle.put_nowait(worker))
-        return await asyncio.shield(running)
+        times = _RewardSpans(trace)
+        try:
+            worker = await self._idle.get()
+            running = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, item, times.begin)
+            # Also when our caller is cancelled, the worker is idle only once it has answered.
+            running.add_done_callback(lambda _: self._idle.put_nowait(worker))
+            outcome = await asyncio.shield(running)
+            times.end(cpu_s=outcome.cpu_s, wall_s=outcome.wall_s, outcome=outcome.kind or "ok")
+        finally:
+            times.end()
+        return outcome
+
+
+class _RewardSpans:
+    """The wait for a worker that has started, then the reward."""
+
+    def __init__(self, trace: AttemptTrace) -> None:
+        self._trace = trace
+        self._open = trace.begin("reward_queue")
+
+    def begin(self) -> None:
+        """The worker has the item. Called from its thread."""
+        if self._open.is_open:
+            waited, self._open = self._open, self._trace.begin("reward", up=self._open.up)
+            waited.end()
+
+    def end(self, **at: Any) -> None:
+        """It has answered, or nobody waits for it any more."""
+        self._open.end(**{name: value for name, value in at.items() if value is not None})
 
 
 def _pickled(function: RewardFunc) -> bytes:
@@ -140,10 +178,11 @@ class RewardWorker:
         self._connection: Connection[Any, Any] | None = None
         self._is_closed = False
 
-    def run(self, item: dict[str, Any]) -> RewardOutcome:
-        """The reward of ``item``. Never raises for what the function does."""
+    def run(self, item: dict[str, Any], on_begin: Callable[[], object] = lambda: None) -> RewardOutcome:
+        """The reward of ``item``. Never raises for what the function does. ``on_begin``: the process has started."""
         try:
             connection = self._started()
+            on_begin()
             connection.send(item)
             if not connection.poll(self._timeout_s):
                 self.kill()
@@ -226,6 +265,12 @@ def _die_with_parent() -> None:
 
 
 def _outcome(function: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> RewardOutcome:
+    wall_s, cpu_s = time.monotonic(), time.process_time()
+    outcome = _checked_reward(function, item)
+    return replace(outcome, wall_s=time.monotonic() - wall_s, cpu_s=time.process_time() - cpu_s)
+
+
+def _checked_reward(function: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> RewardOutcome:
     try:
         return checked(function(item))
     except BaseException as error:  # noqa: BLE001 - a reward function that raises anything, SystemExit too, costs one sample

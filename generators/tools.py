@@ -16,6 +16,7 @@ import msgspec
 
 from forebay.generators.failures import EnvironmentFailed
 from forebay.generators.sandbox import Limits, Sandbox
+from forebay.telemetry.tracing.tracer import span
 
 PYTHON_LIMITS = Limits(wall_s=10, cpu_s=10, memory_bytes=512 << 20, file_bytes=16 << 20, output_bytes=8_192)
 MAX_LENGTH = 500
@@ -98,7 +99,8 @@ class ToolBox:
         try:
             if name not in self._tools:
                 raise ToolError(f"there is no tool {name!r}; there are: {', '.join(self._tools)}")
-            return await self._tools[name](str(arguments or ""))
+            with span("tool", tool=name):
+                return await self._tools[name](str(arguments or ""))
         except ToolError as error:
             return f"error: {error}"
         except Exception as error:  # a tool is the user's code: whatever it raises is the environment's failure

@@ -5,7 +5,7 @@
 
     judge, process, meta_info
       ├── nobody but the built-in behaviour answers: ``defaults``, on columns, in process
-      └── else: ``host_client`` ── ``host_messages`` ──▶ ``host``, a child process
+      └── else: ``host_client`` ── ``host_messages`` ──▶ ``host``, a child process, whose ``host_output`` is kept
 
 In the child, ``plugin_loading`` fills a ``manager`` with the installed plugins, the generator file (``plain_functions``
 binds functions as slime knows them) and the defaults; ``group_sequence`` asks it, in the order of a read; what is
@@ -16,8 +16,21 @@ padding. ``notifier`` queues what plugins are notified of.
 A hook that raises, hangs or dies costs its group (``HookFailed``, with the traceback), never the server.
 """
 
-from forebay.hooks.run_hooks import HookRunner
-from forebay.hooks.specs import hookimpl
-from forebay.hooks.types import HookInput, Processed, Row, Sizes, Verdict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.hooks.run_hooks import HookRunner
+    from forebay.hooks.specs import hookimpl
+    from forebay.hooks.types import HookInput, Processed, Row, Sizes, Verdict
 
 __all__ = ["HookInput", "HookRunner", "Processed", "Row", "Sizes", "Verdict", "hookimpl"]
+
+_MODULES = {"HookRunner": "run_hooks", "hookimpl": "specs"}
+
+
+def __getattr__(name: str) -> Any:
+    """Each name loads its own module alone: an inspection and a hook host need little of what a runner needs."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'types')}"), name)

@@ -5,11 +5,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.hooks import specs
 from forebay.hooks.contract import declared_contract
-from forebay.hooks.types import Contract
+
+if TYPE_CHECKING:
+    from forebay.hooks.types import Contract
 
 POSITIONAL: dict[str, tuple[str, ...]] = {
     "get_group_data_meta_info": ("temp_data",),
@@ -31,7 +33,7 @@ class HookReport:
 
     hooks: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    contract: Contract | None = None
+    contract: "Contract | None" = None
     """None where only the first answer of ``is_valid_group`` will show."""
 
 
@@ -63,7 +65,7 @@ def _asked_under(hook: str) -> str:
     return next((contract for contract, hooks in specs.CONTRACT_HOOKS.items() if hook in hooks), "A, B")
 
 
-def _contract(namespace: Mapping[str, object], offered: list[str]) -> Contract | None:
+def _contract(namespace: Mapping[str, object], offered: list[str]) -> "Contract | None":
     declared = declared_contract(namespace)
     if declared is not None or "is_valid_group" in offered:
         return declared

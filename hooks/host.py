@@ -4,7 +4,6 @@ Started as ``python -m forebay.hooks.host FD PARENT_PID``, with one end of a soc
 closed, and with its parent. What users' code prints goes where standard error goes, never into the socket.
 """
 
-import asyncio
 import copy
 import inspect
 import json
@@ -13,7 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.core.child_process import die_with_parent
 from forebay.core.errors import HookFailed
@@ -23,22 +22,32 @@ from forebay.hooks.manager import HookManager
 from forebay.hooks.plugin_loading import load_hooks
 from forebay.hooks.types import Contract, Group, Item, Sizes
 
+if TYPE_CHECKING:
+    from asyncio import Runner
+
 
 class Completer:
     """Waits for awaitable answers."""
 
     def __init__(self) -> None:
-        # One loop for all calls: a client that a hook keeps open is bound to the loop that opened it.
-        self._runner = asyncio.Runner()
+        self._runner: Runner | None = None
 
     def __call__(self, answer: Any) -> Any:
         """``answer``, or what it yields when awaited."""
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._runner is None:
+            import asyncio  # a third of what a host loads, and most hooks are plain functions
+
+            # One loop for all calls: a client that a hook keeps open is bound to the loop that opened it.
+            self._runner = asyncio.Runner()
         # A runner takes coroutines only, and a hook may return a future or an object of its own.
-        return self._runner.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+        return self._runner.run(_awaited(answer))
 
     def close(self) -> None:
         """Cancel what still runs and close the loop."""
-        self._runner.close()
+        if self._runner is not None:
+            self._runner.close()
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

@@ -11,15 +11,16 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from forebay.core.backoff import Backoff
-from forebay.core.child_process import python_argv
+from forebay.core.child_process import child_environment, end_session, python_argv
 from forebay.core.errors import ForebayError, HookFailed
 from forebay.core.tasks import TaskSet
 from forebay.hooks import answer_checks, host_messages
+from forebay.hooks.host_output import LIMIT_BYTES, HostOutput
 
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
@@ -69,12 +70,19 @@ class HostClient:
     """
 
     def __init__(
-        self, setup: host_messages.Setup, *, time_limit_s: float, start_limit_s: float, log_path: Path | None
+        self,
+        setup: host_messages.Setup,
+        *,
+        time_limit_s: float,
+        start_limit_s: float,
+        log_path: Path | None,
+        log_limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self._setup = setup
         self._time_limit_s = time_limit_s
         self._start_limit_s = start_limit_s
         self._log_path = log_path
+        self._log_limit_bytes = log_limit_bytes
         self._lock = asyncio.Lock()
         self._child: _Child | None = None
         self._tasks = TaskSet()
@@ -166,7 +174,7 @@ class HostClient:
         return self._child, self.hello
 
     async def _started(self) -> "tuple[_Child, host_messages.Hello]":
-        child = await _Child.start(self._log_path)
+        child = await _Child.start(self._log_path, self._log_limit_bytes)
         culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
         try:
             return child, await self._within(child, child.greet(self._setup), self._start_limit_s, culprit)
@@ -197,35 +205,35 @@ class HostClient:
 class _Child:
     """A started host process."""
 
-    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        process: Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        output: HostOutput | None,
+    ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._output = output
         self._exited = asyncio.create_task(self._watch())
         self.asked = ""
         """The hook that the host has said it is calling."""
 
     @classmethod
-    async def start(cls, log_path: Path | None) -> Self:
-        """Start a host in a process group of its own, with one end of a socket pair."""
+    async def start(cls, log_path: Path | None, log_limit_bytes: int) -> Self:
+        """Start a host in a session of its own, with one end of a socket pair."""
         ours, theirs = socket.socketpair()
         try:
             # Our copy of its end is closed at once, so that the host's death shows as the end of the socket.
-            with theirs, _log_file(log_path) as log:
-                process = await asyncio.create_subprocess_exec(
-                    *python_argv("forebay.hooks.host", str(theirs.fileno()), str(os.getpid())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    # A process group of its own: what users' hooks start is killed with it.
-                    start_new_session=True,
-                )
+            with theirs:
+                output = await HostOutput.open(log_path, log_limit_bytes) if log_path else None
+                process = await _start_process(theirs, output)
         except OSError as error:
             ours.close()
             raise answer_checks.failure("host", f"it could not be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+        return cls(process, reader, writer, output)
 
     @property
     def is_alive(self) -> bool:
@@ -283,15 +291,27 @@ class _Child:
         await self._process.wait()
         # A program that the host started may have the other end open: nobody would see that the host is gone.
         self._writer.transport.abort()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        await asyncio.to_thread(end_session, self._process.pid)
+        if self._output is not None:
+            await self._output.close()
 
 
-def _log_file(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | int]:
-    if path is None:
-        return contextlib.nullcontext(_STANDARD_ERROR)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("ab")
+async def _start_process(theirs: socket.socket, output: HostOutput | None) -> Process:
+    written = _STANDARD_ERROR if output is None else output.writer
+    try:
+        return await asyncio.create_subprocess_exec(
+            *python_argv("forebay.hooks.host", str(theirs.fileno()), str(os.getpid())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            env=child_environment(os.environ),
+            # A session of its own: what users' hooks start is killed with it.
+            start_new_session=True,
+        )
+    finally:
+        if output is not None:
+            os.close(output.writer)
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -11,6 +11,7 @@ from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.contract import ContractChoice
 from forebay.hooks.host_client import HostClient
+from forebay.hooks.host_output import LIMIT_BYTES
 from forebay.hooks.manager import BUILT_IN
 from forebay.hooks.notifier import Notifier
 from forebay.hooks.plugin_loading import installed_plugins
@@ -29,7 +30,8 @@ class HookRunner:
     the file is not loaded. ``python_path`` goes behind the host's. ``contract`` is what the payload or the file
     declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by, ``reward_range`` which rewards built-in
     hooks keep (None: every finite one). One request to the host may take ``time_limit_s``, loading it
-    ``start_limit_s``. What hooks print goes to ``log_path``, else to standard error.
+    ``start_limit_s``. What hooks print goes to ``log_path``, which keeps the newest ``log_limit_bytes``, else to
+    standard error.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HookRunner:
         time_limit_s: float = 60.0,
         start_limit_s: float = 120.0,
         log_path: Path | None = None,
+        log_limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         # A file without hooks is never loaded into a host: it may import torch, which takes seconds.
         self._file = module_path if user_hooks else None
@@ -59,7 +62,13 @@ class HookRunner:
         setup = host_messages.Setup(
             task_type, contract, normaliser, str(self._file or ""), paths, bool(self._plugins), reward_range
         )
-        self._host = HostClient(setup, time_limit_s=time_limit_s, start_limit_s=start_limit_s, log_path=log_path)
+        self._host = HostClient(
+            setup,
+            time_limit_s=time_limit_s,
+            start_limit_s=start_limit_s,
+            log_path=log_path,
+            log_limit_bytes=log_limit_bytes,
+        )
         self._notifier = Notifier(self._deliver)
 
     async def __aenter__(self) -> Self:

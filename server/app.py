@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -15,7 +16,7 @@ from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
-from forebay.server.auth import Guard
+from forebay.server.auth import Guard, RunKeys
 from forebay.server.engine_pause_records import PauseMarks
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
@@ -28,11 +29,14 @@ from forebay.server.routes import (
     run_process,
     runs,
     slime_runs,
+    trace,
     weights,
     write_samples,
 )
-from forebay.server.routes.openapi import add_sample_routes
+from forebay.server.routes.openapi import complete_document
 from forebay.server.routes.sample_routes import SampleRouter
+from forebay.server.runs.code_copies import CodeCopies
+from forebay.server.runs.earlier_traces import EarlierTraces
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.input_contents import InputContents
@@ -43,27 +47,43 @@ from forebay.server.runs.service import RunService
 from forebay.server.runs.start_checks import InputCheck
 from forebay.server.runs.supervisor import Supervisor
 from forebay.server.services import Services
+from forebay.server.tracing.run_traces import RunTraces
+from forebay.server.tracing.trace_upkeep import TraceUpkeep
 from forebay.telemetry.metrics import Metrics
-from forebay.web.bodies import BodyBudget
+from forebay.web.bodies import BodyBudget, BodyLimit
+from forebay.web.browser_guard import BrowserGuard
+from forebay.web.paid_bodies import PaidBodies
 
 
 def create_app(services: Services) -> ASGIApp:
     """The server as an ASGI app over open services: a guard, then the routes of samples, then the framework's."""
     api = create_api()
     api.state.services = services
-    app = SampleRouter(api, services, write_samples.PATHS | read_batches.PATHS)
-    return Guard(app, services.settings.token) if services.settings.token else app
+    settings = services.settings
+    ordinary = PaidBodies(api, services.bodies, BodyLimit(settings.max_start_bytes, "max_start_bytes"))
+    # Before the body is read; the routes of samples look for their run before that too.
+    keyed = RunKeys(ordinary, services.buffer)
+    app = SampleRouter(keyed, services, write_samples.PATHS | read_batches.PATHS)
+    if settings.token:  # no page in a browser knows it
+        return Guard(app, settings.token)
+    return BrowserGuard(app, own_hosts(settings), is_insecure=settings.insecure)
+
+
+def own_hosts(settings: Settings) -> list[str]:
+    """The names by which a server with these settings is called, besides those of its machine."""
+    return [settings.host, urlsplit(settings.public_url).hostname or "", *settings.allowed_hosts]
 
 
 def create_api() -> FastAPI:
     """Every ordinary route, and a document of all."""
     # Without services: documents and tests ask which routes there are, and open nothing.
-    api = FastAPI(title="Forebay", version=version("forebay"))
+    # No pages of the framework's: they load scripts from elsewhere, which could then call every route.
+    api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
-    for module in (slime_runs, runs, groups, batches, run_process, weights, operations):
+    for module in (slime_runs, runs, trace, groups, batches, run_process, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
-    add_sample_routes(api)
+    complete_document(api)
     return api
 
 
@@ -78,24 +98,38 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         catalog = await stack.enter_async_context(
             Catalog(settings.generators, working_dir=working_dir, inspect_timeout_s=settings.inspect_timeout_s)
         )
-        folders = RunFolders(settings.data_dir)
-        buffer = await stack.enter_async_context(Buffer(make_store(settings), folders.make_hooks))
+        folders = RunFolders(settings.data_dir, settings.max_log_bytes)
+        traces = RunTraces(folders.trace, settings.max_trace_bytes)
+        upkeep = await stack.enter_async_context(TraceUpkeep(traces))
+        made = Buffer(
+            make_store(settings),
+            folders.make_hooks,
+            remembered_samples=settings.remembered_samples,
+            make_trace=traces.of,
+        )
+        buffer = await stack.enter_async_context(made)
+        await upkeep.begin()
         own_url = settings.public_url or own_url
         process = await stack.enter_async_context(GatewayProcess(settings))
-        run_gateway = RunGateway(buffer, process, own_url)
+        run_gateway = RunGateway(buffer, process, own_url, traces)
         stack.push_async_callback(run_gateway.aclose)
-        records = RunRecords(buffer, run_gateway, own_url)
+        check = InputCheck(settings, working_dir)
+        contents = InputContents(check)
+        stack.push_async_callback(contents.aclose)
+        earlier = EarlierTraces(buffer, contents, folders.trace)
+        records = RunRecords(buffer, run_gateway, own_url, traces, earlier)
         supervisor = await stack.enter_async_context(
             Supervisor(
                 records,
                 max_restarts=settings.max_restarts,
                 stop_grace_s=settings.stop_grace_s,
+                max_engine_reply_bytes=settings.max_engine_reply_bytes,
                 working_dir=working_dir,
+                environment=check.limits.environment,
+                max_log_bytes=settings.max_log_bytes,
+                cluster=settings.model_dump(include={"worker_silence_s", "ray_address", "ray_namespace"}),
             )
         )
-        check = InputCheck(settings, working_dir)
-        contents = InputContents(check)
-        stack.push_async_callback(contents.aclose)
         run_service = RunService(
             RunParts(
                 buffer, catalog, folders, records, supervisor, check, contents, RunDefaults(settings.run_defaults)
@@ -105,6 +139,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start
         retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
+        await stack.enter_async_context(CodeCopies(buffer, folders))
         pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", PauseMarks(buffer)))
         yield Services(
             settings=settings,
@@ -113,9 +148,11 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             runs=run_service,
             gateway=run_gateway,
             pauses=pauses,
+            traces=traces,
+            trace_upkeep=upkeep,
             retention=retention,
-            metrics=Metrics(lambda: operations.snapshot(buffer)),
-            bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes),
+            metrics=Metrics(lambda: operations.snapshot(buffer, upkeep)),
+            bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_room_wait_s),
         )
 
 
@@ -123,4 +160,4 @@ def make_store(settings: Settings) -> Store:
     """The store that the settings name."""
     if settings.store == "memory":
         return MemoryStore()
-    return JournalStore(settings.data_dir, segment_bytes=settings.segment_bytes)
+    return JournalStore(settings.data_dir, segment_bytes=settings.segment_bytes, reserve_bytes=settings.reserve_bytes)

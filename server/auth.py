@@ -1,17 +1,23 @@
-"""Who may call: a bearer token for everything but health checks, a run's own key for its writes."""
+"""Who may call: a bearer token for everything but health checks, a run's own key for what its processes ask.
+
+Both are asked for before the first byte of a body is read: an application that reads nothing has uvicorn take no more
+than its buffer holds, and sends no ``100 Continue``.
+"""
 
 import secrets
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.core.errors import Unauthorized
-from forebay.web.replies import encode, error_body, send_json
+from forebay.buffer.buffer import Buffer
+from forebay.core.errors import RunNotFound, Unauthorized
+from forebay.web.replies import encode, envelope, send_json
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+RUN_PATHS = "/w/"
 
 
 class Guard:
-    """Asks for the token. Paths under ``/w/`` carry a run's key instead, which their route checks."""
+    """Asks for the token. Paths under ``/w/`` carry a run's key instead, which ``RunKeys`` asks for."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -22,15 +28,35 @@ class Guard:
             error = Unauthorized(
                 "the bearer token is missing or wrong", hint="send the header Authorization: Bearer <FOREBAY_TOKEN>"
             )
-            body = {"success": False, "message": error.message, **error_body(error)}
-            await send_json(send, error.status, encode(body), [(b"www-authenticate", b"Bearer")])
+            await send_json(send, error.status, encode(envelope(error)), [(b"www-authenticate", b"Bearer")])
             return
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         path = scope["path"]
-        if path in OPEN_PATHS or path.startswith("/w/"):
+        if path in OPEN_PATHS or path.startswith(RUN_PATHS):
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         # In the same time whatever was given: how long a comparison takes would tell how much of it is right.
         return secrets.compare_digest(given, self._expected)
+
+
+class RunKeys:
+    """Asks for a run's key under ``/w/``, on paths too that no route has: 404 without one.
+
+    A dictionary finds the key by a hash that is seeded anew in each process, and compares it only to a key of the same
+    hash: how long that takes tells nothing of how much of a key is right.
+    """
+
+    def __init__(self, app: ASGIApp, buffer: Buffer) -> None:
+        self._app = app
+        self._buffer = buffer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(RUN_PATHS):
+            try:
+                self._buffer.by_key(scope["path"].removeprefix(RUN_PATHS).partition("/")[0])
+            except RunNotFound as error:
+                await send_json(send, error.status, encode(envelope(error)))
+                return
+        await self._app(scope, receive, send)

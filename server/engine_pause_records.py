@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.store.files import sync_directory, write_durably
+from forebay.core.durable import sync_directory, write_durably
 from forebay.core.errors import RunNotFound
 from forebay.core.run import Run
 from forebay.core.weight_versions import PauseMode
@@ -87,7 +87,10 @@ class PauseMarks:
         """Write down whether the run is paused, as it then is. Waits out a full disk."""
 
         def change(run: Run) -> None:
-            run.is_paused = is_paused()
+            before, run.is_paused = run.is_paused, is_paused()
+            if run.is_paused != before:
+                what: Literal["paused", "resumed"] = "paused" if run.is_paused else "resumed"
+                self._buffer.get(run_id).buffer.changes.weights_changed(what)
 
         try:
             await self._buffer.update(run_id, change)

@@ -52,7 +52,7 @@ async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = {404: "no_such_route", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    body = {"code": code, "message": str(error.detail), "hint": "GET /docs lists the routes"}
+    body = {"code": code, "message": str(error.detail), "hint": "GET /openapi.json lists the routes"}
     return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
 

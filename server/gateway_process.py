@@ -14,12 +14,13 @@ from forebay.core.child_process import child_environment, memory_file, python_ar
 from forebay.core.errors import ForebayError
 from forebay.core.settings import Settings
 from forebay.gateway.spec import GatewaySpec
+from forebay.web.connection_limits import ConnectionLimits
 from forebay.web.serving import bind, url_of
 
 logger = logging.getLogger(__name__)
 
 START_S = 30.0
-STOP_S = 5.0
+STOP_S = 1.5
 RESTART_FIRST_S, RESTART_MAX_S = 0.2, 10.0
 CALM_S = 60.0
 """A gateway that has lived so long starts again after the shortest pause."""
@@ -147,6 +148,9 @@ class GatewayProcess:
             url=self._url(bound),
             max_body_bytes=self._settings.max_body_bytes,
             max_bodies_bytes=self._settings.max_bodies_bytes,
+            max_engine_reply_bytes=self._settings.max_engine_reply_bytes,
+            body_room_wait_s=self._settings.body_room_wait_s,
+            connections=ConnectionLimits.of(self._settings),
             log_level=self._settings.log_level,
             runs=self._registered,
         )

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import math
 import resource
 import signal
 import socket
@@ -15,12 +16,16 @@ from typing import cast
 import uvicorn
 import uvloop
 
+from forebay.core.child_process import close_to_others
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
 from forebay.server.app import create_app, open_services
-from forebay.server.direct_send import http_protocol
+from forebay.server.last_resort import LastResort
+from forebay.server.orphans import Orphans
 from forebay.server.services import Services
 from forebay.server.stalled_clients import Connection, end_calls
+from forebay.web.connection_limits import ConnectionLimits
+from forebay.web.http_protocol import http_protocol
 from forebay.web.serving import bind, url_of
 
 logger = logging.getLogger(__name__)
@@ -30,6 +35,8 @@ LARGEST_POOLED_BYTES = 4 << 20
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+DRAIN_S = 6
+"""Seconds for the replies that are on their way when the server ends; `end_calls` breaks them off before."""
 MAX_OPEN_FILES = 65_536
 """Enough for every engine call and every reader; no more, since some programs walk through all that they may have."""
 
@@ -50,29 +57,36 @@ def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], 
 
     Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
+    if settings.token:  # else there is nothing to hide: everybody on this machine may call
+        close_to_others()
     keep_freed_memory()
     allow_many_files()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, bound, when_ready))
+    with (
+        LastResort(settings.stop_limit_s) as last_resort,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve(settings, bound, when_ready, last_resort))
 
 
-async def _serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
+async def _serve(
+    settings: Settings, bound: socket.socket, when_ready: Callable[[str], None], last_resort: LastResort
+) -> None:
     url = url_of(bound)
-    async with open_services(settings, url) as services:
+    async with Orphans(), open_services(settings, url) as services:
         config = uvicorn.Config(
             create_app(services),
             log_config=None,
             access_log=False,
-            http=http_protocol(),
+            http=http_protocol(ConnectionLimits.of(settings)),
             ws="none",  # no route needs it, and uvicorn would look for a library at its start
             lifespan="off",
             server_header=False,  # these two would be made for each reply, and nobody reads them
             date_header=False,
             proxy_headers=False,  # no route asks where a client is
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=10,
+            timeout_keep_alive=math.ceil(settings.idle_timeout_s),
+            timeout_graceful_shutdown=DRAIN_S,
         )
-        await _Server(config, services, lambda: when_ready(url)).serve(sockets=[bound])
+        await _Server(config, services, lambda: when_ready(url), last_resort).serve(sockets=[bound])
     logger.info("run processes have ended, and everything is written down")
 
 
@@ -113,8 +127,11 @@ def calm_collector() -> None:
 class _Server(uvicorn.Server):
     """Starts runs once it listens, and ends long polls before it waits for requests to end."""
 
-    def __init__(self, config: uvicorn.Config, services: Services, when_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, services: Services, when_ready: Callable[[], None], last_resort: LastResort
+    ) -> None:
         super().__init__(config)
+        self._last_resort = last_resort
         self._services = services
         self._when_ready = when_ready
 
@@ -126,14 +143,18 @@ class _Server(uvicorn.Server):
         self._when_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Beside the requests: together they would take longer than the server may.
+        stopping = asyncio.create_task(self._services.runs.end_processes())
         # Before uvicorn waits for requests to end: a long poll would use up all its patience.
         self._services.buffer.end_waits()
         ending = asyncio.create_task(end_calls(cast("set[Connection]", self.server_state.connections)))
         await super().shutdown(sockets)  # waits for requests, and would wait as long for a client that is stuck
         ending.cancel()
+        await stopping
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A server that was asked to end by SIGTERM ended well: uvicorn would raise the signal once more."""
+        self._last_resort.begin(0 if sig == signal.SIGTERM else 128 + sig)
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:

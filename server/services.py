@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.retention import Retention
@@ -11,6 +11,8 @@ from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.service import RunService
+from forebay.server.tracing.run_traces import RunTraces
+from forebay.server.tracing.trace_upkeep import TraceUpkeep
 from forebay.telemetry.metrics import Metrics
 from forebay.web.bodies import BodyBudget
 
@@ -25,6 +27,8 @@ class Services:
     runs: RunService
     gateway: RunGateway
     pauses: EnginePauses
+    traces: RunTraces
+    trace_upkeep: TraceUpkeep
     retention: Retention
     metrics: Metrics
     bodies: BodyBudget
@@ -34,10 +38,3 @@ def services_of(connection: HTTPConnection) -> Services:
     """The services of the app that serves this request; a FastAPI dependency."""
     services: Services = connection.app.state.services
     return services
-
-
-async def body_of(request: Request) -> bytes:
-    """The body of a request on an ordinary route, within the limits for bodies. Raises ``BodyTooLarge``."""
-    body = await services_of(request).bodies.read(request.scope, request.receive)
-    body.free()  # what the framework's routes take is small: it is not counted while they work
-    return body.data

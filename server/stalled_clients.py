@@ -4,22 +4,20 @@ The kernel counts what the client's side has taken and sent. So nothing is count
 """
 
 import asyncio
-import fcntl
 import socket
 import struct
-import sys
-import termios
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Protocol, Self
 
 from starlette.types import Scope
 
-from forebay.server.direct_send import DirectBody, awaits_body, direct_body, duplicate
+from forebay.server.direct_send import DirectBody, direct_body, duplicate
+from forebay.web.http_protocol import awaits_body, connection_of, num_bytes_in_kernel
 
 STANDSTILL_S = 1.0
 """How long a request or a reply may stand still once the server is ending."""
-NUM_LAST_LOOKS = 8
+NUM_LAST_LOOKS = 5
 """So many times it is looked then; whatever has not gone out is ended, before uvicorn does it with a traceback."""
 _COUNTS = struct.Struct("=120xQQ")
 """``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``tcp_info``."""
@@ -52,8 +50,7 @@ class ClientProgress:
     @property
     def has_more(self) -> bool:
         """Whether there is something that the client could take."""
-        num_bytes = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
-        return int.from_bytes(num_bytes, sys.byteorder) > 0
+        return num_bytes_in_kernel(self._socket.fileno()) > 0
 
     def has_moved(self) -> bool:
         """Whether the client has taken something since this was last asked, or there is nothing for it to take.
@@ -133,8 +130,11 @@ def watched(
     ``client`` is done when the client is gone; for ``patience_s`` see ``Watch``. It does nothing for a server without
     a ``DirectBody``.
     """
-    body = direct_body(scope)
-    return nullcontext() if body is None or body.is_over else Watch(body, client, patience_s)
+    body, connection = direct_body(scope), connection_of(scope)
+    if body is None or connection is None or body.is_over:
+        return nullcontext()
+    connection.is_watched = True
+    return Watch(body, client, patience_s)
 
 
 async def end_calls(connections: Collection[Connection]) -> None:

@@ -1,16 +1,18 @@
 """Runs and groups as JSON, as the native routes and the command line show them."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.alarm import alarm_text
-from forebay.buffer.leases.batches import Batches
 from forebay.buffer.store.abc import StoreStats
-from forebay.buffer.store.rows import BatchRow, GroupRow, StoredSample
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, StoredSample
 from forebay.core.addresses import engine_urls, is_http_url, without_login
-from forebay.core.group import BatchState, GroupState
+from forebay.core.group import GroupState
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.run import Run, RunState
+from forebay.core.scheduling.scheduler import settings_in_use
 
 
 def run_view(entry: Entry) -> dict[str, Any]:
@@ -42,6 +44,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "num_groups_total": run.num_groups_total,
         "groups": {state.value: groups.states[state] for state in GroupState},
         "num_groups_full": groups.num_full,
+        "num_groups_idle": len(groups.idle),
         "discarded": dict(groups.discard_reasons),
         "checkpoints": buffer.batches.steps,
         "samples": {"buffered": groups.num_live_samples, "buffered_bytes": groups.num_live_bytes, **buffer.counts},
@@ -50,9 +53,19 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "counts": dict(run.counts),
         "tokens": tokens_view(run.counts),
         "hooks": buffer.hooks.implementations(),
+        "scheduler": scheduler_view(run),
+        # What a process said of them that is gone by now is not true any more.
+        "workers": buffer.workers if run.state is RunState.RUNNING else [],
         "settings": run.settings.model_dump(),
         "run_defaults": run.defaults,
     }
+
+
+def scheduler_view(run: Run) -> dict[str, Any] | None:
+    """The policy with what it reads; None for a generator that starts its rollouts itself."""
+    oversampling = run.settings.oversampling
+    per_step = (oversampling.begun_per_step or oversampling.groups_per_step) if oversampling is not None else None
+    return settings_in_use(run.settings.scheduler, per_step) if run.is_native_generator else None
 
 
 def tokens_view(counts: Counter[str]) -> dict[str, Any]:
@@ -62,7 +75,7 @@ def tokens_view(counts: Counter[str]) -> dict[str, Any]:
     """
     return {
         "kept": counts["tokens_finished"],
-        "wasted": counts["tokens_aborted"] + counts["tokens_failed"],
+        "wasted": counts["tokens_aborted"] + counts["tokens_failed"] + counts["tokens_broken"] + counts["tokens_lost"],
         "mean_finished": _mean(counts, "finished"),
         "mean_aborted": _mean(counts, "aborted"),
     }
@@ -80,8 +93,8 @@ def alarm_view(entry: Entry) -> dict[str, Any] | None:
     if in_a_row := groups.alarm.reasons(settings.alarm_after_groups):
         texts.append(alarm_text(in_a_row))
         reasons |= in_a_row
-    if groups.losses.are_too_many(len(groups.closed), settings):
-        texts.append(groups.losses.text(len(groups.closed)))
+    if groups.losses.are_too_many(groups.num_closed, settings):
+        texts.append(groups.losses.text(groups.num_closed))
         reasons |= groups.losses.counts
     return {"message": ". ".join(texts), "reasons": reasons} if texts else None
 
@@ -101,10 +114,10 @@ def batch_view(row: BatchRow) -> dict[str, Any]:
     }
 
 
-def checkpoint_views(batches: Batches) -> list[dict[str, Any]]:
-    """Every checkpoint with what it holds."""
+def checkpoint_views(checkpoints: Iterable[CheckpointRow], acked: Iterable[BatchRow]) -> list[dict[str, Any]]:
+    """Every checkpoint with what it holds of the batches that were acknowledged."""
     fixed: dict[int | None, list[BatchRow]] = defaultdict(list)
-    for row in batches.in_state(BatchState.ACKED):
+    for row in acked:
         fixed[row.checkpoint_step].append(row)
     return [
         {
@@ -113,7 +126,7 @@ def checkpoint_views(batches: Batches) -> list[dict[str, Any]]:
             "num_groups": sum(len(row.group_ids) for row in fixed[checkpoint.step]),
             "at_s": checkpoint.at_s,
         }
-        for checkpoint in batches.checkpoints
+        for checkpoint in checkpoints
     ]
 
 
@@ -139,6 +152,8 @@ def group_view(row: GroupRow) -> dict[str, Any]:
         "is_salvaged": row.is_salvaged,
         "opened_s": row.opened_s,
         "last_sample_s": row.last_sample_s,
+        "idle_since_s": row.idle_since_s,
+        "idle_s": row.idle_s,
         "closed_s": row.closed_s,
         "num_samples": row.num_samples,
         "num_failed": row.num_failed,
@@ -148,11 +163,11 @@ def group_view(row: GroupRow) -> dict[str, Any]:
     }
 
 
-def closed_since(entry: Entry, after: int) -> dict[str, Any]:
+async def closed_since(entry: Entry, after: int) -> dict[str, Any]:
     """The feed of closed groups, from number ``after`` on."""
-    closed = entry.buffer.groups.closed
-    groups = [_closed_view(group.row) for group in closed[after:]]
-    return {"groups": groups, "last": max(after, len(closed)), "run_state": entry.run.state.value}
+    groups = [_closed_view(row) for row in await entry.buffer.gone.closed_since(after)]
+    last = groups[-1]["seq"] if groups else max(after, entry.buffer.groups.num_closed)
+    return {"groups": groups, "last": last, "run_state": entry.run.state.value}
 
 
 def _closed_view(row: GroupRow) -> dict[str, Any]:

@@ -1,1 +1,29 @@
-"""Logs (``log``) and metrics in the form of Prometheus (``metrics``)."""
+"""What is told of a process: logs (``log``; ``visible_text``, so that nothing breaks their entries; ``repeated_lines``
+counts some), metrics for Prometheus (``metrics``), and what a child prints (``output_file``).
+
+``tracing/`` records where the time of rollouts goes, ``analysis/`` makes a report of it, ``render/`` shows that, and
+``export/`` writes traces in the formats of others. For user code: ``span``, ``traceparent``, and ``EventLog``
+(``event_log``), which writes the published layout of verl's profile.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.telemetry.event_log import EventLog
+    from forebay.telemetry.tracing.tracer import span, traceparent
+
+__all__ = ["EventLog", "span", "traceparent"]
+
+_PLACES = {
+    "EventLog": "forebay.telemetry.event_log",
+    "span": "forebay.telemetry.tracing.tracer",
+    "traceparent": "forebay.telemetry.tracing.tracer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # When they are asked for: every process imports the log, and few of them trace.
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -64,10 +64,14 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_sample_bytes": ("Bytes of the accepted samples.", ()),
     "forebay_groups_discarded": ("Groups that ended undelivered, by reason.", ("reason",)),
     "forebay_run_counts": ("What run processes count, by name; kept over restarts.", ("count",)),
+    "forebay_rollout_seconds": ("Seconds of rollouts since the server started, by what they went to.", ("phase",)),
+    "forebay_trace_dropped": ("What no trace of a run has, for want of room or time, by what it is.", ("what",)),
     "forebay_rows_cut": ("Surplus rows that were cut from groups on slime routes.", ()),
 }
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_groups": ("Groups, by state.", ("state",)),
+    "forebay_groups_idle": ("Open groups that do not age, since none of their rollouts is in flight.", ()),
+    "forebay_oldest_open_group_seconds": ("For how long the oldest open group has been open, as deadlines count.", ()),
     "forebay_buffered_samples": ("Samples of open, ready and leased groups.", ()),
     "forebay_buffered_bytes": ("Bytes of those samples.", ()),
     "forebay_runs": ("Runs, by state.", ("state",)),
@@ -77,7 +81,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_journal_bytes": ("Bytes of the journal.", ()),
     "forebay_journal_segments": ("Segment files of the journal.", ()),
     "forebay_journal_quarantined": ("Corrupt records set aside since the server started.", ()),
-    "forebay_storage_healthy": ("1 while the journal takes writes.", ()),
+    "forebay_storage_healthy": ("1 while the journal takes samples.", ()),
+    "forebay_journal_on_reserve": ("1 while the disk is full, and acknowledgements take what was kept for them.", ()),
 }
 
 

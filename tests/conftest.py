@@ -1,5 +1,7 @@
 """Real servers for tests, ended with them, their logs shown when a test fails."""
 
+import gc
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ from tests.kit import ServerProcess
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# Pytest and the libraries of the tests keep hundreds of megabytes: at its defaults, the collector would walk through
+# all of them again and again.
+gc.set_threshold(100_000, 50, 1_000)
 
 MakeServer = Callable[..., ServerProcess]
 SERVERS = pytest.StashKey[list[ServerProcess]]()
@@ -32,11 +38,25 @@ LONGEST = (
     "test_slime_example.py",
 )
 """Files and folders, below this one, that take longest: what is begun last decides when a parallel run ends."""
+STARTED_IN_FULL = ("attack", "benchmarks", "cli", "crash", "e2e", "profile", "sglang", "soak")
+"""Folders whose servers are started as users start theirs; so is the shared ``server``. Others are ``preloaded``."""
+MARKED_FOLDERS = {"attack": "attack", "benchmarks": "bench", "profile": "profile", "sglang": "sglang"}
+"""Folders of which every test has one marker. Each worker would load what they import, only to deselect them all."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the folders alone whose tests are not asked for."""
+    marker = MARKED_FOLDERS.get(collection_path.name) if collection_path.parent == Path(__file__).parent else None
+    return True if marker and f"not {marker}" in config.option.markexpr else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; ``make test`` keeps this order."""
     items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 def _rank(path: str) -> int:
@@ -46,13 +66,14 @@ def _rank(path: str) -> int:
 class _Farm:
     """Starts servers and ends them all."""
 
-    def __init__(self, config: pytest.Config, make_directory: Callable[[], Path]) -> None:
+    def __init__(self, config: pytest.Config, make_directory: Callable[[], Path], *, is_preloaded: bool) -> None:
         self._living = config.stash.setdefault(SERVERS, [])
         self._make_directory = make_directory
+        self._is_preloaded = is_preloaded
         self._own: list[ServerProcess] = []
 
     def make(self, **settings: Any) -> ServerProcess:
-        server = ServerProcess(self._make_directory(), **settings)
+        server = ServerProcess(self._make_directory(), is_preloaded=self._is_preloaded, **settings)
         self._own.append(server)
         self._living.append(server)
         return server.start()
@@ -63,8 +84,14 @@ class _Farm:
             self._living.remove(server)
 
 
+def _folder(path: Path) -> str:
+    """The part of the tests to which a file belongs."""
+    return path.relative_to(Path(__file__).parent).parts[0]
+
+
 def _farm(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> Iterator[MakeServer]:
-    farm = _Farm(request.config, lambda: factory.mktemp("server"))
+    is_preloaded = request.scope != "session" and _folder(request.path) not in STARTED_IN_FULL
+    farm = _Farm(request.config, lambda: factory.mktemp("server"), is_preloaded=is_preloaded)
     yield farm.make
     farm.close()
 
@@ -91,6 +118,16 @@ def session_servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def server(session_servers: MakeServer) -> ServerProcess:
     """One server with default settings for every test that keeps to runs of its own."""
     return session_servers()
+
+
+@pytest.fixture(autouse=True)
+def _log_of_one_test() -> Iterator[None]:
+    """A command that runs in this process sends its log where pytest shows it, and closes that with the test."""
+    level = logging.root.level
+    yield
+    for handler in [each for each in logging.root.handlers if type(each) is logging.StreamHandler]:
+        logging.root.removeHandler(handler)
+    logging.root.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,8 @@ from typing import IO, Any, Self, TypeVar
 
 import httpx
 
+from tests import preloaded
+
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -193,7 +195,10 @@ def _ok(response: httpx.Response) -> Json:
 
 
 class ServerProcess:
-    """``forebay serve`` as its own process, with its files below ``directory``. Settings go by the environment."""
+    """``forebay serve`` as its own process, with its files below ``directory``. Settings go by the environment.
+
+    ``is_preloaded`` has it forked from a process that has loaded its modules.
+    """
 
     def __init__(
         self,
@@ -203,6 +208,7 @@ class ServerProcess:
         data_dir: Path | None = None,
         env: dict[str, str] | None = None,
         config: Path | None = None,
+        is_preloaded: bool = False,
         **settings: object,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -215,9 +221,11 @@ class ServerProcess:
         self._client_limit_s = TIME_LIMIT_S + float(str(settings.get("start_wait_s", 0)))  # a start may take its wait
         self.client = httpx.Client(timeout=self._client_limit_s)
         self._env = dict(env or {})
+        self._is_preloaded = is_preloaded
         self._config = ["--config", str(config)] if config else []
+        settings.setdefault("reserve_bytes", 1 << 20)  # the disk of those who run tests is small
         self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | preloaded.ForkedServer | None = None
 
     @property
     def url(self) -> str:
@@ -232,11 +240,13 @@ class ServerProcess:
         """Start, on the port of the time before if there was one, and wait until it listens."""
         flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
         flags += self._config
+        env = {**os.environ, **self._env, **self.settings}
         with self.log_path.open("a") as log:
-            self._process = subprocess.Popen(
+            forked = preloaded.launch(["serve", *flags], self.directory, env, log) if self._is_preloaded else None
+            self._process = forked or subprocess.Popen(
                 [sys.executable, "-m", "forebay.server.cli", "serve", *flags],
                 cwd=self.directory,
-                env={**os.environ, **self._env, **self.settings},
+                env=env,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -20,7 +20,9 @@ from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
 from forebay.server.cli.command_line import app as cli
 from forebay.server.cli.run_facts import DISCARD_REASONS
+from forebay.telemetry.analysis.findings.wording import ADVICE
 from forebay.telemetry.metrics import COUNTERS, GAUGES
+from forebay.telemetry.tracing.records import PHASES, SERVER_PHASES
 from forebay.web.replies import ClientGone
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +131,17 @@ def test_every_metric_has_a_row(metric: str) -> None:
     assert f"| `{metric}` |" in page("operations.md")
 
 
+@pytest.mark.parametrize("cause", ADVICE)
+def test_every_cause_of_a_finding_has_a_heading(cause: str) -> None:
+    assert f"\n### {cause}\n" in page("profiling.md")
+
+
+@pytest.mark.parametrize("phase", [*PHASES, *SERVER_PHASES])
+def test_every_phase_is_explained(phase: str) -> None:
+    rows = [line for line in page("profiling.md").splitlines() if line.startswith("| ")]
+    assert any(f"`{phase}`" in row for row in rows)
+
+
 def test_every_reason_for_a_discarded_group_is_explained() -> None:
     assert set(DISCARD_REASONS) == {reason.value for reason in DiscardReason}
 
@@ -165,6 +178,15 @@ def test_commands_that_pages_show_are_understood(line: str) -> None:
         assert command_found is not None, name
         command = command_found
     command.make_context("forebay", words)
+
+
+@pytest.mark.parametrize(("name", "least"), [("workers.md", 9), ("skip.md", 4)])
+def test_the_python_of_a_page_runs_and_is_so(name: str, least: int) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page(name), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= least
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, f"docs/{name}", "exec"), names)
 
 
 _MAKE = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)

@@ -51,6 +51,7 @@ def test_the_wheel_holds_every_package_typed_and_nothing_else(wheel: Path) -> No
     assert {name for name in names if name.endswith("py.typed")} == {f"{package}/py.typed" for package in packages}
     assert "forebay/generators/math_generator.py" in names
     assert "forebay/engines/tiny/model.py" in names
+    assert {"forebay/telemetry/render/assets/page.css", "forebay/telemetry/render/assets/page.js"} <= set(names)
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"forebay"}
 
 

@@ -3,15 +3,15 @@
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope
 
-from forebay.core.errors import BodyTooLarge, BufferFull, InvalidInput
-from forebay.core.waiting import Patience, Signal
+from forebay.core.errors import BodyTooLarge, InvalidInput
+from forebay.web.body_room import BodyRoom, BodyShare
+from forebay.web.connection_limits import RequestStalled
+from forebay.web.http_protocol import connection_of
 from forebay.web.replies import ClientGone
-
-ROOM_WAIT_S = 60.0
 
 STEP_BYTES = 1 << 20
 """What one turn of decompression gives, more or less, before its size is looked at."""
@@ -21,76 +21,89 @@ ZSTD_SLICE_BYTES = 1 << 10
 ZSTD_WINDOW_BYTES = 1 << 27
 
 
+class BodyLimit(NamedTuple):
+    """How long one body may be, and the setting that says so."""
+
+    num_bytes: int
+    setting: str
+
+
 class BodyBudget:
     """Limits on request bodies: each for itself, and all that are in memory at once."""
 
-    def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int, body_room_wait_s: float = 60.0) -> None:
         self.max_body_bytes = max_body_bytes
-        self.max_bodies_bytes = max_bodies_bytes
-        self.free_bytes = max_bodies_bytes
-        self.freed = Signal()
+        self.room = BodyRoom(max_bodies_bytes, body_room_wait_s)
+        self._limit = min(BodyLimit(max_body_bytes, "max_body_bytes"), BodyLimit(max_bodies_bytes, "max_bodies_bytes"))
 
-    async def read(self, scope: Scope, receive: Receive) -> "RequestBody":
-        """Read a body, waiting for room first. Raises ``BodyTooLarge`` without reading the rest, ``ClientGone``."""
-        limit = min(self.max_body_bytes, self.max_bodies_bytes)
+    async def read(self, scope: Scope, receive: Receive, narrower: BodyLimit | None = None) -> "RequestBody":
+        """Read a body, which pays for its bytes as they arrive, and waits where there is no room for more.
+
+        Raises ``BodyTooLarge`` without reading the rest, ``BufferFull``, ``RequestStalled``, ``ClientGone``.
+        """
+        limit, setting = self._limit if narrower is None else min(self._limit, narrower)
         announced = _content_length(scope)
         if announced > limit:  # before a byte is read: the client may not have begun to send
-            raise BodyTooLarge(limit)
-        body = RequestBody(self)
+            raise BodyTooLarge(limit, setting)
+        connection, room = connection_of(scope), self.room
+        body = RequestBody(room)
+        parts: list[bytes] = []
+        size, has_more = 0, True
         try:
-            await body.reserve(announced)
-            parts: list[bytes] = []
-            size, has_more = 0, True
             while has_more:
-                await body.reserve(size)
-                message = await receive()
+                if connection is None:
+                    message = await receive()
+                else:
+                    connection.is_awaited = True
+                    message = await receive()
+                    connection.is_awaited = False
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
+                part, has_more = message.get("body", b""), message.get("more_body", False)
+                size += len(part)
                 if size > limit:  # also of a body whose length was announced wrongly, or not at all
-                    raise BodyTooLarge(limit)
-                has_more = message.get("more_body", False)
+                    raise BodyTooLarge(limit, setting)
+                if has_more:
+                    room.begin(body)
+                    if connection is not None and connection.is_late:
+                        raise RequestStalled("the body stood still for too long", "body_timeout_s")
+                if not room.take(body, len(part)):
+                    if connection is not None:
+                        connection.pause_reading()
+                    await room.wait(body, len(part))
+                parts.append(part)
         except BaseException:  # whatever ended the reading, the room must come back
             body.free()
             raise
+        if len(parts) > 1:
+            room.finish(body)
         body.data = parts[0] if len(parts) == 1 else b"".join(parts)
         return body
 
 
-class RequestBody:
+class RequestBody(BodyShare):
     """A body and the room that it takes; ``free`` it when it is done with."""
 
-    __slots__ = ("_budget", "_num_bytes", "data")
+    __slots__ = ("_room", "data")
 
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._num_bytes = 0
+    def __init__(self, room: BodyRoom) -> None:
+        super().__init__()
+        self._room = room
         self.data = b""
 
-    async def reserve(self, num_bytes: int) -> None:
-        """See to it that there is room for ``num_bytes`` in all.
+    async def unfold(self, num_bytes: int) -> None:
+        """Pay for ``num_bytes`` more that come of it. Raises ``BufferFull``, ``BodyTooLarge``."""
+        self._room.begin(self)
+        if not self._room.take(self, num_bytes):
+            await self._room.wait(self, num_bytes)
 
-        Raises ``BufferFull`` after a minute: bodies without a length may wait for each other.
-        """
-        more, budget = num_bytes - self._num_bytes, self._budget
-        if more <= 0:
-            return
-        if more > budget.free_bytes:
-            patience = Patience(ROOM_WAIT_S)
-            while more > budget.free_bytes:
-                if not await patience.wait(budget.freed):
-                    taken = budget.max_bodies_bytes - budget.free_bytes
-                    raise BufferFull(f"request bodies already hold {taken} bytes")
-        # No await between the look at the room and this line: two bodies would both take the last of it.
-        budget.free_bytes -= more
-        self._num_bytes = num_bytes
+    def finish(self) -> None:
+        """Nothing more comes of it."""
+        self._room.finish(self)
 
     def free(self) -> None:
         """Give the room back."""
-        self._budget.free_bytes += self._num_bytes
-        self._num_bytes = 0
-        self._budget.freed.notify()
+        self._room.give_back(self)
 
 
 def _content_length(scope: Scope) -> int:
@@ -120,8 +133,9 @@ async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)
-        await body.reserve(len(body.data) + size)
+        await body.unfold(len(part))
         parts.append(part)
+    body.finish()
     return b"".join(parts)
 
 

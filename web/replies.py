@@ -104,6 +104,11 @@ def error_body(error: ForebayError) -> dict[str, Any]:
     return {"error": body | ({"field": error.field} if error.field else {})}
 
 
+def envelope(error: ForebayError) -> dict[str, Any]:
+    """The same in slime's envelope, for routes of slime's and for what is refused before any route is looked for."""
+    return {"success": False, "message": error.message, "data": None, **error_body(error)}
+
+
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
     """``Retry-After`` where the client is to try again."""
     retry_after_s = getattr(error, "retry_after_s", None)

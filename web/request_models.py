@@ -1,13 +1,16 @@
 """Request bodies as pydantic models, and the numbers in them, which may arrive as strings."""
 
 import json
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from forebay.core.errors import InvalidInput
+from forebay.core.starts.payload_text import check_texts
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -29,20 +32,44 @@ LeaseSeconds = Annotated[float, NotFlag, Field(gt=0, le=10_000_000)]
 def parse(model: type[Model], body: bytes) -> Model:
     """Read a JSON object into ``model``. Raises ``InvalidInput`` with the first wrong field."""
     try:
-        return model.model_validate(parse_object(body))
+        return model.model_validate(parse_request(body))
     except ValidationError as error:
         raise invalid(error) from None
 
 
+def parse_request(body: bytes) -> dict[str, Any]:
+    """Read a JSON object whose texts can be stored, and be names. Raises ``InvalidInput`` that names the field."""
+    value = _read_object(body)
+    check_texts(value)
+    return value
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raises ``InvalidInput``."""
+    """Read a JSON object whose texts UTF-8 can hold. Raises ``InvalidInput``."""
+    value = _read_object(body)
+    if _SURROGATE.search(body):
+        _check_surrogates(value)
+    return value
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        # Not as bytes: Python's reader would let halves of surrogate pairs through.
+        value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # nested too deeply for Python's reader
-        raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+        raise InvalidInput(f"the body is not JSON: {error}"[:500], field="body") from None
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object", field="body")
     return value
+
+
+def _check_surrogates(value: dict[str, Any]) -> None:
+    """Refuse text that no file, index or tokenizer takes, and no reply could repeat."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
+        raise InvalidInput(message, field="body") from None
 
 
 def invalid(error: ValidationError) -> InvalidInput:

@@ -9,6 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from forebay.core.errors import InvalidInput
+from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from forebay.web.http_protocol import http_protocol
 
 SHUTDOWN_S = 2
 
@@ -31,15 +33,17 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_app(app: ASGIApp, *, port: int = 0) -> AsyncIterator[int]:
-    """Serve ``app`` on ``127.0.0.1``; yields the port (0: a free one). At the end running calls have 2 s left.
+async def serve_app(
+    app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, limits: ConnectionLimits = DEFAULT_LIMITS
+) -> AsyncIterator[int]:
+    """Serve ``app`` on ``host``; yields the port (0: a free one). At the end running calls have 2 s left.
 
     Raises ``InvalidInput`` that tells why it cannot listen there.
     """
-    listener = bind("127.0.0.1", port, listens=True)
+    listener = bind(host, port, listens=True)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=http_protocol(limits),
         ws="none",
         lifespan="off",  # whoever calls this opens and closes the parts
         log_config=None,

@@ -1,131 +1,26 @@
 """Groups with their samples, as they are in memory: which are open, ready and closed. Pure: time is an argument."""
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 
-import msgspec
-
+from forebay.buffer.groups.ageing import begin_idle, end_idle
 from forebay.buffer.groups.alarm import AlarmCounts
 from forebay.buffer.groups.losses import Losses
 from forebay.buffer.groups.ready_queue import ReadyQueue
-from forebay.buffer.store.rows import GroupRow, Location
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
+from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
-from forebay.core.reward_place import Span
 from forebay.core.run import RunSettings
 
-
-class Sample(msgspec.Struct, gc=False):
-    """A sample in memory: its index columns, and its body until the disk has it."""
-
-    uid: str
-    slot: int
-    reward: float | None
-    num_bytes: int
-    reward_span: Span | None = None
-    location: Location | None = None
-    body: bytes | None = None
-    rollout_id: str = ""
-    oldest_version: int | None = None
-    head: bytes | None = None
-    """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
-    fork: int = 0
-    """Which fork of the rollout in its slot it is; 0 for the main sample."""
-    rollout_outcome: str = ""
-    """How its rollout ended."""
-    is_foreign: bool = False
-    """Whether ``rollout_id``, ``fork`` and their like in its body mean something else than ours."""
+OnChange = Callable[[SampleGroup, GroupState | None], None]
+"""Is given a group that has entered a state, and the one that it has left; None for one that has opened."""
 
 
-class SampleGroup:
-    """A group and, while it lives, its samples."""
-
-    __slots__ = ("repeats", "row", "samples", "slots", "staged")
-
-    def __init__(self, row: GroupRow) -> None:
-        self.row = row
-        self.samples: list[Sample] = []
-        self.slots: set[int] = set()
-        """Those that have their main sample."""
-        self.staged: object | None = None
-        """What the last hooks made of it, kept until it is delivered or changes."""
-        self.repeats: set[str] = set()
-        """Uids that were there when the run process was restarted, and that it has not sent again."""
-
-    @property
-    def group_id(self) -> str:
-        return self.row.group_id
-
-    @property
-    def instance_id(self) -> InstanceId:
-        return self.row.instance_id
-
-    @property
-    def state(self) -> GroupState:
-        return self.row.state
-
-    @property
-    def completed(self) -> list[Sample]:
-        """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
-
-        A fork without one that did not fail is left out: what is not judged is not trained on.
-        """
-        kept = [sample for sample in self.samples if sample.reward is not None]
-        return _with_forks(kept) if self.row.num_forks else kept
-
-    @property
-    def completed_mains(self) -> list[Sample]:
-        """The same without forks."""
-        return [sample for sample in self.samples if sample.reward is not None and not sample.fork]
-
-    @property
-    def num_completed(self) -> int:
-        """Slots whose sample is there and did not fail."""
-        return self.row.num_samples - self.row.num_failed
-
-    def take(self, sample: Sample) -> None:
-        """Add a sample; a fork fills no slot."""
-        self.samples.append(sample)
-        if not sample.fork:
-            self.slots.add(sample.slot)
-
-    def failures_text(self) -> str:
-        """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
-        failed = (s.rollout_outcome or "failed" for s in self.samples if s.reward is None and not s.fork)
-        return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(sample.num_bytes for sample in self.samples)
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest weight version among the samples that did not fail; None if none of them tells."""
-        versions = (sample.oldest_version for sample in self.completed)
-        return min((version for version in versions if version is not None), default=None)
-
-    def free_slot(self) -> int:
-        """The lowest slot without a sample."""
-        # Samples mostly fill slots in order: then it is this one.
-        slot = len(self.slots)
-        if slot not in self.slots:
-            return slot
-        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
-
-
-def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
-    forks: dict[tuple[int, str], list[Sample]] = {}
-    for sample in samples:
-        if sample.fork:
-            forks.setdefault((sample.slot, sample.rollout_id), []).append(sample)
-    ordered: list[Sample] = []
-    for sample in samples:
-        if not sample.fork:
-            of_it = forks.get((sample.slot, sample.rollout_id), ())
-            ordered += (sample, *sorted(of_it, key=lambda fork: fork.fork))
-    return ordered
+def _nobody(_group: SampleGroup, _source: GroupState | None) -> None:
+    pass
 
 
 @dataclass
@@ -134,17 +29,26 @@ class Groups:
 
     run_id: str
     settings: RunSettings
+    on_change: OnChange = _nobody
     by_id: dict[str, SampleGroup] = field(default_factory=dict)
+    """Those in memory; of groups that nothing will be done with any more only the store may know."""
     by_instance: dict[InstanceId, list[SampleGroup]] = field(default_factory=dict)
     changed: dict[str, SampleGroup] = field(default_factory=dict)
     """Open groups that got a sample since ``is_valid_group`` was last asked."""
     short_valid: dict[str, SampleGroup] = field(default_factory=dict)
     """Open groups that are valid although slots are empty."""
+    idle: dict[str, SampleGroup] = field(default_factory=dict)
+    """Open groups that do not age: none of their rollouts is in flight."""
     unreported: dict[str, SampleGroup] = field(default_factory=dict)
     """Discarded groups that no successful reply has listed as finished."""
-    closed: list[SampleGroup] = field(default_factory=list)
-    """Every group that left the open state, in the order of ``closed_seq``."""
+    closed: dict[int, SampleGroup] = field(default_factory=dict)
+    """By ``closed_seq``, the groups in memory that left the open state."""
+    done: list[str] = field(default_factory=list)
+    """Groups that were acknowledged, or whose report was, since it was last looked what memory may forget."""
+    num_opened: int = 0
+    num_closed: int = 0
     states: Counter[GroupState] = field(default_factory=Counter)
+    """Of all groups, also those that are not in memory."""
     discard_reasons: Counter[str] = field(default_factory=Counter)
     alarm: AlarmCounts = field(default_factory=AlarmCounts)
     losses: Losses = field(init=False)
@@ -154,17 +58,24 @@ class Groups:
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
     """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
     unscheduled: list[SampleGroup] = field(default_factory=list)
-    """Groups that opened, or got their first sample, since their deadlines were last looked at."""
+    """Groups whose deadline came nearer since it was last looked at: they opened, got a first sample, or age again."""
     _ready: ReadyQueue = field(init=False)
+    _undelivered: dict[int, str] = field(default_factory=dict)
+    """While groups are restored: by ``closed_seq``, why groups behind ``_last_useful`` were discarded."""
+    _last_useful: int = 0
 
     def __post_init__(self) -> None:
         self.losses = Losses(self.run_id)
-        self._ready = ReadyQueue(lambda key: self.by_id[key].state is GroupState.READY)
+        self._ready = ReadyQueue(self._is_ready)
 
     def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
         """Go on under the settings of another start of the run."""
         self.settings = settings
         self.first_epochs = Counter(base_skip)
+
+    def _is_ready(self, key: str) -> bool:
+        group = self.by_id.get(key)  # the queue may still name one that memory has forgotten
+        return group is not None and group.state is GroupState.READY
 
     # --- opening and filling
 
@@ -175,6 +86,7 @@ class Groups:
         if group is None:
             group = self._insert(self.new_row(instance_id, epoch, now_s, is_announced=is_announced))
             self.unscheduled.append(group)
+            self.on_change(group, None)
         return group
 
     def new_row(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> GroupRow:
@@ -186,7 +98,7 @@ class Groups:
             epoch=epoch,
             state=GroupState.OPEN,
             opened_s=now_s,
-            number=len(self.by_id) + 1,
+            number=self.num_opened + 1,
             is_announced=is_announced,
         )
 
@@ -202,6 +114,8 @@ class Groups:
         self.changed[row.group_id] = group
         if len(group.samples) == 1:
             self.unscheduled.append(group)
+        if self.idle and self.is_full(group):  # no rollout of it will be in flight any more
+            self.set_busy(group, now_s)
 
     def is_full(self, group: SampleGroup) -> bool:
         """Whether every slot has its sample, failed ones included."""
@@ -211,6 +125,24 @@ class Groups:
     def num_full(self) -> int:
         """How many open groups are full: ``is_valid_group`` is asked about them by the next read, or at the end."""
         return sum(self.is_full(group) for group in self.changed.values())
+
+    # --- ageing
+
+    def set_idle(self, group: SampleGroup, now_s: float) -> bool:
+        """An open group does not age from now on; false if that is so already, or it is full."""
+        if group.state is not GroupState.OPEN or group.group_id in self.idle or self.is_full(group):
+            return False
+        self.idle[group.group_id] = group
+        begin_idle(group.row, now_s)
+        return True
+
+    def set_busy(self, group: SampleGroup, now_s: float) -> bool:
+        """It ages again; false if it did all the time."""
+        if self.idle.pop(group.group_id, None) is None:
+            return False
+        end_idle(group.row, now_s)
+        self.unscheduled.append(group)
+        return True
 
     # --- moving
 
@@ -231,6 +163,8 @@ class Groups:
             # It may be queued from an earlier time; the queue takes it once.
             self._ready.put(group.group_id, row.order)
             self._ready.note_version(group.group_id, group.oldest_version)
+        elif target is GroupState.ACKED:
+            self.done.append(group.group_id)
         elif target is GroupState.DISCARDED:
             row.reason, row.detail = reason, detail
             self.discard_reasons[reason] += 1
@@ -238,14 +172,18 @@ class Groups:
             self.unreported[group.group_id] = group
         if (source in LIVE) and (target not in LIVE):
             self._forget_samples(group)
+        self.on_change(group, source)
 
     def _close(self, group: SampleGroup, now_s: float) -> None:
         self.changed.pop(group.group_id, None)
         self.short_valid.pop(group.group_id, None)
+        self.idle.pop(group.group_id, None)
+        end_idle(group.row, now_s)
         group.row.closed_s = now_s
         # Those who follow closed groups ask for what came behind the number that they know.
-        self.closed.append(group)
-        group.row.closed_seq = len(self.closed)
+        self.num_closed += 1
+        group.row.closed_seq = self.num_closed
+        self.closed[self.num_closed] = group
 
     def _forget_samples(self, group: SampleGroup) -> None:
         # Memory holds what may be delivered; whatever comes back later is read from the store.
@@ -286,31 +224,72 @@ class Groups:
         return any(self.states[state] for state in states)
 
     def _insert(self, row: GroupRow) -> SampleGroup:
-        group = SampleGroup(row)
-        self.by_id[row.group_id] = group
-        self.by_instance.setdefault(row.instance_id, []).append(group)
+        group = self._put(row)
+        self.num_opened += 1
         self.states[row.state] += 1
         return group
 
-    def restore(self, rows: Iterable[GroupRow]) -> None:
-        """Take over stored groups, before ``restore_sample`` gives the live ones their samples."""
+    def _put(self, row: GroupRow) -> SampleGroup:
+        group = SampleGroup(row)
+        self.by_id[row.group_id] = group
+        of_instance = self.by_instance.setdefault(row.instance_id, [])
+        # Mostly at the end; one that was looked up goes where it was.
+        insort(of_instance, group, key=lambda other: other.row.number)
+        return group
+
+    # --- those that memory need not hold
+
+    def forget(self, group: SampleGroup) -> None:
+        """Let go of a group that the store has, and that counts on."""
+        del self.by_id[group.group_id]
+        self.closed.pop(group.row.closed_seq, None)
+        of_instance = self.by_instance[group.instance_id]
+        of_instance.remove(group)
+        if not of_instance:
+            del self.by_instance[group.instance_id]
+
+    def recall(self, row: GroupRow) -> bool:
+        """Take in a group that was forgotten; False if it is there."""
+        if row.group_id in self.by_id:
+            return False
+        group = self._put(row)
+        if row.closed_seq:
+            self.closed[row.closed_seq] = group
+        return True
+
+    # --- after loading
+
+    def restore(self, rows: Iterable[GroupRow], keeps: Callable[[GroupRow], bool]) -> None:
+        """Take over some stored groups, before ``restore_sample`` gives the live ones their samples.
+
+        Those that it ``keeps`` are in memory; all of them count.
+        """
         for row in rows:
-            group = self._insert(row)
+            if keeps(row):
+                self._restore_kept(row)
+            self.num_opened += 1
+            self.num_closed = max(self.num_closed, row.closed_seq)
             self.next_order = max(self.next_order, row.order + 1)
-            if row.state is GroupState.OPEN:
-                # `restore_sample` counts them: a row that was written before its last samples knows less.
-                row.num_samples, row.num_failed, row.num_forks, row.last_sample_s = 0, 0, 0, None
-            elif row.state is GroupState.READY:
-                self._ready.put(row.group_id, row.order)
-            elif row.state is GroupState.DISCARDED:
+            self.states[row.state] += 1
+            if row.state is GroupState.DISCARDED:
                 self.discard_reasons[row.reason] += 1
                 self.losses.note(row, self.settings)
-                if not row.is_reported:
-                    self.unreported[row.group_id] = group
-        # The alarm goes on where it was: the last groups that ended undelivered, one after the other.
-        self.closed = sorted((g for g in self.by_id.values() if g.row.closed_seq), key=lambda g: g.row.closed_seq)
-        for group in takewhile(lambda group: group.state is GroupState.DISCARDED, reversed(self.closed)):
-            self.alarm.note(GroupState.OPEN, GroupState.DISCARDED, group.row.reason)
+                self._undelivered[row.closed_seq] = row.reason
+            elif row.closed_seq:
+                self._last_useful = max(self._last_useful, row.closed_seq)
+        self._undelivered = {seq: reason for seq, reason in self._undelivered.items() if seq > self._last_useful}
+
+    def _restore_kept(self, row: GroupRow) -> None:
+        self.recall(row)
+        if row.state is GroupState.OPEN:
+            # `restore_sample` counts them: a row that was written before its last samples knows less.
+            row.num_samples, row.num_failed, row.num_forks, row.last_sample_s = 0, 0, 0, None
+            if row.idle_since_s is not None:
+                self.idle[row.group_id] = self.by_id[row.group_id]
+        elif row.state is GroupState.READY:
+            self._ready.put(row.group_id, row.order)
+        elif row.state is GroupState.DISCARDED and not row.is_reported:
+            self.unreported[row.group_id] = self.by_id[row.group_id]
 
     def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
         """Give a live group a stored sample, in the order in which they came."""
@@ -325,6 +304,13 @@ class Groups:
 
     def restored(self) -> None:
         """Every stored sample is where it was: note of which weights the ready groups are."""
+        # The alarm goes on where it was: the last groups that ended undelivered, one after the other.
+        for number in sorted(self._undelivered):
+            self.alarm.note(GroupState.OPEN, GroupState.DISCARDED, self._undelivered[number])
+        self._undelivered.clear()
+        for group in list(self.idle.values()):
+            if self.is_full(group):  # its last sample, which says so, was stored behind its row
+                self.set_busy(group, group.row.last_sample_s or 0.0)
         for group in self.in_state(GroupState.READY):
             self._ready.note_version(group.group_id, group.oldest_version)
 

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.buffer.groups.groups import Sample, SampleGroup
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.core.ids import InstanceId
 
 

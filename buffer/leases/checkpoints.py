@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from forebay.buffer.groups.groups import Sample, SampleGroup
-from forebay.buffer.leases.batches import Undone
+from forebay.buffer.batches import Undone
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.restore import read_back
 from forebay.buffer.store.rows import BatchRow, Row
@@ -16,12 +16,23 @@ async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None)
     Without ``batch_ids``: those that are acknowledged and that no checkpoint holds. The first checkpoint of a run also
     holds what can never come back. Raises ``BatchNotFound``, ``LeaseLost``, ``CheckpointConflict``, ``StorageFailed``.
     """
+    buffer = leases.buffer
+    # Of what is at hand nothing may go before the answer is made.
+    with buffer.gone.nothing_forgotten():
+        if buffer.batches.uses_checkpoints and buffer.batches.has_at_hand(step):
+            return await _fix(leases, step, batch_ids)
+        async with buffer.gone.everything():
+            return await _fix(leases, step, batch_ids)
+
+
+async def _fix(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> list[BatchRow]:
+    buffer = leases.buffer
     if batch_ids is None:
-        batch_ids = [row.batch_id for row in leases.buffer.batches.in_checkpoint(None)]
-    spent = [] if leases.buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
+        batch_ids = [row.batch_id for row in buffer.batches.in_checkpoint(None)]
+    spent = [] if buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
     # Everything is checked before anything changes: all batches are fixed, or none.
     async with leases.steady([*batch_ids, *spent]) as rows:
-        buffer = leases.buffer
+        buffer.check_storage()  # what was looked up here is not what a recovery has loaded
         for row in rows:
             leases.check(row)
         buffer.batches.check_fixable(rows, step)
@@ -64,7 +75,7 @@ async def rewind(leases: Leases, step: int | None) -> Undone:
     ``CheckpointNotFound``, ``BodiesGone``, ``StorageFailed``.
     """
     buffer = leases.buffer
-    async with buffer.lock:
+    async with buffer.lock, buffer.gone.everything():
         buffer.check_storage()
         # Read before anything changes. `after` is asked again below: an ack may have come meanwhile.
         lost = await _read_back(leases, step)
@@ -75,7 +86,7 @@ async def rewind(leases: Leases, step: int | None) -> Undone:
         place = "before the first checkpoint" if step is None else f"the checkpoint of step {step}"
         buffer.run.weight_version = buffer.batches.weight_version(step)
         buffer.batches.undo(undone, f"a rewind to {place} revoked it")
-        await buffer.record(*changed, *undone.batches, *undone.checkpoints, buffer.run_row())
+        await buffer.record(*changed, *undone.batches, *undone.checkpoints, *buffer.run_rows())
     buffer.news.notify()
     return undone
 

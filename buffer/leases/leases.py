@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import BatchRow, Location, Row
 from forebay.core.errors import BatchAcked, LeaseLost
@@ -77,6 +77,7 @@ class Leases:
         for group in changed:
             # A late ack claims its groups without delivering them once more.
             group.row.num_deliveries += state is GroupState.LEASED
+            group.row.batch_id = row.batch_id
             groups.move(group, state, self.buffer.active.now_s())
         reported = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
         for group in (*changed, *reported):
@@ -202,17 +203,29 @@ class Leases:
 
         Raises ``BatchNotFound``, ``StorageFailed``.
         """
-        buffer = self.buffer
+        buffer, batch_ids = self.buffer, list(dict.fromkeys(batch_ids))
         buffer.check_storage()
-        rows = [buffer.batches.get(batch_id) for batch_id in dict.fromkeys(batch_ids)]
+        known = [row for row in map(buffer.batches.by_id.get, batch_ids) if row is not None]
         # Groups of an expired batch are ready, thus a reader may be about to choose them.
-        if not any(row.state is BatchState.EXPIRED for row in rows):
-            yield rows
+        if len(known) == len(batch_ids) and not any(row.state is BatchState.EXPIRED for row in known):
+            yield known
             return
-        async with buffer.lock:
-            # It may have failed while the lock was waited for.
-            buffer.check_storage()
-            yield rows
+        async with buffer.lock, buffer.gone.these_batches(batch_ids):
+            rows = [buffer.batches.get(batch_id) for batch_id in batch_ids]
+            late = [row for row in rows if row.state is BatchState.EXPIRED]
+            async with buffer.gone.these([key for row in late for key in (*row.group_ids, *row.reported_ids)]):
+                # It may have failed while the lock was waited for.
+                buffer.check_storage()
+                yield rows
+
+    async def of_request(self, request_id: str) -> BatchRow | None:
+        """The newest batch that was handed out for a reader's request. Raises ``StorageFailed``."""
+        buffer = self.buffer
+        batch_id = buffer.batches.of_request(request_id)
+        if batch_id is None:
+            return None
+        async with buffer.gone.these_batches([batch_id]):
+            return buffer.batches.by_id.get(batch_id)
 
     def check(self, row: BatchRow) -> None:
         """Raise ``LeaseLost`` unless the batch is acknowledged or could still be."""
@@ -250,12 +263,15 @@ class Leases:
             if group.state is GroupState.LEASED:
                 buffer.groups.move(group, GroupState.ACKED, buffer.active.now_s())
                 changed.append(group.row)
+        # What it reported has ended with it.
+        buffer.groups.done += row.reported_ids
         self.held.pop(row.batch_id, None)
-        row.state = BatchState.ACKED
+        # Nobody is sent the batch again, and this would be the larger part of what is kept of it.
+        row.state, row.meta_info = BatchState.ACKED, {}
         if not buffer.run.has_delivered:
             buffer.run.has_delivered = True
             # Another start with an equal payload must not return a run that has delivered something.
-            changed.append(buffer.run_row())
+            changed += buffer.run_rows()
         self._note_delivered(row)
         return [*changed, row]
 

@@ -1,14 +1,15 @@
 """Handing groups to a trainer: which ones, as a batch that is leased to it."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from forebay.buffer.groups.groups import SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
@@ -45,6 +46,8 @@ class LeasedBatch:
     rows: ReplyRows = field(init=False)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
+    chosen_at_s: float = field(default_factory=time.monotonic)
+    """When the hooks had answered."""
 
     @property
     def batch_id(self) -> str:
@@ -250,7 +253,7 @@ class Delivery:
 
     async def _leased_before(self, request_id: str) -> LeasedBatch | None:
         """The batch that this request got, once more; None if it got none, or has it no longer."""
-        row = self._buffer.batches.of_request(request_id)
+        row = await self.leases.of_request(request_id)
         if row is not None and row.state is BatchState.ACKED:
             raise BatchAcked(row.batch_id)
         if row is None or row.state is not BatchState.LEASED:
@@ -314,6 +317,7 @@ class Delivery:
             batch.rows = self._rows(batch)
             if has_rows:
                 await batch.rows.load()
+                await batch.rows.prove()
             if not batch.meta_info:  # leased by an earlier version, which asked for it later
                 made = await self._pipeline.meta_info(batch.window)
                 batch.meta_info = self._with_groups(batch.row, made, batch.groups, batch.reported)

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.buffer.groups.groups import Sample, SampleGroup
 from forebay.buffer.groups.meta_info import MetaWindow
+from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
@@ -16,7 +18,7 @@ from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
 from forebay.hooks.advantages import is_valid_reward
 from forebay.hooks.run_hooks import HookRunner
-from forebay.hooks.types import HookInput, Row, Sizes
+from forebay.hooks.types import HookInput, Row, Sizes, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,21 @@ class Pipeline:
     def _settings(self) -> RunSettings:
         return self._buffer.run.settings
 
+    def _timed(self, stage: Stage, group_id: str = "") -> AbstractContextManager[None]:
+        """Within it, the hooks are asked: what those of users take is in the run's trace."""
+        return self._noted(stage, group_id) if self._hooks.in_host(stage) else nullcontext()
+
+    @contextmanager
+    def _noted(self, stage: Stage, group_id: str) -> Iterator[None]:
+        began_s, error = time.monotonic(), ""
+        try:
+            yield
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            self._buffer.changes.hooks_asked(stage, began_s, group_id, error)
+
     # --- which groups are ready
 
     async def evaluate(self) -> None:
@@ -116,7 +133,8 @@ class Pipeline:
         num_samples = len(group.samples)
         try:
             asked = self._input(group.instance_id, group.completed_mains)
-            verdict = await self._hooks.judge(asked, self._reachable(group))
+            with self._timed("judge", group.group_id):
+                verdict = await self._hooks.judge(asked, self._reachable(group))
         except HookFailed as error:
             self._discard_failed(group, error)
             return
@@ -189,10 +207,15 @@ class Pipeline:
         """
         if isinstance(group.staged, Staged) and self._is_current(group, group.staged):
             return group.staged
+        if len(group.samples) < group.row.num_samples + group.row.num_forks:
+            num_lost = group.row.num_samples + group.row.num_forks - len(group.samples)
+            self.discard_unreadable(group, BodyUnreadable(f"{num_lost} of the group's samples are lost"))
+            return None
         # Copied, since samples may come while the hooks are asked.
         completed, num_samples = group.completed, len(group.samples)
         try:
-            processed = await self._hooks.process(self._input(group.instance_id, completed), self._sizes)
+            with self._timed("process", group.group_id):
+                processed = await self._hooks.process(self._input(group.instance_id, completed), self._sizes)
         except HookFailed as error:
             self._discard_failed(group, error)
             return None
@@ -227,7 +250,8 @@ class Pipeline:
         """The meta info of a successful read; the built-in one where the user's own fails."""
         if self._hooks.in_host("meta_info"):
             try:
-                return await self._hooks.meta_info(await self._meta_input(window))
+                with self._timed("meta_info"):
+                    return await self._hooks.meta_info(await self._meta_input(window))
             except (HookFailed, StorageFailed) as error:
                 logger.warning("get_group_data_meta_info failed, the built-in answer is used: %s", error)
         return window.meta_info()

@@ -7,15 +7,16 @@ from operator import attrgetter
 
 import msgspec
 
-from forebay.buffer.groups.groups import Sample
+from forebay.buffer.groups.sample_group import Sample
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice
-from forebay.core.chunking import stretches
+from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice, stretches
 from forebay.core.reward_place import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20
 """Of rows that are made before a reply begins: what is wrong with them is answered, not a broken connection."""
+PROVED_BYTES = 256 << 10
+"""The same of rows that are sent straight from the store, for which nothing is made before."""
 CHUNK_BYTES = 1 << 20
 """Of rows that are made at a time, before other work of the server gets its turn."""
 
@@ -108,6 +109,12 @@ class ReplyRows:
     async def load(self) -> None:
         """Make the first rows."""
         await self._load(LOADED_BYTES)
+
+    async def prove(self, up_to: int | None = None) -> None:
+        """Raise what sending the rows would raise that are not in memory: of the first ``up_to`` bytes, or of all."""
+        for part in self._parts(self._num_loaded, up_to):
+            samples = [each.sample for each in part if each.sample is not None]
+            await self._buffer.store.prove([each.location for each in samples if each.location is not None])
 
     async def measure(self) -> None:
         """Make the other rows too, if only their bodies tell how long they will be: ``num_bytes`` is right then."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads import staleness
 from forebay.buffer.reads.judging import Pipeline, Staged
 from forebay.buffer.run_buffer import RunBuffer

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.reward_place import Parts

@@ -4,13 +4,15 @@
 
 - The log is the only truth. ``log_records.py`` makes an append one record with checksums, ``log_segments.py`` puts
   records one behind the other into files (``files.py``), and cuts or sets aside what is damaged. ``log_writer.py`` is
-  the one thread that writes: it commits all that waits with one ``fdatasync``, and answers.
+  the one thread that writes: it commits all that waits with one ``fdatasync``, and answers. On a full disk,
+  ``reserve.py`` has room for acknowledgements.
 - The index (SQLite) answers questions. ``index.py`` follows the log in the same thread, when nothing else is to do;
   ``index_rows.py`` says what its tables hold, ``index_queries.py`` reads them, each time over a connection of its own.
-  It can be deleted at any time.
+  It can be deleted at any time; ``index_damage.py`` says what counts as damage, and puts a damaged one aside.
 
-Bodies lie in the log only. ``bodies.py`` reads them, neighbours with one call; ``send_bodies.py`` has the kernel send
-them. ``removal.py`` writes again what a segment alone tells, before the segment goes for good.
+Bodies lie in the log only. ``bodies.py`` reads them, neighbours with one call, and ``body_proofs.py`` proves each to be
+what was written; ``send_bodies.py`` sends them, the next ones proved meanwhile. ``removal.py`` writes again what a
+segment alone tells, before the segment goes for good.
 
 A write passes: ``journal`` → ``log_records`` → ``log_writer`` (queue) → ``log_segments`` → ``files`` → ``log_writer``
 → its caller, by the event loop; and the index soon after.

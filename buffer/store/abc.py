@@ -4,14 +4,31 @@ from abc import ABC, abstractmethod
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from socket import socket
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
+from forebay.buffer.store.rows import (
+    BatchRow,
+    CheckpointRow,
+    FoundGroup,
+    GroupRow,
+    Location,
+    Row,
+    RunRow,
+    StartRow,
+    StoredSample,
+)
 from forebay.core.errors import StorageFailed
+from forebay.core.ids import InstanceId
 from forebay.core.waiting import finish
+
+T = TypeVar("T")
+
+NEWEST_GROUPS = 4
+"""So many groups of an instance are looked up for a writer that sends no epoch, those of the latest epochs first."""
 
 Done = Callable[[Location | None, StorageFailed | None], None]
 """Called when an append has ended, with the body's location or the error."""
@@ -23,6 +40,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     location: Location
     start: int
     stop: int
+    is_proved: bool = False
+    """Whether the body was found to be what was written, so that no more than these bytes need be read."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -94,9 +113,9 @@ class Store(ABC):
       nothing.
     - **Failure stops everything.** When an append fails, it and all later ones raise ``StorageFailed``, and none of
       them happened, until ``recover`` succeeds. The caller then loads its state again, as after a crash.
-    - **Whole values.** A row replaces the row of the same key: run (``run_id``), group (``run_id, group_id``), sample
-      (``run_id, group_id, uid``), batch (``run_id, batch_id``), checkpoint (``run_id, step``). A ``ColumnsRow``
-      replaces every sample of its group whose body is in its segment.
+    - **Whole values.** A row replaces the row of the same key: run and start (``run_id``), group (``run_id,
+      group_id``), sample (``run_id, group_id, uid``), batch (``run_id, batch_id``), checkpoint (``run_id, step``). A
+      ``ColumnsRow`` replaces every sample of its group whose body is in its segment.
       A tick replaces the run's ``active_s``, which a run or sample row may also raise, never lower.
     - A sample row whose group has no row yet opens it (state open, ``opened_s`` = the sample's ``at_s``), if it is a
       member.
@@ -119,7 +138,7 @@ class Store(ABC):
 
         At most one of ``rows`` is a sample row, and then ``body`` is its body, which must not change until ``done`` was
         called: in the loop's thread, in the order of the appends. Raises ``InvalidInput`` for an epoch or a slot beyond
-        64 bits.
+        64 bits, and ``EntryTooLarge``; then nothing was queued, and others may append as before.
         """
 
     def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
@@ -130,7 +149,15 @@ class Store(ABC):
 
     @abstractmethod
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
-        """The bodies at ``locations``, in that order. Raises ``StorageFailed`` for one that cannot be read."""
+        """The bodies at ``locations``, in that order.
+
+        Raises ``StorageFailed`` for one that cannot be read, ``BodyUnreadable`` for one that is gone, or not what was
+        written: as everything does that reads, slices and parts of replies included.
+        """
+
+    async def prove(self, locations: Sequence[Location]) -> None:
+        """Raise what ``read`` would raise, without handing anything out."""
+        await self.read(locations)
 
     async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
         """Stretches of bodies, in that order. Raises ``StorageFailed`` for one that cannot be read."""
@@ -159,9 +186,25 @@ class Store(ABC):
         Raises ``StorageFailed`` while it does not.
         """
 
+    @property
+    def is_on_reserve(self) -> bool:
+        """Whether the disk is full, and takes only entries without bodies, by what was kept for that."""
+        return False
+
+    def check_room(self) -> None:
+        """Raise ``StorageFailed`` where something new is not to be taken, since the store ``is_on_reserve``."""
+        if self.is_on_reserve:
+            reason = "what is stored can be read and acknowledged, and nothing new is taken"
+            hint = "make room where the data directory lies; writing then resumes by itself"
+            raise StorageFailed(reason, what="the disk is full", hint=hint)
+
     @abstractmethod
     async def load_runs(self) -> list[RunRow]:
         """Every run, oldest first, with its last recorded ``active_s``."""
+
+    @abstractmethod
+    async def load_start(self, run_id: str) -> StartRow | None:
+        """What the run was last started with; None where an earlier version stored it, in the run's own row."""
 
     @abstractmethod
     async def load_groups(self, run_id: str) -> list[GroupRow]:
@@ -175,16 +218,41 @@ class Store(ABC):
         """The member samples of the run's open, ready and leased groups, in the order in which they came."""
 
     @abstractmethod
-    async def load_batches(self, run_id: str) -> list[BatchRow]:
-        """Every batch of the run, in the order of their numbers."""
+    async def load_batches(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
+        """The run's batches behind the one of number ``after``, in the order of their numbers."""
+
+    @abstractmethod
+    async def find_batches(self, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
+        """Those of these batches that there are."""
 
     @abstractmethod
     async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
         """Every checkpoint of the run, forgotten ones included, by step."""
 
     @abstractmethod
+    async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
+        """The uids of the run's samples by the group that they name; None if they are more than about ``limit``."""
+
     async def load_uids(self, run_id: str) -> Iterator[str]:
         """The uid of every sample of the run."""
+        return iter(set(chain.from_iterable((await self.uids_by_group(run_id) or {}).values())))
+
+    @abstractmethod
+    async def catch_up(self) -> None:
+        """Let ``find`` know of every append that was called before. Raises ``StorageFailed``."""
+
+    @abstractmethod
+    async def find(
+        self, run_id: str, group_ids: Sequence[str], instance_ids: Sequence[InstanceId] = (), *, has_uids: bool = True
+    ) -> list[FoundGroup]:
+        """These groups, whether they are there or not, and the ``NEWEST_GROUPS`` of each of these instances.
+
+        Cheap, and so it need not know of appends that were called after the last ``catch_up``.
+        """
+
+    @abstractmethod
+    async def closed_groups(self, run_id: str, after: int) -> list[GroupRow]:
+        """The run's closed groups from the one behind ``after`` on, by ``closed_seq``."""
 
     @abstractmethod
     async def groups(
@@ -205,6 +273,10 @@ class Store(ABC):
         """Sizes and faults, without touching the disk."""
 
     # --- removing whole segments. Only one caller at a time.
+
+    @abstractmethod
+    async def has_bodies(self, run_id: str) -> bool:
+        """Whether any body of the run is still there."""
 
     @abstractmethod
     async def segments(self) -> list[Segment]:
@@ -249,6 +321,19 @@ class Store(ABC):
 
         Raises ``StorageFailed``; the segment is still there then, or gone already.
         """
+
+
+def stretches(items: Sequence[T], num_bytes: Callable[[T], int], limit: int) -> Iterator[tuple[Sequence[T], int]]:
+    """``items`` in parts of up to ``limit`` bytes, each with its bytes; an item that is longer stands alone."""
+    first = size = 0
+    for place, item in enumerate(items):
+        own = num_bytes(item)
+        if place > first and size + own > limit:
+            yield items[first:place], size
+            first, size = place, 0
+        size += own
+    if first < len(items):
+        yield items[first:], size
 
 
 def num_sent(piece: Outbound) -> int:

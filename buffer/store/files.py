@@ -1,10 +1,12 @@
 """The few things that the log does with files, so that a test can put a faulty disk in their place."""
 
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+from forebay.core.durable import sync_directory
+from forebay.core.private_files import FILE_MODE
 
 BytesLike = bytes | memoryview
 
@@ -47,10 +49,6 @@ class ReadFile(Protocol):
         """``length`` bytes at ``offset``, fewer only where the file ends."""
         ...
 
-    def read_cached(self, offset: int, length: int) -> bytes | None:
-        """As ``read``; None where the file ends before, or the disk would have to be waited for."""
-        ...
-
     def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
         """Fill ``buffers``, one after the other, with what begins at ``offset``.
 
@@ -60,10 +58,6 @@ class ReadFile(Protocol):
 
     def send_to(self, socket_fd: int, offset: int, length: int) -> int:
         """Send up to ``length`` bytes from ``offset`` on to a socket; how many went. 0 where the file ends."""
-        ...
-
-    def view(self) -> memoryview:
-        """The whole file, for the kernel to copy from: looking at what cannot be read would end the process."""
         ...
 
     def close(self) -> None:
@@ -94,12 +88,20 @@ class Files(Protocol):
         """Return when the names in ``directory`` are on the disk."""
         ...
 
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        """Make ``path``, if it is not there, and have it own ``num_bytes`` of the disk."""
+        ...
+
+    def free_bytes(self, directory: Path) -> int:
+        """How much is free where ``directory`` lies."""
+        ...
+
 
 class DiskAppendFile:
     """An ``AppendFile`` of the operating system."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -150,10 +152,6 @@ class DiskReadFile:
             found += more
         return found
 
-    def read_cached(self, offset: int, length: int) -> bytes | None:
-        found = bytearray(length)
-        return bytes(found) if self._read_cached((found,), offset) == length else None
-
     def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
         if not may_wait:
             return self._read_cached(buffers, offset) == sum(map(len, buffers))
@@ -168,10 +166,7 @@ class DiskReadFile:
     def send_to(self, socket_fd: int, offset: int, length: int) -> int:
         return os.sendfile(socket_fd, self._fd, offset, length)
 
-    def view(self) -> memoryview:
-        return memoryview(mmap.mmap(self._fd, 0, prot=mmap.PROT_READ))
-
-    def _read_cached(self, buffers: Sequence[memoryview | bytearray], offset: int) -> int:
+    def _read_cached(self, buffers: Sequence[memoryview], offset: int) -> int:
         """How many bytes were read."""
         try:
             return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT)
@@ -201,23 +196,13 @@ class DiskFiles:
     def sync_directory(self, directory: Path) -> None:
         sync_directory(directory)
 
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        finally:
+            os.close(fd)
 
-def sync_directory(directory: Path) -> None:
-    """Return when the names in ``directory`` are on the disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_durably(path: Path, data: BytesLike) -> None:
-    """Make ``path`` hold ``data``, wholly or not at all, and wait for the disk."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    # The rename is atomic, and lasts only once the directory is synced.
-    partial.replace(path)
-    sync_directory(path.parent)
+    def free_bytes(self, directory: Path) -> int:
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize

@@ -6,17 +6,20 @@ complete: what it lacks is read from the log. Everything here runs in the writer
 
 import itertools
 import logging
+import os
 import sqlite3
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from forebay.buffer.store import index_rows
+from forebay.buffer.store import index_damage, index_rows
+from forebay.buffer.store.index_damage import IndexDamaged, checked, checksum, is_damage
 from forebay.buffer.store.index_rows import Fold, Table
 from forebay.buffer.store.log_records import LogEntry, Position
 from forebay.buffer.store.log_segments import SegmentLog
@@ -27,23 +30,31 @@ from forebay.buffer.store.rows import (
     Location,
     Row,
     RunRow,
+    StartRow,
 )
+from forebay.core.private_files import opener
 
 RUNS = Table("runs", RunRow, key=("run_id",))
-GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"))
+STARTS = Table("starts", StartRow, key=("run_id",))
+GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"), fixed=("instance_id", "epoch"))
 BATCHES = Table("batches", BatchRow, key=("run_id", "batch_id"))
 CHECKPOINTS = Table("checkpoints", CheckpointRow, key=("run_id", "step"))
+TABLES: Sequence[Table[Any]] = (RUNS, STARTS, GROUPS, BATCHES, CHECKPOINTS)
 
 SCHEMA = (
     RUNS.schema,
+    STARTS.schema,
     GROUPS.schema,
     "CREATE INDEX groups_by_number ON groups (run_id, number)",
+    "CREATE INDEX groups_by_instance ON groups (run_id, instance_id, epoch)",
     BATCHES.schema,
+    "CREATE INDEX batches_by_number ON batches (run_id, number)",
     CHECKPOINTS.schema,
     *index_rows.SCHEMA,
     # Apart from the runs, because a tick may come before the row of its run.
-    "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE complete_up_to (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER)",
+    "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL, crc INTEGER) WITHOUT ROWID",
+    "CREATE TABLE complete_up_to"
+    " (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER, crc INTEGER)",
 )
 SCHEMA_VERSION = zlib.crc32("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
 """Follows from the schema: an index of any other schema is built anew."""
@@ -55,59 +66,90 @@ BACKLOG_ENTRIES = 4096
 SLICE_ENTRIES = 512
 CATCH_UP_ENTRIES = 4096
 
-CORRUPT_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 logger = logging.getLogger(__name__)
 
+WAL_PAGES = 8192
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
+    "cell_size_check = ON",
     "cache_size = -32768",
     # 32 MB of WAL: a checkpoint waits for the disk, and commits of the log wait for it.
-    "wal_autocheckpoint = 8192",
+    f"wal_autocheckpoint = {WAL_PAGES}",
 )
-
-
-def is_corrupt(error: BaseException) -> bool:
-    """Whether ``error`` says that the index file itself is damaged."""
-    return isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in CORRUPT_CODES
 
 
 class Index:
     """The writing side of the index. Used from one thread; raises ``sqlite3.Error``.
 
-    ``position`` is the place in the log up to which it is complete.
+    ``position`` is the place in the log up to which it is complete, ``num_builds`` counts the files begun.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.position = START
-        self._path = path
+        self.num_builds = 0
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open the file; begin an empty one if it is missing, damaged or of another schema."""
+        """Open the file and look through it; begin an empty one if it is missing, damaged or of another schema."""
         try:
-            self._connect()
-            if self._version() == SCHEMA_VERSION:
-                found = self._require().execute("SELECT segment, offset FROM complete_up_to").fetchone()
-                self.position = Position(*found)
-            else:
-                self.clear()
+            with index_damage.words_of_damage():
+                self._open()
         except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
+            if not is_damage(error, self.path):
                 raise
+            self.replace(str(error))
+
+    def _open(self) -> None:
+        index_damage.check_is_file(self.path)
+        self._connect()
+        if self._version() == SCHEMA_VERSION:
+            self._verify()
+            self.position = self._stored_position()
+        else:
             self.clear()
+
+    def _verify(self) -> None:
+        """Raise ``IndexDamaged`` unless the whole file is sound. Takes two seconds for a million samples.
+
+        A damaged page is found by what SQLite checks, a changed value by its row's checksum.
+        """
+        connection = self._require()
+        [(found,)] = connection.execute("PRAGMA integrity_check(1)")
+        if found != "ok":
+            raise IndexDamaged(found)
+        statements = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        if tuple(sql for (sql,) in statements) != SCHEMA:
+            raise IndexDamaged("its tables are others than its version says")
+        for table in TABLES:
+            exhaust(table.checked(connection.execute(table.everything)))
+        exhaust(index_rows.checked_samples(connection.execute(index_rows.EVERYTHING)))
+        exhaust(checked(connection.execute("SELECT run_id, active_s, crc FROM active_times"), 2))
+
+    def _stored_position(self) -> Position:
+        rows = self._require().execute("SELECT segment, offset, crc FROM complete_up_to")
+        for segment, offset, _ in checked(rows, 2):
+            return Position(segment, offset)
+        raise IndexDamaged("it does not say up to where it is complete")
+
+    def replace(self, reason: str) -> None:
+        """Put a damaged file aside and begin an empty one."""
+        logger.error("the index is damaged (%s); all that was in it is read from the log", reason)
+        self.close()
+        index_damage.set_aside(self.path)
+        self.clear()
 
     def clear(self) -> None:
         """Delete the file and begin an empty one."""
+        self.num_builds += 1
         self.close()
-        # A WAL that is left beside a new file would be replayed into it.
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        index_damage.delete(self.path)
         connection = self._connect()
         connection.execute("BEGIN")
         for statement in SCHEMA:
             connection.execute(statement)
-        connection.execute("INSERT INTO complete_up_to VALUES (0, ?, ?)", START)
+        connection.execute("INSERT INTO complete_up_to VALUES (0, ?, ?, ?)", (*START, checksum(START)))
         # With the tables in one transaction: a kill in between leaves a file that counts as of another schema.
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
@@ -120,6 +162,19 @@ class Index:
             with suppress(sqlite3.Error):
                 connection.close()
 
+    def save_room(self) -> None:
+        """Let the WAL take next to nothing from now on: the disk is full."""
+        with suppress(OSError):  # it is as good as it gets
+            index_damage.delete_set_aside(self.path)
+        with suppress(sqlite3.Error):
+            self._require().execute("PRAGMA wal_autocheckpoint = 64")
+            self._require().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def take_room(self) -> None:
+        """Let the WAL grow again."""
+        with suppress(sqlite3.Error):
+            self._require().execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+
     def apply(self, records: Iterable[tuple[Sequence[Row], Location | None, int]], end: Position) -> None:
         """Take in ``records``, each with its segment, which reach up to ``end``, in one transaction."""
         fold = Fold()
@@ -131,7 +186,7 @@ class Index:
         try:
             self._write(connection, fold)
             # In the same transaction as the rows, so that a crash leaves no doubt about what is in.
-            connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?", end)
+            connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?, crc = ?", (*end, checksum(end)))
             connection.execute("COMMIT")
         except BaseException:  # also a cancellation: no transaction may stay open
             with suppress(sqlite3.Error):  # the first error is the one to tell
@@ -141,16 +196,13 @@ class Index:
 
     def _write(self, connection: sqlite3.Connection, fold: Fold) -> None:
         _write_rows(connection, RUNS.upsert, map(RUNS.to_values, fold.runs.values()))
+        _write_rows(connection, STARTS.upsert, map(STARTS.to_values, fold.starts.values()))
         # First as they opened, then as they are: `seq` must be that of their opening.
         _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, fold.opened.values()))
         _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, fold.groups.values()))
         _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, fold.batches.values()))
         _write_rows(connection, CHECKPOINTS.upsert, map(CHECKPOINTS.to_values, fold.checkpoints.values()))
-        connection.executemany(
-            "INSERT INTO active_times VALUES (?, ?) ON CONFLICT (run_id) DO UPDATE"
-            " SET active_s = iif(?, excluded.active_s, max(active_s, excluded.active_s))",
-            [(run_id, change.seconds, change.is_set) for run_id, change in fold.active.items()],
-        )
+        self._write_active(connection, fold)
         _write_rows(
             connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in fold.samples.items())
         )
@@ -161,9 +213,19 @@ class Index:
             connection, index_rows.insert, (index_rows.columns_to_values(row, segment) for row, segment in kept)
         )
 
+    def _write_active(self, connection: sqlite3.Connection, fold: Fold) -> None:
+        for run_id, change in fold.active.items():
+            seconds = change.seconds + 0.0
+            if not change.is_set:
+                found = connection.execute("SELECT run_id, active_s, crc FROM active_times WHERE run_id = ?", (run_id,))
+                seconds = max([seconds, *(known_s for _, known_s, _ in checked(found, 2))])
+            row = (run_id, seconds)
+            connection.execute("INSERT OR REPLACE INTO active_times VALUES (?, ?, ?)", (*row, checksum(row)))
+
     def _connect(self) -> sqlite3.Connection:
+        os.close(opener(str(self.path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC))  # its WAL gets the rights that it has
         # None: Python's module would begin transactions of its own.
-        connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=256)
+        connection = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
         self._connection = connection
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
@@ -209,18 +271,33 @@ class Feeder:
         if self._index.position != START and not self._log.holds(self._index.position):
             logger.warning("the index is ahead of the log; building it anew")
             self._index.clear()
-        try:
-            self._catch_up()
-        except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
-                raise
-            self.rebuild()
+        self._mending(self._catch_up)
 
-    def rebuild(self) -> None:
-        """Throw the index away and read the whole log."""
-        logger.warning("building the index anew from the log")
-        self._index.clear()
+    @property
+    def position(self) -> Position:
+        """The place in the log up to which the index is complete."""
+        return self._index.position
+
+    @property
+    def num_builds(self) -> int:
+        """How often the index was begun anew. Any thread may ask."""
+        return self._index.num_builds
+
+    def rebuild(self, reason: str) -> None:
+        """Put the damaged index aside and read the whole log."""
+        self._index.replace(reason)
         self._catch_up()
+        logger.warning("the index is built anew")
+
+    def _mending(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on the index, or build it anew if that finds it damaged."""
+        try:
+            with index_damage.words_of_damage():
+                work()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error, self._index.path):
+                raise
+            self.rebuild(str(error))
 
     def _catch_up(self) -> None:
         self._backlog.clear()
@@ -247,17 +324,25 @@ class Feeder:
         # Entries of one commit share its end: half of them in, the index would skip the others after a crash.
         while self._backlog and (len(taken) < SLICE_ENTRIES or self._backlog[0].end == taken[-1].end):
             taken.append(self._backlog.popleft())
+        entries = [(each.rows, each.location, each.end.segment) for each in taken]
         try:
-            self._index.apply([(each.rows, each.location, each.end.segment) for each in taken], taken[-1].end)
-        except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
-                raise
-            self.rebuild()
+            self._mending(partial(self._index.apply, entries, taken[-1].end))
+        except sqlite3.Error:
+            self._backlog.extendleft(reversed(taken))
+            raise
 
     def flush(self) -> None:
         """Bring everything into the index."""
         while self._backlog:
             self.feed()
+
+    def save_room(self) -> None:
+        """Let the index take next to no further room."""
+        self._index.save_room()
+
+    def take_room(self) -> None:
+        """Let the index take as much room as it wants again."""
+        self._index.take_room()
 
     def forget(self) -> None:
         """Drop what waits; ``open`` will read it from the log again."""
@@ -274,6 +359,11 @@ def _write_rows(
     """Many rows to a statement: each statement gives up the interpreter's lock once, and has to win it back."""
     for part in batches(rows, ROWS_PER_STATEMENT):
         connection.execute(statement(len(part)), list(itertools.chain.from_iterable(part)))
+
+
+def exhaust(items: Iterable[object]) -> None:
+    """Look at all of them, and keep none."""
+    deque(items, maxlen=0)
 
 
 def batches(items: Iterable[Any], size: int) -> Iterable[list[Any]]:

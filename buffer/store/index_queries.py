@@ -3,17 +3,20 @@
 # ruff: noqa: S608 - names come from our own tables, and values are always bound
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from forebay.buffer.store import index_rows
-from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS
-from forebay.buffer.store.index_rows import Values
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, RunRow, StoredSample
+from forebay.buffer.store.abc import NEWEST_GROUPS
+from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, START, STARTS
+from forebay.buffer.store.index_damage import IndexDamaged, checked, words_of_damage
+from forebay.buffer.store.log_records import Position
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, FoundGroup, GroupRow, RunRow, StartRow, StoredSample
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import LIVE
+from forebay.core.ids import InstanceId
 
 ResultT = TypeVar("ResultT")
 Query = Callable[[sqlite3.Connection], ResultT]
@@ -22,22 +25,32 @@ Query = Callable[[sqlite3.Connection], ResultT]
 def ask(path: Path, query: Query[ResultT]) -> ResultT:
     """The answer of the index at ``path``. Raises ``sqlite3.Error``."""
     # Read-only, and closed after each question: an open reader keeps the WAL from being cut short.
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection, words_of_damage():
         return query(connection)
 
 
 def runs(connection: sqlite3.Connection) -> list[RunRow]:
     """Every run with its active seconds, oldest first."""
-    cursor = connection.execute(
-        f"SELECT {RUNS.selection('r')}, a.active_s FROM runs r JOIN active_times a USING (run_id)"
-        " ORDER BY r.created_at_s, r.seq"
-    )
-    found = []
-    for values in cursor:
-        row = RUNS.from_values(values)
-        row.active_s = values[-1]
-        found.append(row)
-    return found
+    cursor = connection.execute(f"SELECT {RUNS.selection('r')} FROM runs r ORDER BY r.created_at_s, r.seq")
+    active_s = active_times(connection)
+    rows = list(RUNS.rows(cursor))
+    for row in rows:
+        if row.run_id not in active_s:
+            raise IndexDamaged("a run has no active seconds")
+        row.active_s = active_s[row.run_id]
+    return rows
+
+
+def active_times(connection: sqlite3.Connection) -> dict[str, float]:
+    """The active seconds of every run."""
+    found = connection.execute("SELECT run_id, active_s, crc FROM active_times ORDER BY run_id")
+    return {run_id: active_s for run_id, active_s, _ in checked(found, 2)}
+
+
+def start(connection: sqlite3.Connection, run_id: str) -> StartRow | None:
+    """What the run was last started with; None if an earlier version stored it."""
+    cursor = connection.execute(f"SELECT {STARTS.selection('s')} FROM starts s WHERE run_id = ?", (run_id,))
+    return next(STARTS.rows(cursor), None)
 
 
 def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
@@ -45,7 +58,7 @@ def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
     cursor = connection.execute(
         f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? ORDER BY number, seq", (run_id,)
     )
-    return [GROUPS.from_values(values) for values in cursor]
+    return list(GROUPS.rows(cursor))
 
 
 def group_page(
@@ -57,7 +70,11 @@ def group_page(
         " WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?",
         (run_id, *_place(connection, run_id, after), state, state, limit),
     )
-    return [GROUPS.from_values(values) for values in cursor]
+    page = list(GROUPS.rows(cursor))
+    # A page that holds what it is to lie behind would be the next one's beginning, for ever.
+    if any(row.group_id == after for row in page):
+        raise IndexDamaged("a page of groups begins before its place")
+    return page
 
 
 def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> tuple[int, int]:
@@ -76,17 +93,17 @@ def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSamp
     states = sorted(LIVE)
     # CROSS JOIN fixes the order of the loops: a run's dead groups can hold many more samples than its live ones.
     cursor = connection.execute(
-        "SELECT s.rows FROM groups g CROSS JOIN samples s USING (run_id, group_id)"
+        f"SELECT {index_rows.SELECTION} FROM groups g CROSS JOIN samples s USING (run_id, group_id)"
         f" WHERE g.run_id = ? AND g.state IN ({', '.join('?' * len(states))}) ORDER BY s.seq",
         (run_id, *states),
     )
-    return [sample for sample in _unpacked(cursor) if sample.row.outcome == "member"]
+    return [sample for sample in index_rows.unpack(cursor) if sample.row.outcome == "member"]
 
 
 def group_samples(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[StoredSample]:
     """Every sample that names the group, in the order in which they came."""
-    query = "SELECT rows FROM samples WHERE run_id = ? AND group_id = ? ORDER BY seq"
-    return _unpacked(connection.execute(query, (run_id, group_id)))
+    query = f"{index_rows.EVERYTHING} WHERE run_id = ? AND group_id = ? ORDER BY seq"
+    return index_rows.unpack(connection.execute(query, (run_id, group_id)))
 
 
 def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
@@ -94,12 +111,22 @@ def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[
     return {group_id: group_samples(connection, run_id, group_id) for group_id in group_ids}
 
 
-def batches(connection: sqlite3.Connection, run_id: str) -> list[BatchRow]:
-    """Every batch of the run in the order of their numbers."""
+def batches(connection: sqlite3.Connection, run_id: str, after: int, limit: int | None) -> list[BatchRow]:
+    """Up to ``limit`` batches of the run behind number ``after``, in the order of their numbers."""
     cursor = connection.execute(
-        f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? ORDER BY number", (run_id,)
+        f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?",
+        (run_id, after, -1 if limit is None else limit),
     )
-    return [BATCHES.from_values(values) for values in cursor]
+    page = list(BATCHES.rows(cursor))
+    if any(row.number <= after for row in page):  # as for groups
+        raise IndexDamaged("a page of batches begins before its place")
+    return page
+
+
+def find_batches(connection: sqlite3.Connection, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
+    """Those of these batches that there are."""
+    one = f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? AND batch_id = ?"
+    return [row for batch_id in batch_ids for row in BATCHES.rows(connection.execute(one, (run_id, batch_id)))]
 
 
 def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
@@ -107,14 +134,59 @@ def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointR
     cursor = connection.execute(
         f"SELECT {CHECKPOINTS.selection('c')} FROM checkpoints c WHERE run_id = ? ORDER BY step", (run_id,)
     )
-    return [CHECKPOINTS.from_values(values) for values in cursor]
+    return list(CHECKPOINTS.rows(cursor))
 
 
-def _unpacked(cursor: Iterable[Values]) -> list[StoredSample]:
-    return index_rows.unpack(text for (text,) in cursor)
+def uids_by_group(connection: sqlite3.Connection, run_id: str, limit: int | None) -> dict[str, list[str]] | None:
+    """The uids of the run's samples by the group that they name; None if they are more than ``limit``."""
+    found: dict[str, set[str]] = {}
+    num_left = limit
+    for values in connection.execute(f"{index_rows.EVERYTHING} WHERE run_id = ?", (run_id,)):
+        group_id, uids = values[1], index_rows.uids([values])
+        found.setdefault(group_id, set()).update(uids)
+        if num_left is not None:
+            num_left -= len(uids)
+            if num_left < 0:
+                return None
+    return {group_id: list(uids) for group_id, uids in found.items()}
 
 
-def uids(connection: sqlite3.Connection, run_id: str) -> list[str]:
-    """The uid of every sample of the run."""
-    cursor = connection.execute("SELECT rows FROM samples WHERE run_id = ?", (run_id,))
-    return list(index_rows.uids(text for (text,) in cursor))
+def find(
+    connection: sqlite3.Connection,
+    run_id: str,
+    group_ids: Sequence[str],
+    instance_ids: Sequence[InstanceId],
+    has_uids: bool,
+    up_to: Position,
+) -> list[FoundGroup] | None:
+    """These groups, and the newest of these instances; None if the index is not complete ``up_to`` there."""
+    # One transaction: the index may be thrown away and built anew at any time, and knows too little meanwhile.
+    connection.execute("BEGIN")
+    place = next(checked(connection.execute("SELECT segment, offset, crc FROM complete_up_to"), 2), START)
+    if Position(*place[:2]) < up_to:
+        return None
+    rows: dict[str, GroupRow | None] = dict.fromkeys(group_ids)
+    one = f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND group_id = ?"
+    newest = (
+        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND instance_id = ?"
+        f" ORDER BY epoch DESC LIMIT {NEWEST_GROUPS}"
+    )
+    for instance_id in instance_ids:
+        found = connection.execute(newest, (run_id, index_rows.to_json(instance_id)))
+        rows |= {row.group_id: row for row in GROUPS.rows(found)}
+    for group_id in group_ids:
+        rows[group_id] = next(GROUPS.rows(connection.execute(one, (run_id, group_id))), None)
+    query = f"{index_rows.EVERYTHING} WHERE run_id = ? AND group_id = ?"
+    uids: dict[str, set[str]] = {}
+    if has_uids:
+        uids = {key: index_rows.uids(connection.execute(query, (run_id, key))) for key in rows}
+    return [FoundGroup(key, row, list(uids.get(key, ()))) for key, row in rows.items()]
+
+
+def closed_groups(connection: sqlite3.Connection, run_id: str, after: int) -> list[GroupRow]:
+    """The run's closed groups from the one behind ``after`` on."""
+    cursor = connection.execute(
+        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND closed_seq > ? ORDER BY closed_seq",
+        (run_id, after),
+    )
+    return list(GROUPS.rows(cursor))

@@ -4,12 +4,13 @@ The fields of a row type are the only declaration of its table's columns. Sample
 are one row, with one JSON text: a row for each, ordered by uid and by group, costs the writer several times as much.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from forebay.buffer.store.index_damage import checked, checksum
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
@@ -19,6 +20,7 @@ from forebay.buffer.store.rows import (
     Row,
     RunRow,
     SampleRow,
+    StartRow,
     StoredSample,
     TickRow,
     from_columns,
@@ -40,33 +42,45 @@ class Column(NamedTuple):
     from_sql: Convert | None = None
 
 
-def _to_json(value: object) -> str:
+def to_json(value: object) -> str:
+    """The text of an instance id, a list or a document in its column."""
     return msgspec.json.encode(value).decode()
+
+
+def _to_real(value: float | None) -> float | None:
+    """What SQLite gives back of ``value``: it knows no NaN, and no zero below zero."""
+    return None if value is None or value != value else value + 0.0
 
 
 def column_of(field: msgspec.structs.FieldInfo) -> Column:
     """How ``field`` is stored. Instance ids, lists and documents are JSON text, which keeps their type and size."""
     kind = field.type
     if kind in (InstanceId, dict[str, Any], list[str]):
-        return Column(field.name, "TEXT", _to_json, msgspec.json.decode)
+        return Column(field.name, "TEXT", to_json, msgspec.json.decode)
     if kind is bool:
-        return Column(field.name, "INTEGER", None, bool)
+        return Column(field.name, "INTEGER", int, bool)
     if kind in (int, int | None):
         return Column(field.name, "INTEGER")
     if kind in (float, float | None):
-        return Column(field.name, "REAL")
+        return Column(field.name, "REAL", _to_real)
     return Column(field.name, "TEXT", None, kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None)
 
 
 class Table(Generic[RowT]):
-    """A table of ``row_type``, one row for each ``key``; ``written_in`` is the segment that holds the row's record."""
+    """A table of ``row_type``, one row for each ``key``.
 
-    def __init__(self, name: str, row_type: type[RowT], key: Sequence[str]) -> None:
+    ``written_in`` is the segment that holds the row's record, ``crc`` the checksum of everything before it but ``seq``.
+    """
+
+    def __init__(self, name: str, row_type: type[RowT], key: Sequence[str], fixed: Sequence[str] = ()) -> None:
+        """``fixed`` are fields, besides those of the key, that never change."""
         self.name = name
+        self._fixed = tuple(fixed)
         self._row_type = row_type
         self._key = tuple(key)
         self._columns = [column_of(field) for field in msgspec.structs.fields(row_type)]
         self._names = [column.name for column in self._columns]
+        self._stored = [*self._names, "written_in", "crc"]
         self._to_sql = [(i, column.to_sql) for i, column in enumerate(self._columns) if column.to_sql]
         self._from_sql = [(column.name, column.from_sql) for column in self._columns if column.from_sql]
 
@@ -75,11 +89,13 @@ class Table(Generic[RowT]):
         """The statement that makes the table. ``seq`` counts in order of arrival."""
         columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in self._columns)
         unique = f"UNIQUE ({', '.join(self._key)})"
-        return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, written_in INTEGER, {unique})"
+        return (
+            f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, written_in INTEGER, crc INTEGER, {unique})"
+        )
 
     def selection(self, alias: str) -> str:
-        """The columns for a SELECT from ``alias``, as ``from_values`` takes them."""
-        return ", ".join(f'{alias}."{name}"' for name in self._names)
+        """The columns for a SELECT from ``alias``, as ``rows`` takes them."""
+        return ", ".join(f'{alias}."{name}"' for name in self._stored)
 
     def insert_missing(self, num_rows: int) -> str:
         """The INSERT of ``num_rows`` rows that leaves those alone that are there."""
@@ -87,28 +103,42 @@ class Table(Generic[RowT]):
 
     def upsert(self, num_rows: int) -> str:
         """The INSERT of ``num_rows`` rows that gives existing ones new values and leaves them in their places."""
-        changed = [*(name for name in self._names if name not in self._key), "written_in"]
+        # What never changes is left alone: SQLite would write its entries in an index again each time.
+        changed = [name for name in self._stored if name not in (*self._key, *self._fixed)]
         changes = ", ".join(f'"{name}" = excluded."{name}"' for name in changed)
         return f"INSERT {self._into(num_rows)} ON CONFLICT ({', '.join(self._key)}) DO UPDATE SET {changes}"
 
     def _into(self, num_rows: int) -> str:
         # A field may be called what SQL calls a keyword.
-        names = ", ".join(f'"{name}"' for name in (*self._names, "written_in"))
-        places = f"({', '.join('?' * (len(self._names) + 1))})"
+        names = ", ".join(f'"{name}"' for name in self._stored)
+        places = f"({', '.join('?' * len(self._stored))})"
         return f"INTO {self.name} ({names}) VALUES {', '.join([places] * num_rows)}"
 
     def to_values(self, row_and_segment: tuple[RowT, int]) -> list[Any]:
-        """The values of the fields, in the order of the columns, and the segment in which the row was found."""
+        """The values of the fields, in the order of the columns, the segment in which the row was found, the crc."""
         row, segment = row_and_segment
         values = list(msgspec.structs.astuple(row))
         for index, convert in self._to_sql:
             values[index] = convert(values[index])
         values.append(segment)
+        values.append(checksum(values))
         return values
 
-    def from_values(self, values: Values) -> RowT:
-        """The row whose columns ``values`` begins with."""
-        # Not strict: a query may select more behind them.
+    def rows(self, found: Iterable[Values]) -> Iterator[RowT]:
+        """The rows that were ``found``, whose values begin with the ``selection``. Raises ``IndexDamaged``."""
+        return map(self._from_values, self.checked(found))
+
+    def checked(self, found: Iterable[Values]) -> Iterator[Values]:
+        """The same as values."""
+        return checked(found, len(self._names) + 1)
+
+    @property
+    def everything(self) -> str:
+        """The query for all rows, for ``checked``."""
+        return f"SELECT {self.selection('t')} FROM {self.name} t"  # noqa: S608 - names of ours
+
+    def _from_values(self, values: Values) -> RowT:
+        # Not strict: the segment and the checksum follow, and a query may select more.
         fields = dict(zip(self._names, values, strict=False))
         for name, convert in self._from_sql:
             fields[name] = convert(fields[name])
@@ -121,7 +151,7 @@ FIELDS = SampleRow.__struct_fields__
 SCHEMA = (
     # ``segment`` holds the bodies, ``written_in`` the record that tells of them: another one for a ``ColumnsRow``.
     "CREATE TABLE samples (seq INTEGER PRIMARY KEY, run_id TEXT, group_id TEXT, segment INTEGER, written_in INTEGER,"
-    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT) /* {', '.join(FIELDS)} */",
+    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, crc INTEGER)",
     "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
     # In order of arrival, so that it grows at its end, which costs next to nothing.
     "CREATE INDEX samples_by_segment ON samples (segment)",
@@ -131,14 +161,19 @@ SCHEMA = (
 DELETE = "DELETE FROM samples INDEXED BY samples_by_group WHERE run_id = ? AND group_id = ? AND segment = ?"
 """Takes a run, a group and a segment."""
 
+_COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "newest_at_s", "rows", "crc")
+SELECTION = ", ".join(f"s.{name}" for name in _COLUMNS)
+"""The columns for a SELECT from ``samples s``, as ``unpack`` and ``uids`` take them."""
+EVERYTHING = f"SELECT {SELECTION} FROM samples s"  # noqa: S608 - names of ours
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
 def insert(num_rows: int) -> str:
     """The INSERT of so many rows, each as ``to_values`` makes it."""
-    columns = "run_id, group_id, segment, written_in, num_bytes, newest_at_s, rows"
-    return f"INSERT INTO samples ({columns}) VALUES {', '.join(['(?, ?, ?, ?, ?, ?, ?)'] * num_rows)}"  # noqa: S608
+    places = f"({', '.join('?' * len(_COLUMNS))})"
+    return f"INSERT INTO samples ({', '.join(_COLUMNS)}) VALUES {', '.join([places] * num_rows)}"  # noqa: S608
 
 
 def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Location]]) -> list[object]:
@@ -146,7 +181,11 @@ def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Loca
     num_bytes = sum(location.length for _, location in samples)
     newest_at_s = max(row.received_at_s for row, _ in samples)
     values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
-    return [*key, key[2], num_bytes, newest_at_s, _encode(values).decode()]
+    return _with_checksum([*key, key[2], num_bytes, newest_at_s + 0.0, _encode(values).decode()])
+
+
+def _with_checksum(values: list[object]) -> list[object]:
+    return [*values, checksum(values)]
 
 
 def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
@@ -154,19 +193,31 @@ def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
     samples = [(sample.row, sample.location) for sample in from_columns(row)]
     values = to_values((row.run_id, row.group_id, row.segment), samples)
     values[3] = segment
-    return values
+    return _with_checksum(values[:-1])
 
 
-def unpack(texts: Iterable[str]) -> list[StoredSample]:
-    """The samples in ``texts`` in the order in which they came; of the same uid only the last."""
-    found: dict[str, StoredSample] = {}
-    for text in texts:
-        for values in _decode(text):
-            # Not strict: behind the fields stands the place of the body.
-            row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
-            # A body that was moved has two rows; the later one names its new place.
-            found[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
-    return sorted(found.values(), key=_arrival)
+def checked_samples(found: Iterable[Values]) -> Iterator[Values]:
+    """The rows of a query for ``SELECTION``. Raises ``IndexDamaged``."""
+    return checked(found, len(_COLUMNS) - 1)
+
+
+def _decoded(found: Iterable[Values]) -> Iterator[list[Any]]:
+    for values in checked_samples(found):
+        yield from _decode(values[-2])
+
+
+def unpack(found: Iterable[Values]) -> list[StoredSample]:
+    """The samples in the rows of a query for ``SELECTION``, as they came; of the same uid only the last.
+
+    Raises ``IndexDamaged``.
+    """
+    samples: dict[str, StoredSample] = {}
+    for values in _decoded(found):
+        # Not strict: behind the fields stands the place of the body.
+        row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
+        # A body that was moved has two rows; the later one names its new place.
+        samples[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
+    return sorted(samples.values(), key=_arrival)
 
 
 def _arrival(sample: StoredSample) -> tuple[float, int, int]:
@@ -174,10 +225,10 @@ def _arrival(sample: StoredSample) -> tuple[float, int, int]:
     return (sample.row.at_s, sample.location.segment, sample.location.offset)
 
 
-def uids(texts: Iterable[str]) -> set[str]:
-    """The uids in ``texts``."""
+def uids(found: Iterable[Values]) -> set[str]:
+    """The uids in the rows of a query for ``SELECTION``. Raises ``IndexDamaged``."""
     place = FIELDS.index("uid")
-    return {values[place] for text in texts for values in _decode(text)}
+    return {values[place] for values in _decoded(found)}
 
 
 def implied_group(row: SampleRow) -> GroupRow:
@@ -208,6 +259,7 @@ class Fold:
 
     def __init__(self) -> None:
         self.runs: dict[str, tuple[RunRow, int]] = {}
+        self.starts: dict[str, tuple[StartRow, int]] = {}
         self.active: dict[str, ActiveTime] = {}
         self.opened: dict[tuple[str, str], tuple[GroupRow, int]] = {}
         """Groups as they were first seen."""
@@ -231,6 +283,8 @@ class Fold:
             elif isinstance(row, RunRow):
                 self.runs[row.run_id] = row, segment
                 self._raise_active(row.run_id, row.active_s)
+            elif isinstance(row, StartRow):
+                self.starts[row.run_id] = row, segment
             elif isinstance(row, TickRow):
                 self.active[row.run_id] = ActiveTime(row.active_s, is_set=True)
             elif isinstance(row, BatchRow):

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -14,18 +14,33 @@ from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.files import DiskFiles, Files
-from forebay.buffer.store.index import Feeder, Index, batches, is_corrupt
+from forebay.buffer.store.index import START, Feeder, Index, batches
+from forebay.buffer.store.index_damage import is_damage
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.log_writer import Append, Job, LogWriter
 from forebay.buffer.store.removal import Clearing, Removals
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, Row, RunRow, StoredSample
+from forebay.buffer.store.reserve import Reserve
+from forebay.buffer.store.rows import (
+    BatchRow,
+    CheckpointRow,
+    FoundGroup,
+    GroupRow,
+    Location,
+    Row,
+    RunRow,
+    StartRow,
+    StoredSample,
+)
 from forebay.buffer.store.send_bodies import Sending
 from forebay.core.errors import StorageFailed
+from forebay.core.ids import InstanceId
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
+REBUILDS = 3
+"""A question that finds the index damaged more often than this fails."""
 GROUPS_AT_A_TIME = 256
 """Whose samples are written again before others are looked at: so many are held in memory."""
 
@@ -33,14 +48,19 @@ GROUPS_AT_A_TIME = 256
 class JournalStore(Store):
     """Rows and bodies in the data directory ``path`` (docs/storage.md)."""
 
-    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES, files: Files | None = None) -> None:
+    def __init__(
+        self, path: Path, *, segment_bytes: int = SEGMENT_BYTES, reserve_bytes: int = 0, files: Files | None = None
+    ) -> None:
         files = files or DiskFiles()
         self._dir = DataDir(path)
         self._log = SegmentLog(self._dir.segments, self._dir.quarantine, files, segment_bytes)
+        self._reserve = Reserve(self._dir.reserve, reserve_bytes, files)
         self._bodies = BodyReader(self._dir.segments, files)
         self._unusable = f"the data directory {path} cannot be used"
         self._writer: LogWriter | None = None
         self._generation = 0
+        self._covered = START
+        """The place in the log up to which the index is complete at least."""
         self._bodies_in: dict[int, list[GroupBodies]] = {}
         """By closed segment; they do not change by themselves."""
         self._removals = Removals()
@@ -49,12 +69,12 @@ class JournalStore(Store):
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         # A new one for each opening: a thread cannot be started twice.
-        writer = LogWriter(self._log, Feeder(self._log, Index(self._dir.index)), loop)
+        writer = LogWriter(self._log, Feeder(self._log, Index(self._dir.index)), self._reserve, loop)
         with _as_storage_failed(self._unusable):
             # Before the writer's thread starts: without the lock, another process may be writing.
             await asyncio.to_thread(self._dir.open)
         writer.start()
-        self._writer, self._generation = writer, 0
+        self._writer, self._generation, self._covered = writer, 0, START
         self._bodies_in.clear()
         self._removals = Removals()
         try:
@@ -84,13 +104,18 @@ class JournalStore(Store):
         self._opened().put(Append(make_entry(rows, body), self._generation, done))
 
     async def read(self, locations: Sequence[Location]) -> list[bytes]:
-        self._opened()
-        # From the page cache it takes microseconds; a thread costs more, and waits for its turn.
-        bodies = self._bodies.read_cached(locations)
-        return await self._in_thread(self._bodies.read, locations) if bodies is None else bodies
+        return await self.read_slices([Slice(location, 0, location.length) for location in locations])
 
     async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
-        return await self.read([each.span for each in slices])
+        self._opened()
+        # From the page cache it takes microseconds; a thread costs more, and waits for its turn.
+        found = self._bodies.read_slices_cached(slices)
+        return await self._in_thread(self._bodies.read_slices, slices) if found is None else found
+
+    async def prove(self, locations: Sequence[Location]) -> None:
+        self._opened()
+        if not self._bodies.prove_cached(locations):
+            await self._in_thread(self._bodies.prove, locations)
 
     async def gather(self, pieces: Sequence[Piece]) -> bytes | bytearray:
         self._opened()
@@ -125,8 +150,15 @@ class JournalStore(Store):
             # Appends of before bear the old generation, and stay refused even if they are committed only now.
             self._generation = await self._do(self._opened().recover)
 
+    @property
+    def is_on_reserve(self) -> bool:
+        return self._writer is not None and self._writer.is_on_reserve
+
     async def load_runs(self) -> list[RunRow]:
         return await self._ask(index_queries.runs)
+
+    async def load_start(self, run_id: str) -> StartRow | None:
+        return await self._ask(partial(index_queries.start, run_id=run_id))
 
     async def load_groups(self, run_id: str) -> list[GroupRow]:
         return await self._ask(partial(index_queries.groups, run_id=run_id))
@@ -134,14 +166,47 @@ class JournalStore(Store):
     async def load_samples(self, run_id: str) -> list[StoredSample]:
         return await self._ask(partial(index_queries.live_samples, run_id=run_id))
 
-    async def load_batches(self, run_id: str) -> list[BatchRow]:
-        return await self._ask(partial(index_queries.batches, run_id=run_id))
+    async def load_batches(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
+        return await self._ask(partial(index_queries.batches, run_id=run_id, after=after, limit=limit))
+
+    async def find_batches(self, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
+        return await self._ask(partial(index_queries.find_batches, run_id=run_id, batch_ids=batch_ids))
 
     async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
         return await self._ask(partial(index_queries.checkpoints, run_id=run_id))
 
-    async def load_uids(self, run_id: str) -> Iterator[str]:
-        return iter(await self._ask(partial(index_queries.uids, run_id=run_id)))
+    async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
+        return await self._ask(partial(index_queries.uids_by_group, run_id=run_id, limit=limit))
+
+    async def catch_up(self) -> None:
+        self._covered = await self._do(self._opened().flush)
+
+    async def find(
+        self, run_id: str, group_ids: Sequence[str], instance_ids: Sequence[InstanceId] = (), *, has_uids: bool = True
+    ) -> list[FoundGroup]:
+        query = partial(
+            index_queries.find,
+            run_id=run_id,
+            group_ids=group_ids,
+            instance_ids=instance_ids,
+            has_uids=has_uids,
+            up_to=self._covered,
+        )
+        found = None
+        num_builds = self._opened().num_index_builds
+        with suppress(sqlite3.Error):  # it is told, or mended, below
+            # Without waiting for the writer, which has other things to do while groups open.
+            found = await asyncio.to_thread(index_queries.ask, self._dir.index, query)
+        if found is None or num_builds != self._opened().num_index_builds:
+            found = await self._ask(query)
+        if found is None:
+            raise StorageFailed(
+                "it knows less than it did", what="the index cannot be asked", hint="restart the server"
+            )
+        return found
+
+    async def closed_groups(self, run_id: str, after: int) -> list[GroupRow]:
+        return await self._ask(partial(index_queries.closed_groups, run_id=run_id, after=after))
 
     async def groups(
         self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
@@ -163,6 +228,9 @@ class JournalStore(Store):
             location=str(self._dir.path),
             takes_writes=self._writer is None or not self._writer.has_failed,
         )
+
+    async def has_bodies(self, run_id: str) -> bool:
+        return any(map(self._log.has, await self._ask(partial(removal.segments_of, run_id=run_id))))
 
     async def segments(self) -> list[Segment]:
         return [Segment(number, size, await self._bodies_of(number)) for number, size in self._log.closed.items()]
@@ -194,8 +262,10 @@ class JournalStore(Store):
         self._removals.end(segment)
 
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+        if moved:
+            self.check_room()
         clearing = Clearing(self._log, self._bodies, segment, moved)
-        find = partial(index_queries.ask, self._dir.index, partial(removal.current_rows, segment=segment))
+        find = partial(self._find, partial(removal.current_rows, segment=segment))
         try:
             with _as_storage_failed(f"segment {segment} cannot be cleared"):
                 await self._ask(clearing.verify)
@@ -209,6 +279,16 @@ class JournalStore(Store):
                 await self._do(partial(self._opened().rewrite, find, self._removals.generation(segment)))
         finally:
             self._bodies_in.pop(segment, None)
+
+    def _find(self, query: index_queries.Query[ResultT]) -> ResultT:
+        """As ``_ask``, in the writer's thread. Raises ``sqlite3.Error``."""
+        try:
+            return index_queries.ask(self._dir.index, query)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error, self._dir.index):
+                raise
+            self._opened().rebuild_index(self._opened().num_index_builds, str(error))
+            return index_queries.ask(self._dir.index, query)
 
     async def remove(self, segment: int) -> None:
         what = f"segment {segment} cannot be removed"
@@ -225,16 +305,22 @@ class JournalStore(Store):
 
     async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
-        # The index follows the log with a delay, and an answer must know of all appends before it.
-        await self._do(self._opened().flush)
-        try:
-            # By a connection of its own: WAL lets it read while the writer commits.
-            return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
-        except sqlite3.Error as error:
-            if not is_corrupt(error):
-                raise StorageFailed(str(error), what=self._unusable) from error
         with _as_storage_failed(self._unusable):
-            await self._do(self._opened().rebuild_index)
+            for _ in range(REBUILDS):
+                # The index follows the log with a delay, and an answer must know of all appends before it.
+                await self._do(self._opened().flush)
+                num_builds = self._opened().num_index_builds
+                try:
+                    # By a connection of its own: WAL lets it read while the writer commits.
+                    answer = await asyncio.to_thread(index_queries.ask, self._dir.index, query)
+                except sqlite3.DatabaseError as error:
+                    if not is_damage(error, self._dir.index):
+                        raise
+                    await self._do(partial(self._opened().rebuild_index, num_builds, str(error)))
+                else:
+                    # Else it may be of the old file with the new one's WAL.
+                    if num_builds == self._opened().num_index_builds:
+                        return answer
             return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
 
     async def _in_thread(self, call: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:

@@ -1,7 +1,8 @@
-"""One entry of the log as bytes: a header of fixed size, the rows, the body.
+"""One entry of the log as bytes: a header of fixed size, the rows, the checksum of the body, the body.
 
 The header names the segment and the offset at which it lies, so that a copy of a record, for example inside a body, is
-never taken for one. It has a checksum of its own, because a wrong length must not lead the reader astray.
+never taken for one. It has a checksum of its own, because a wrong length must not lead the reader astray. So has the
+body, directly before it: whoever knows where a body lies can prove it without its record.
 """
 
 import struct
@@ -10,21 +11,29 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from forebay.buffer.store.files import BytesLike
 from forebay.buffer.store.rows import GroupRow, Location, Row, SampleRow
-from forebay.core.errors import InvalidInput, StorageFailed
+from forebay.core.errors import EntryTooLarge, InvalidInput, StorageFailed
 
 MAGIC = b"\xf5FBR"
 """Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+"""In records of version 1 there is no checksum of the body alone: that of the record covers it."""
 MSGPACK = 0
 JSON = 1
 """Rows that hold an integer beyond 64 bits, which MessagePack cannot."""
+MAX_ROWS_BYTES = 128 << 20
+"""Of the rows of one entry. SQLite takes texts of a thousand million bytes, and a byte may be six in its JSON."""
 
 _FIELDS = struct.Struct("<4sHHIQIQ")
 _CHECKSUM = struct.Struct("<I")
+_BODY_CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
+BODY_CHECKSUM_BYTES = _BODY_CHECKSUM.size
+OFFSET_BITS = 40
+"""Of an offset within a segment, in the seed of a body's checksum."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _WITH_EPOCH = (SampleRow, GroupRow)
@@ -59,29 +68,54 @@ class Record(NamedTuple):
     rows: list[Row]
     location: Location | None
     end: Position
+    is_whole: bool = True
+    """False if its body is damaged, and its rows are not."""
 
 
 class Header(NamedTuple):
     """The decoded beginning of a record."""
 
+    version: int
     encoding: int
     packed_length: int
     body_length: int
     checksum: int
 
+    @property
+    def before_body(self) -> int:
+        """How many bytes lie between the header and the body."""
+        return self.packed_length + (BODY_CHECKSUM_BYTES if self.version > 1 else 0)
+
 
 def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
-    """Encode ``rows``. Raises ``InvalidInput`` for an epoch or slot beyond 64 bits, ``ValueError`` for a wrong call."""
+    """Encode ``rows``.
+
+    Raises ``InvalidInput`` for an epoch or slot beyond 64 bits, ``EntryTooLarge``, and ``ValueError`` for a wrong call.
+    """
     _check_rows(rows, body)
-    try:
-        packed, encoding = _packer.encode(rows), MSGPACK
-    except OverflowError:
-        packed, encoding = _json_encoder.encode(rows), JSON
+    packed, encoding = _pack(rows)
     if len(rows) > 1 or body is None:
         # Reading the rows back frees them from later changes by the caller. A sample's row never changes.
         rows = decode_rows(packed, encoding)
     body_length = 0 if body is None else len(body)
-    return LogEntry(rows, packed, encoding, body, body_length, HEADER_BYTES + len(packed) + body_length)
+    num_bytes = HEADER_BYTES + len(packed) + BODY_CHECKSUM_BYTES + body_length
+    return LogEntry(rows, packed, encoding, body, body_length, num_bytes)
+
+
+def check_fits(*rows: Row) -> None:
+    """Raise ``EntryTooLarge`` if ``rows`` are more than one entry may have."""
+    _pack(rows)
+
+
+def _pack(rows: Sequence[Row]) -> tuple[bytes, int]:
+    try:
+        packed, encoding = _packer.encode(rows), MSGPACK
+    except OverflowError:
+        packed, encoding = _json_encoder.encode(rows), JSON
+    # The log would take it, and the index never: then nothing is written any more, and no server starts.
+    if len(packed) > MAX_ROWS_BYTES:
+        raise EntryTooLarge(f"it takes {len(packed)} bytes in one piece, and at most {MAX_ROWS_BYTES} can be indexed")
+    return packed, encoding
 
 
 def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
@@ -103,14 +137,31 @@ def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
     return decoder.decode(packed)
 
 
-def encode_header(entry: LogEntry, position: tuple[int, int]) -> bytes:
-    """The header that makes ``entry`` a record at ``position``."""
-    packed, body = entry.packed, entry.body
-    fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, *position, len(packed), entry.body_length)
-    # Over the place as well: a record copied elsewhere does not check.
-    checksum = zlib.crc32(packed, zlib.crc32(fields))
-    fields += _CHECKSUM.pack(checksum if body is None else zlib.crc32(body, checksum))
-    return fields + _CHECKSUM.pack(zlib.crc32(fields))
+def body_seed(segment: int, offset: int) -> int:
+    """What the checksum of a body begins with: one that lies elsewhere does not check."""
+    return (segment << OFFSET_BITS | offset) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def body_checksum(body: BytesLike, segment: int, offset: int) -> int:
+    """XXH3 (64 bits) of a body, and of the place at which it lies."""
+    return xxh3_64_intdigest(body, body_seed(segment, offset))
+
+
+def checksum_before(data: BytesLike, at: int) -> int:
+    """The checksum that stands before the body at ``at`` in ``data``."""
+    found: int = _BODY_CHECKSUM.unpack_from(data, at - BODY_CHECKSUM_BYTES)[0]
+    return found
+
+
+def encode_start(entry: LogEntry, segment: int, offset: int) -> bytes:
+    """Everything before the body that makes ``entry`` a record at this place."""
+    packed = entry.packed
+    fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, segment, offset, len(packed), entry.body_length)
+    body_offset = offset + entry.num_bytes - entry.body_length
+    of_body = _BODY_CHECKSUM.pack(body_checksum(entry.body or b"", segment, body_offset))
+    # Over the place as well: a record copied elsewhere does not check. Of the body only its checksum, which is enough.
+    fields += _CHECKSUM.pack(zlib.crc32(of_body, zlib.crc32(packed, zlib.crc32(fields))))
+    return b"".join((fields, _CHECKSUM.pack(zlib.crc32(fields)), packed, of_body))
 
 
 def decode_header(data: BytesLike, position: Position) -> Header | None:
@@ -131,19 +182,33 @@ def decode_header(data: BytesLike, position: Position) -> Header | None:
         )
     if (segment, offset) != position:
         return None
-    return Header(encoding, packed_length, body_length, _CHECKSUM.unpack_from(data, _FIELDS.size)[0])
+    return Header(version, encoding, packed_length, body_length, _CHECKSUM.unpack_from(data, _FIELDS.size)[0])
+
+
+def begin_checksum(data: BytesLike) -> int:
+    """What the checksum of the record with the header ``data`` begins with."""
+    return zlib.crc32(data[: _FIELDS.size])
 
 
 def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position: Position) -> Record | None:
-    """The record of ``header`` (whose bytes are ``data``) with what follows it, or None if that is damaged."""
-    if zlib.crc32(payload, zlib.crc32(data[: _FIELDS.size])) != header.checksum:
+    """The record of ``header`` (whose bytes are ``data``) with what follows it, or None if its rows are damaged."""
+    view = memoryview(payload)
+    # Version 1 has one checksum for all: then a damaged body leaves the rows in doubt.
+    covered = view if header.version == 1 else view[: header.before_body]
+    if zlib.crc32(covered, begin_checksum(data)) != header.checksum:
         return None
     try:
-        rows = decode_rows(memoryview(payload)[: header.packed_length], header.encoding)
+        rows = decode_rows(view[: header.packed_length], header.encoding)
     except msgspec.MsgspecError:
         return None
-    body_offset = position.offset + HEADER_BYTES + header.packed_length
+    body_offset = position.offset + HEADER_BYTES + header.before_body
     # Not by its length: a body may be empty.
     has_body = any(isinstance(row, SampleRow) for row in rows)
     location = Location(position.segment, body_offset, header.body_length) if has_body else None
-    return Record(rows, location, Position(position.segment, body_offset + header.body_length))
+    end = Position(position.segment, body_offset + header.body_length)
+    return Record(rows, location, end, header.version == 1 or _is_whole(view, header, position.segment, body_offset))
+
+
+def _is_whole(payload: memoryview, header: Header, segment: int, body_offset: int) -> bool:
+    stored = checksum_before(payload, header.before_body)
+    return stored == body_checksum(payload[header.before_body :], segment, body_offset)

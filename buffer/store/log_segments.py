@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from forebay.buffer.store.files import AppendFile, BytesLike, Files, ReadFile, write_durably
+from forebay.buffer.store.files import AppendFile, BytesLike, Files, ReadFile
 from forebay.buffer.store.log_records import (
     HEADER_BYTES,
     MAGIC,
@@ -18,18 +18,22 @@ from forebay.buffer.store.log_records import (
     Record,
     decode_header,
     decode_payload,
-    encode_header,
+    encode_start,
 )
-from forebay.buffer.store.rows import Location
+from forebay.buffer.store.rows import Location, SampleRow
+from forebay.core.durable import write_durably
+from forebay.core.private_files import FOLDER_MODE
 
 WINDOW_BYTES = 4 * 1024 * 1024
 
 
 class Damage(NamedTuple):
-    """Bytes from ``start`` to ``end`` of a segment that are no record."""
+    """Bytes from ``start`` to ``end`` of a segment that are no whole record."""
 
     start: int
     end: int
+    records: Sequence[Record]
+    """Those in it of which only the body is damaged."""
 
 
 class SegmentScan:
@@ -47,9 +51,9 @@ class SegmentScan:
         while start < self._size:
             # A record that does not check may be damaged in its length, so the next one is looked for byte by byte.
             record = self._record(start)
-            if record is None:
-                end = self._next_record(start + 1)
-                yield Damage(start, end)
+            if record is None or not record.is_whole:
+                end = self._next_record(start + 1 if record is None else record.end.offset)
+                yield Damage(start, end, self._rows_left(start, end))
                 start = end
             else:
                 yield record
@@ -62,15 +66,29 @@ class SegmentScan:
         if header is None:
             return None
         # The header has a checksum of its own, thus this length can be trusted.
-        length = header.packed_length + header.body_length
+        length = header.before_body + header.body_length
         payload = self._bytes(offset + HEADER_BYTES, length)
         return decode_payload(header, data, payload, position) if len(payload) == length else None
 
     def _next_record(self, offset: int) -> int:
         """Where the next whole record begins, at or behind ``offset``; the end of the segment if there is none."""
-        while (offset := self._find_magic(offset)) < self._size and self._record(offset) is None:
-            offset += 1
+        while (offset := self._find_magic(offset)) < self._size:
+            record = self._record(offset)
+            if record is not None and record.is_whole:
+                break
+            # Lengths that check are right: a long body need not be looked through.
+            offset = offset + 1 if record is None else record.end.offset
         return offset
+
+    def _rows_left(self, start: int, end: int) -> list[Record]:
+        """The records from ``start`` to ``end`` of which only the body is damaged."""
+        found: list[Record] = []
+        while start < end:
+            record = self._record(start)
+            if record is not None:
+                found.append(record)
+            start = self._find_magic(start + 1) if record is None else record.end.offset
+        return found
 
     def _find_magic(self, offset: int) -> int:
         while offset < self._size:
@@ -198,6 +216,9 @@ class SegmentLog:
                     self._cut_tail(part)
                 else:
                     self._set_aside(segment, part, file.read(part.start, part.end - part.start))
+                    # Known without its body, a sample costs its group when that is asked for; forgotten, it would leave
+                    # a hole that nobody can explain.
+                    yield from part.records
         finally:
             file.close()
 
@@ -210,10 +231,16 @@ class SegmentLog:
     def _set_aside(self, segment: int, damage: Damage, data: bytes) -> None:
         self._quarantined.add((segment, damage.start))
         path = self._quarantine / f"{segment:08d}-{damage.start:012d}.bin"
-        logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage, segment, path)
+        logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage[:2], segment, path)
+        for sample in (row for record in damage.records for row in record.rows if isinstance(row, SampleRow)):
+            place = (sample.uid, sample.group_id, sample.run_id)
+            logger.error("among them is the body of sample %r, of group %s of run %s: the group cannot be read", *place)
         # Kept for a human. The log itself is left as it is: its offsets are the index's.
-        self._quarantine.mkdir(exist_ok=True)
-        write_durably(path, data)
+        try:
+            self._quarantine.mkdir(FOLDER_MODE, exist_ok=True)
+            write_durably(path, data)
+        except OSError as error:  # a full disk must not keep what is whole from being read
+            logger.warning("they could not be copied: %s", error)
 
     def write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
         """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
@@ -235,7 +262,7 @@ class SegmentLog:
         buffers: list[BytesLike] = []
         locations: list[Location | None] = []
         for entry in entries:
-            buffers.append(encode_header(entry, (segment, offset)) + entry.packed)
+            buffers.append(encode_start(entry, segment, offset))
             body, length = entry.body, entry.body_length
             offset += entry.num_bytes
             if body is None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,8 +15,9 @@ import msgspec
 
 from forebay.buffer.store.abc import Done
 from forebay.buffer.store.index import Feeder, batches
-from forebay.buffer.store.log_records import LogEntry, make_entry
+from forebay.buffer.store.log_records import LogEntry, Position, make_entry
 from forebay.buffer.store.log_segments import SegmentLog
+from forebay.buffer.store.reserve import SPARE_BYTES, Reserve, is_no_room
 from forebay.buffer.store.rows import Location, Row
 from forebay.core.errors import StorageFailed
 from forebay.core.waiting import finish
@@ -24,6 +26,8 @@ BATCH_BYTES = 16 * 1024 * 1024
 """A commit takes in no further entry once it is this large."""
 IDLE_S = 0.01
 """How long nothing must come before the index is fed."""
+LOOK_S = 1.0
+"""How often is looked whether a full disk has room again."""
 PROBE_BYTES = 64 * 1024
 ROWS_PER_ENTRY = 64
 ENTRIES_PER_COMMIT = 64
@@ -53,11 +57,14 @@ class LogWriter:
 
     After a failure it refuses everything until ``recover``, and afterwards still what was appended by a caller that
     does not know of the recovery.
+
+    On a full disk, entries without a body go on by what the ``reserve`` gives up.
     """
 
-    def __init__(self, log: SegmentLog, feeder: Feeder, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, log: SegmentLog, feeder: Feeder, reserve: Reserve, loop: asyncio.AbstractEventLoop) -> None:
         self._log = log
         self._feeder = feeder
+        self._reserve = reserve
         self.loop = loop
         self._queue: SimpleQueue[list[Append | Job]] = SimpleQueue()
         self._taken: deque[Append | Job] = deque()
@@ -68,6 +75,9 @@ class LogWriter:
         self._index_failed = False
         self._generation = 0
         self._is_stopping = False
+        self._next_look_s = 0.0
+        self.is_on_reserve = False
+        """Whether the disk is full, and rows without a body are written to what was kept for that. For any thread."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -99,21 +109,60 @@ class LogWriter:
 
     def open(self) -> None:
         """Mend the log, and bring the index up to date."""
+        self._reserve.open()
         self._log.open()
-        self._feeder.open()
+        self._open_index()
 
-    def flush(self) -> None:
-        """Bring the index up to date. Raises ``StorageFailed``."""
+    def _open_index(self) -> None:
+        while True:
+            try:
+                self._feeder.open()
+            except sqlite3.Error as error:
+                self._feeder.close()
+                if not self._spend(error):
+                    raise
+            else:
+                return
+
+    def _spend(self, error: BaseException) -> bool:
+        """Give up a part of the reserve if ``error`` says that the disk is full; whether to try again."""
+        if not is_no_room(error) or not self._reserve.give():
+            return False
+        if not self.is_on_reserve:
+            logger.error("the disk is full (%s): what is stored is read and acknowledged by the reserve", error)
+            self.is_on_reserve = True
+            self._feeder.save_room()
+        return True
+
+    def _look_for_room(self) -> None:
+        """Fill the reserve again if the disk has room, and then leave it alone."""
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + LOOK_S
+        if self._failure is None and self._reserve.fill(SPARE_BYTES):
+            self._feeder.take_room()
+            self.is_on_reserve = False
+            logger.warning("the disk has room again: the reserve is filled, and new samples are taken")
+
+    def flush(self) -> Position:
+        """Bring the index up to date: the place in the log up to which it is. Raises ``StorageFailed``."""
         # Every query would answer by what was there before the failure.
         if self._index_failed:
             raise self._refusal()
         self._feed(self._feeder.flush)
         if self._index_failed:
             raise self._refusal()
+        return self._feeder.position
 
-    def rebuild_index(self) -> None:
-        """Build the index from the log."""
-        self._feeder.rebuild()
+    @property
+    def num_index_builds(self) -> int:
+        """How often the index was begun anew. Any thread may ask."""
+        return self._feeder.num_builds
+
+    def rebuild_index(self, num_builds: int, reason: str) -> None:
+        """Build the index from the log, unless that was done since there had been ``num_builds``."""
+        if self.num_index_builds == num_builds:
+            self._feeder.rebuild(reason)
 
     def rewrite(self, find_rows: Callable[[], Sequence[Row]], generation: int) -> None:
         """Write the rows again that ``find_rows`` takes out of the index. Nothing comes in between.
@@ -125,7 +174,7 @@ class LogWriter:
         entries = [make_entry(part, None) for part in batches(find_rows(), ROWS_PER_ENTRY)]
         try:
             for part in batches(entries, ENTRIES_PER_COMMIT):
-                self._feeder.add(part, self._log.write(part))
+                self._feeder.add(part, self._write(part))
         except OSError as error:
             # How much was to be written is not known here; `recover` tries the disk with at least so much.
             self._failed_bytes = PROBE_BYTES
@@ -147,15 +196,24 @@ class LogWriter:
         """Make the log end with its last confirmed record, try the disk, and mend the index; the new generation."""
         if self._failure is not None:
             self._log.cut()
-            # With as much as failed: a full disk may take a few bytes and refuse the next commit.
-            self._log.probe(min(max(self._failed_bytes, PROBE_BYTES), BATCH_BYTES))
+            self._probe()
             # What it lacks is read from the log, which holds everything that was confirmed.
             if self._index_failed:
                 self._feeder.close()
-                self._feeder.open()
+                self._open_index()
             self._failure, self._index_failed, self._failed_bytes = None, False, 0
             logger.warning("the journal takes writes again")
         return self._generation
+
+    def _probe(self) -> None:
+        # With as much as failed: a full disk may take a few bytes and refuse the next commit.
+        num_bytes = PROBE_BYTES if self.is_on_reserve else min(max(self._failed_bytes, PROBE_BYTES), BATCH_BYTES)
+        try:
+            self._log.probe(num_bytes)
+        except OSError as error:
+            if not self._spend(error):
+                raise
+            self._probe()
 
     def close(self) -> None:
         """End the thread and close everything."""
@@ -169,6 +227,8 @@ class LogWriter:
 
     def _run(self) -> None:
         while not self._is_stopping:
+            if self.is_on_reserve:
+                self._look_for_room()
             appends, job = self._take()
             if appends:
                 self._commit(appends)
@@ -206,6 +266,10 @@ class LogWriter:
             with suppress(Empty):
                 return self._queue.get(timeout=IDLE_S)
             self._feed(self._feeder.feed)
+        while self.is_on_reserve:
+            with suppress(Empty):
+                return self._queue.get(timeout=LOOK_S)
+            self._look_for_room()
         return self._queue.get()
 
     def _commit(self, appends: Sequence[Append]) -> None:
@@ -216,7 +280,7 @@ class LogWriter:
         # One write and one fdatasync for all that came while the last one was waited for.
         entries = [append.entry for append in taken]
         try:
-            locations = self._log.write(entries) if entries else []
+            locations = self._write(entries) if entries else []
         except Exception as error:  # noqa: BLE001 - whatever went wrong, nobody may wait for ever
             self._failed_bytes = sum(entry.num_bytes for entry in entries)
             self._fail(error)
@@ -229,10 +293,23 @@ class LogWriter:
         if refused:
             self._call_in_loop(_refuse_all, refused, str(self._failure or _LATE))
 
+    def _write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
+        while True:
+            try:
+                return self._log.write(entries)
+            except OSError as error:
+                # Not for bodies: the reserve is for what lets stored ones go.
+                if any(entry.body is not None for entry in entries) or not self._spend(error):
+                    raise
+                self._log.cut()
+
     def _feed(self, feed: Callable[[], None]) -> None:
         try:
             feed()
         except Exception as error:  # noqa: BLE001 - the thread must go on, to answer those who wait
+            if self._spend(error):
+                self._feed(feed)
+                return
             self._index_failed = True
             self._fail(error)
             self._feeder.forget()

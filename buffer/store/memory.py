@@ -6,7 +6,7 @@ from typing import Self
 
 from msgspec.structs import astuple, replace
 
-from forebay.buffer.store.abc import Done, GroupBodies, Segment, Store, StoreStats
+from forebay.buffer.store.abc import NEWEST_GROUPS, Done, GroupBodies, Segment, Store, StoreStats
 from forebay.buffer.store.index_rows import implied_group
 from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
@@ -14,16 +14,19 @@ from forebay.buffer.store.removal import Removals
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
+    FoundGroup,
     GroupRow,
     Location,
     Row,
     RunRow,
     SampleRow,
+    StartRow,
     StoredSample,
     TickRow,
 )
 from forebay.core.errors import GroupNotFound, StorageFailed
 from forebay.core.group import LIVE
+from forebay.core.ids import InstanceId
 
 
 class MemoryStore(Store):
@@ -32,9 +35,10 @@ class MemoryStore(Store):
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Bodies are kept in segments of about ``segment_bytes``, so that they can be removed as those of a journal."""
         self._runs: dict[str, RunRow] = {}
+        self._starts: dict[str, StartRow] = {}
         self._active: dict[str, float] = {}
         self._groups: dict[tuple[str, str], GroupRow] = {}
-        self._samples: dict[tuple[str, str], StoredSample] = {}
+        self._samples: dict[tuple[str, str, str], StoredSample] = {}
         self._batches: dict[tuple[str, str], BatchRow] = {}
         self._checkpoints: dict[tuple[str, int], CheckpointRow] = {}
         self._segment_bytes = segment_bytes
@@ -76,6 +80,8 @@ class MemoryStore(Store):
         elif isinstance(row, RunRow):
             self._runs[row.run_id] = row
             self._raise_active(row.run_id, row.active_s)
+        elif isinstance(row, StartRow):
+            self._starts[row.run_id] = row
         elif isinstance(row, BatchRow):
             self._batches[row.run_id, row.batch_id] = row
         elif isinstance(row, CheckpointRow):
@@ -86,8 +92,9 @@ class MemoryStore(Store):
 
     def _apply_sample(self, row: SampleRow, location: Location) -> None:
         # Taken out first, so that a replaced sample moves to the end.
-        self._samples.pop((row.run_id, row.uid), None)
-        self._samples[row.run_id, row.uid] = StoredSample(row, location)
+        key = (row.run_id, row.group_id, row.uid)
+        self._samples.pop(key, None)
+        self._samples[key] = StoredSample(row, location)
         self._raise_active(row.run_id, row.at_s)
         if row.outcome == "member":
             self._groups.setdefault((row.run_id, row.group_id), implied_group(row))
@@ -108,6 +115,9 @@ class MemoryStore(Store):
         rows = sorted(self._runs.values(), key=lambda row: row.created_at_s)
         return [replace(row, active_s=self._active[row.run_id]) for row in rows]
 
+    async def load_start(self, run_id: str) -> StartRow | None:
+        return self._starts.get(run_id)
+
     async def load_groups(self, run_id: str) -> list[GroupRow]:
         # Copies: the caller changes its rows.
         rows = [replace(row) for row in self._groups.values() if row.run_id == run_id]
@@ -122,16 +132,44 @@ class MemoryStore(Store):
             if sample.row.run_id == run_id:
                 yield StoredSample(replace(sample.row), sample.location)
 
-    async def load_batches(self, run_id: str) -> list[BatchRow]:
-        rows = [replace(row) for row in self._batches.values() if row.run_id == run_id]
-        return sorted(rows, key=lambda row: row.number)
+    async def load_batches(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
+        rows = [replace(row) for row in self._batches.values() if row.run_id == run_id and row.number > after]
+        return sorted(rows, key=lambda row: row.number)[:limit]
+
+    async def find_batches(self, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
+        found = (self._batches.get((run_id, batch_id)) for batch_id in batch_ids)
+        return [replace(row) for row in found if row is not None]
 
     async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
         rows = [replace(row) for row in self._checkpoints.values() if row.run_id == run_id]
         return sorted(rows, key=lambda row: row.step)
 
-    async def load_uids(self, run_id: str) -> Iterator[str]:
-        return iter([uid for run, uid in self._samples if run == run_id])
+    async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
+        found: dict[str, list[str]] = {}
+        for run, group_id, uid in self._samples:
+            if run == run_id:
+                found.setdefault(group_id, []).append(uid)
+        is_over = limit is not None and sum(map(len, found.values())) > limit
+        return None if is_over else found
+
+    async def catch_up(self) -> None:
+        return None
+
+    async def find(
+        self, run_id: str, group_ids: Sequence[str], instance_ids: Sequence[InstanceId] = (), *, has_uids: bool = True
+    ) -> list[FoundGroup]:
+        keys = dict.fromkeys(group_ids)
+        for instance_id in instance_ids:
+            known = [row for (run, _), row in self._groups.items() if run == run_id and row.instance_id == instance_id]
+            newest = sorted(known, key=lambda row: row.epoch)[-NEWEST_GROUPS:]
+            keys |= dict.fromkeys(row.group_id for row in newest)
+        uids = await self.uids_by_group(run_id) if has_uids else None
+        rows = {key: self._groups.get((run_id, key)) for key in keys}
+        return [FoundGroup(key, row and replace(row), (uids or {}).get(key, [])) for key, row in rows.items()]
+
+    async def closed_groups(self, run_id: str, after: int) -> list[GroupRow]:
+        rows = [row for row in await self.load_groups(run_id) if row.closed_seq > after]
+        return sorted(rows, key=lambda row: row.closed_seq)
 
     async def groups(
         self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
@@ -159,6 +197,9 @@ class MemoryStore(Store):
 
     def stats(self) -> StoreStats:
         return StoreStats(num_bytes=self._sizes.total(), num_segments=len(self._bodies), location="memory")
+
+    async def has_bodies(self, run_id: str) -> bool:
+        return any(not self.has_removed(s.location) for s in self._of_run(run_id) if s.location is not None)
 
     async def segments(self) -> list[Segment]:
         found: dict[int, dict[tuple[str, str], GroupBodies]] = {number: {} for number in sorted(self._bodies)[:-1]}

@@ -8,35 +8,35 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from forebay.buffer.store import index_queries
 from forebay.buffer.store.abc import GroupBodies
 from forebay.buffer.store.bodies import BodyReader
-from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, batches
+from forebay.buffer.store.index import TABLES, batches
 from forebay.buffer.store.index_rows import Table
-from forebay.buffer.store.log_records import Record
-from forebay.buffer.store.log_segments import SegmentLog
+from forebay.buffer.store.log_segments import Damage, SegmentLog
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
     ColumnsRow,
     GroupRow,
-    Location,
     Row,
     RunRow,
     SampleRow,
+    StartRow,
     StoredSample,
     TickRow,
     to_columns,
 )
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import BodyUnreadable, StorageFailed
 
-TABLES: Sequence[Table[Any]] = (RUNS, GROUPS, BATCHES, CHECKPOINTS)
 ROW_BYTES = 400
 """About what a row of these takes in the log, besides its longest fields."""
 _LONG_FIELDS = {
     "runs": "length(document)",
+    "starts": "length(document)",
     "groups": "length(detail)",
     "batches": "length(group_ids) + length(reported_ids) + length(meta_info)",
     "checkpoints": "0",
@@ -58,6 +58,13 @@ def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
         (segment,),
     )
     return [GroupBodies(*values) for values in cursor]
+
+
+def segments_of(connection: sqlite3.Connection, run_id: str) -> list[int]:
+    """The segments in which bodies of the run were written; they may be gone."""
+    return [
+        number for (number,) in connection.execute("SELECT DISTINCT segment FROM samples WHERE run_id = ?", (run_id,))
+    ]
 
 
 def groups(connection: sqlite3.Connection, segment: int) -> list[GroupKey]:
@@ -89,9 +96,9 @@ def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
     rows: list[Row] = []
     for table in TABLES:
         cursor = connection.execute(f"SELECT {table.selection('t')} {_rows_in(table)} ORDER BY seq", (segment,))
-        rows += [table.from_values(values) for values in cursor]
-    ticks = connection.execute("SELECT run_id, active_s FROM active_times ORDER BY run_id")
-    return rows + [TickRow(run_id=run_id, active_s=active_s) for run_id, active_s in ticks]
+        rows += table.rows(cursor)
+    ticks = index_queries.active_times(connection)
+    return rows + [TickRow(run_id=run_id, active_s=active_s) for run_id, active_s in ticks.items()]
 
 
 def is_needed(connection: sqlite3.Connection, segment: int) -> bool:
@@ -160,6 +167,8 @@ class Known:
             return row.step in self._keys_of(row.run_id, "SELECT step FROM checkpoints WHERE run_id = ?")
         if isinstance(row, RunRow):
             return row.run_id in self._runs
+        if isinstance(row, StartRow):
+            return bool(self._keys_of(row.run_id, "SELECT run_id FROM starts WHERE run_id = ?"))
         return bool(self._keys_of(row.run_id, "SELECT run_id FROM active_times WHERE run_id = ?"))
 
     def _keys_of(self, run_id: str, query: str) -> set[object]:
@@ -197,8 +206,6 @@ class Clearing:
         self._bodies = bodies
         self._segment = segment
         self._moved = moved
-        self._whole: set[Location] = set()
-        """Where the bodies of undamaged records lie."""
         self._segments_of: dict[GroupKey, set[int]] = {}
         """By group, the segments whose samples are known from this one: itself, and those whose columns it has."""
 
@@ -207,21 +214,18 @@ class Clearing:
 
         Raises ``StorageFailed`` if it lacks something.
         """
-        self._whole.clear()
         known = Known(connection)
         for part in self._log.parts_of(self._segment):
-            if not isinstance(part, Record):
-                logger.warning("bytes %d to %d of segment %d are damaged", *part, self._segment)
-                continue
-            for row in part.rows:
+            if isinstance(part, Damage):
+                logger.warning("bytes %d to %d of segment %d are damaged", part.start, part.end, self._segment)
+            records = part.records if isinstance(part, Damage) else (part,)
+            for row in chain.from_iterable(record.rows for record in records):
                 if not known.has(row):
                     raise StorageFailed(
                         f"the index lacks a {type(row).__name__} that is in it",
                         what=f"segment {self._segment} cannot be removed",
                         hint="stop the server, delete index.sqlite*, and start it again",
                     )
-            if part.location is not None:
-                self._whole.add(part.location)
 
     def keys(self, connection: sqlite3.Connection) -> list[GroupKey]:
         """The groups for which there may be something to write."""
@@ -244,15 +248,16 @@ class Clearing:
 
     def _moves(self, samples: Sequence[StoredSample]) -> Iterator[Addition]:
         moving = [sample for sample in samples if sample.location.segment == self._segment]
-        locations = [sample.location for sample in moving]
-        # A checksum was seen to fail: copying the body would give the damage a new, valid one.
-        if not self._whole.issuperset(locations):
+        try:
+            # Proved as they are read: copying a damaged body would give the damage a new, valid checksum.
+            found = self._bodies.read([sample.location for sample in moving])
+        except BodyUnreadable as error:
             raise StorageFailed(
-                "a body that is still needed is damaged",
+                f"a body that is still needed is damaged ({error.message})",
                 what=f"segment {self._segment} cannot be removed",
                 hint="it stays until its group is delivered or discarded",
-            )
-        for sample, body in zip(moving, self._bodies.read(locations), strict=True):
+            ) from error
+        for sample, body in zip(moving, found, strict=True):
             yield Addition([sample.row], body)
 
     def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:

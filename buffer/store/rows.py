@@ -25,6 +25,13 @@ class RunRow(msgspec.Struct, tag="run", kw_only=True):
     document: dict[str, Any]
 
 
+class StartRow(msgspec.Struct, tag="start", kw_only=True):
+    """What a run was last started with, with its lists of ids: written with each start, not with each report."""
+
+    run_id: str
+    document: dict[str, Any]
+
+
 class TickRow(msgspec.Struct, tag="tick", kw_only=True):
     """The run's deadlines have counted to here."""
 
@@ -54,6 +61,12 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     is_salvaged: bool = False
     is_announced: bool = False
     last_sample_s: float | None = None
+    idle_since_s: float | None = None
+    """Since when its run process says that none of its rollouts is in flight; None while one is, or nobody says."""
+    idle_s: float = 0.0
+    """For how long that was so before."""
+    timeout_from_s: float = 0.0
+    """From when on the time since its last sample counted when that ended last; a later sample overrides it."""
     closed_s: float | None = None
     closed_seq: int = 0
     """Place in the run's sequence of closed groups; 0 while open."""
@@ -190,7 +203,7 @@ class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
     samples: list[SampleColumns]
 
 
-Row = RunRow | TickRow | GroupRow | SampleRow | ColumnsRow | BatchRow | CheckpointRow
+Row = RunRow | StartRow | TickRow | GroupRow | SampleRow | ColumnsRow | BatchRow | CheckpointRow
 
 
 class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -206,6 +219,16 @@ class StoredSample(msgspec.Struct):
 
     row: SampleRow
     location: Location
+
+
+class FoundGroup(msgspec.Struct, frozen=True):
+    """What is stored of one group."""
+
+    group_id: str
+    row: GroupRow | None
+    """None if samples name the group, or somebody asked for it, but it never was."""
+    uids: list[str]
+    """Those of all samples that name it; empty if they were not asked for."""
 
 
 def to_columns(sample: StoredSample) -> SampleColumns:

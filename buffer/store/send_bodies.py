@@ -1,26 +1,20 @@
 """Stored bodies on their way to a socket, without passing through the event loop.
 
-Long stretches go from the page cache by ``sendfile``; short ones, many to a call, as parts of mapped files. Both leave
-the copying to the kernel, and let go of the interpreter's lock meanwhile.
+Each body is proved before its first byte goes out, the next ones while those before them are on their way. Short ones
+are sent, many to a call, out of the memory in which they were proved; long ones go by ``sendfile``. Both let go of the
+interpreter's lock meanwhile.
 """
 
-import errno
 import select
 import socket
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
-from forebay.buffer.store.abc import Edited, Outbound, Slice
-from forebay.buffer.store.bodies import BodyReader, edited_parts, read_span, unreadable
+from forebay.buffer.store.abc import Edited, Outbound, Slice, stretches
+from forebay.buffer.store.bodies import STRETCH_BYTES, BodyReader, Scratch, parts, read_for, unreadable
 from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, ReadFile, behind
-from forebay.buffer.store.rows import Location
-from forebay.core.chunking import stretches
-from forebay.core.errors import BodyUnreadable
 
-STRETCH_BYTES = 1 << 20
-"""Of short pieces that are sent with one call."""
-SHORT_BYTES = 48 << 10
-"""Up to this size on average, pieces are sent together: a call for each would cost more than copying them."""
 PATIENCE_MS = 50
 """How long a thread waits for a socket that takes no more, before the event loop waits for it."""
 
@@ -47,7 +41,8 @@ class Sending:
         self._left: _Step | None = None
         self._next: _Step | None = None
         self._files: dict[int, ReadFile] = {}
-        self._views: dict[int, memoryview] = {}
+        self._scratches = cycle((Scratch(), Scratch()))
+        """By turns: while one step is sent, the next one is made."""
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -55,11 +50,9 @@ class Sending:
         self._is_stopped = True
 
     def close(self) -> None:
-        """Give the files back, and what was mapped of them: whoever handles an error may keep this object alive."""
-        # A view that is alive keeps its mapping, and thus a removed segment's disk space.
+        """Give the files back, and the memory: whoever handles an error may keep this object alive."""
         self._left = self._next = None
-        self._steps = iter(())
-        self._views.clear()
+        self._steps, self._scratches = iter(()), cycle((Scratch(),))
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -96,73 +89,33 @@ class Sending:
             return step
         except TimeoutError as error:  # the kernel gave the connection up
             raise ConnectionAbortedError(str(error)) from error
-        except OSError as error:
-            # The kernel copies from a mapped file: a page that the disk cannot read is a fault there, not a signal
-            # here.
-            if error.errno != errno.EFAULT:
-                raise
-            raise BodyUnreadable("a page of it is lost") from error
 
     # --- what to send
 
     def _make_steps(self, pieces: Sequence[Outbound]) -> Iterator[_Step]:
-        for stretch, num_bytes in stretches(pieces, len, STRETCH_BYTES):
-            if num_bytes <= SHORT_BYTES * len(stretch):
-                yield self._views_of(stretch)
-            else:
-                for piece in stretch:
-                    yield from self._steps_of(piece)
+        for stretch, num_bytes in stretches(pieces, _num_read, STRETCH_BYTES):
+            if num_bytes <= STRETCH_BYTES:
+                yield self._loaded(stretch)
+            else:  # one that is longer stands alone
+                yield from self._steps_of(stretch[0])
 
-    def _views_of(self, pieces: Sequence[Outbound]) -> list[BytesLike]:
-        """The pieces as parts of mapped files, of which the kernel copies what is sent."""
-        made: list[BytesLike] = []
-        segment, view, size = -1, memoryview(b""), 0
-        for piece in pieces:
-            if isinstance(piece, bytes | memoryview):
-                made.append(piece)
-                continue
-            at = piece.location
-            if at.segment != segment:
-                segment, view = at.segment, self._view(at.segment)
-                size = len(view)
-            end = at.offset + (piece.stop if isinstance(piece, Slice) else at.length)
-            # Sliced beyond its end, a view would be short without a word.
-            if end > size:
-                raise unreadable(segment, f"it ends before byte {end}")
-            if isinstance(piece, Slice):
-                made.append(view[at.offset + piece.start : end])
-            else:
-                made += edited_parts(piece, view, at.offset)
-        return made
-
-    def _view(self, segment: int) -> memoryview:
-        if segment not in self._views:
-            file = self._file(segment)
-            try:
-                self._views[segment] = file.view()
-            except ValueError as error:  # an empty file cannot be mapped
-                raise unreadable(segment, str(error)) from error
-            except OSError as error:
-                raise unreadable(segment, error) from error
-        return self._views[segment]
+    def _loaded(self, pieces: Sequence[Outbound]) -> list[BytesLike]:
+        regions = self._reader.load(pieces, next(self._scratches), may_wait=True)
+        assert regions is not None, "whoever may wait gets it all"
+        return list(parts(pieces, regions))
 
     def _steps_of(self, piece: Outbound) -> Iterator[_Step]:
+        if not isinstance(piece, Edited | Slice):
+            yield [piece]
+            return
+        if isinstance(piece, Edited) or not piece.is_proved:
+            self._reader.prove_long(piece.location)
         if isinstance(piece, Slice):
             yield self._span(piece, piece.start, piece.stop)
-        elif isinstance(piece, Edited):
-            yield self._span(piece, 0, piece.start)
-            yield from self._end_of(piece)
-        elif piece:
-            yield [piece]
-
-    def _end_of(self, piece: Edited) -> Iterator[_Step]:
-        """Everything behind the new text is mostly short, and goes with it."""
-        rest = self._span(piece, piece.stop, piece.location.length)
-        if rest.length <= SHORT_BYTES:
-            yield [piece.text, read_span(rest.file, Location(rest.segment, rest.offset, rest.length)), b","]
         else:
+            yield self._span(piece, 0, piece.start)
             yield [piece.text]
-            yield rest
+            yield self._span(piece, piece.stop, piece.location.length)
             yield [b","]
 
     def _span(self, piece: Slice | Edited, start: int, stop: int) -> _FileSpan:
@@ -173,6 +126,10 @@ class Sending:
         if segment not in self._files:
             self._files[segment] = self._reader.open(segment)
         return self._files[segment]
+
+
+def _num_read(piece: Outbound) -> int:
+    return read_for(piece).length if isinstance(piece, Edited | Slice) else len(piece)
 
 
 def _send_span(connection: socket.socket, span: _FileSpan) -> _FileSpan | None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import httpx
 
@@ -48,6 +48,19 @@ class Transport:
         if isinstance(reply, Lost):
             self._connections.check()
         return reply
+
+    def save(self, call: Call, file: BinaryIO) -> ServerReply | Lost:
+        """Make ``call`` once and write the body of a success to ``file`` as it comes; the reply then has none."""
+        try:
+            with self._http.stream(call.method, call.path, **_request(call)) as response:
+                if not response.is_success:
+                    response.read()
+                    return _reply(response)
+                for piece in response.iter_bytes():
+                    file.write(piece)
+                return ServerReply(response.status_code, response.headers, b"")
+        except httpx.RequestError as error:
+            return _lost(error)
 
     def cut(self) -> None:
         """Break off every flow, those of other threads too. Only ``run_last`` asks anything from now on."""

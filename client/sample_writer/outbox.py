@@ -13,6 +13,8 @@ from forebay.core.errors import ForebayError, InvalidInput
 Sample: TypeAlias = dict[str, Any]
 """What is written: its fields are those of a write over HTTP."""
 NEVER_S = 3_600.0
+MOST_SAMPLES = 10_000
+"""What a server takes of one write, if it has its ``max_batch_samples`` by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class WriteLimits:
             least = 0.0 if name == "max_age_s" else 1
             if not value >= least:  # with nothing allowed, a writer would wait for ever
                 raise InvalidInput(f"{name} is at least {least}, not {value}", field=name)
+        if self.max_samples > MOST_SAMPLES:
+            hint = "a server takes no more in one write"
+            raise InvalidInput(f"max_samples is at most {MOST_SAMPLES}, not {self.max_samples}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class Outbox:
         self.num_acknowledged = 0
         self.num_refused = 0
         self.changed: Callable[[], None] = lambda: None
+        self.on_judged: Callable[[Sample], object] = lambda _: None
+        """Called for each sample that the buffer has, or will not take."""
 
     # --- for those who write
 
@@ -172,7 +179,10 @@ class Outbox:
 
     def acknowledged(self, sent: Iterable[QueuedSample]) -> None:
         """The buffer has these."""
+        sent = list(sent)
         self.num_acknowledged += self._remove(sent)
+        for each in sent:
+            self.on_judged(each.sample)
 
     def replace(self, sent: QueuedSample, sample: Sample, body: bytes) -> QueuedSample:
         """``sample`` is under way in place of one that was refused, also when nothing more is taken."""
@@ -188,6 +198,7 @@ class Outbox:
             with self._lock:
                 self._refused.append((sent.sample, error))
         self.num_refused += self._remove([sent])
+        self.on_judged(sent.sample)
 
     def _remove(self, sent: Iterable[QueuedSample]) -> int:
         judged = {id(each) for each in sent}

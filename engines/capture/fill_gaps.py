@@ -13,7 +13,8 @@ from forebay.core.errors import EngineError
 from forebay.engines.capture.read_reply import UNKNOWN, logprob_of
 from forebay.engines.capture.sampling_params import are_scores
 from forebay.engines.capture.turn import Turn, VersionSpan, known_logprobs
-from forebay.engines.router_workers import WorkerAdmin, status_error, unreachable
+from forebay.engines.read_json import unreadable
+from forebay.engines.router_workers import WorkerAdmin
 
 logger = logging.getLogger(__name__)
 
@@ -129,25 +130,15 @@ async def score(
     }
     if extra_key is not None:
         body["extra_key"] = extra_key
-    reply = await _posted(http, url, body)
+    reply = await WorkerAdmin(http, url).post_json("/generate", body)
+    if reply is None:
+        raise EngineError(f"{url} has no /generate", status_code=HTTPStatus.NOT_FOUND)
     try:
-        meta_info = msgspec.json.decode(reply)["meta_info"]
+        meta_info = reply["meta_info"]
         scored = [(token_id, logprob_of(value)) for value, token_id, *_ in meta_info["input_token_logprobs"]]
         pairs = list(zip(ids[start:], scored, strict=True))
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise EngineError(f"{url}/generate has no input_token_logprobs: {reply[:200]!r}", status_code=200) from error
+        version = meta_info.get("weight_version")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise unreadable(reply, f"input_token_logprobs at {url}/generate", error) from error
     logprobs = [value if asked == token_id else UNKNOWN for asked, (token_id, value) in pairs]
-    version = meta_info.get("weight_version")
     return Scores(start, logprobs, None if version is None else str(version))
-
-
-async def _posted(http: httpx.AsyncClient, url: str, body: object) -> bytes:
-    try:
-        reply = await http.post(f"{url}/generate", json=body)
-    except httpx.TimeoutException as error:
-        raise TimeoutError(f"{url}/generate did not answer in time") from error
-    except httpx.TransportError as error:
-        raise unreachable(url, error) from error
-    if reply.status_code != HTTPStatus.OK:
-        raise status_error(url, reply.status_code, reply.content)
-    return reply.content

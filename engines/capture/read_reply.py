@@ -1,16 +1,16 @@
 """Reading the replies of engines into turns: whole chats, and SGLang's ``/generate``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
+from forebay.engines.capture.engine_times import engine_times
+from forebay.engines.capture.reply_shape import Ids
 from forebay.engines.capture.turn import Turn, VersionSpan
 
 UNKNOWN = float("nan")
 """Stands for the logprob of one token."""
-
-_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def turns_of_chat(
@@ -50,6 +50,7 @@ def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: i
         "reply": dict(choice.get("message") or {}),
         "finish_reason": choice.get("finish_reason") or "",
         "choice": choice.get("index", place),
+        "engine": engine_times(reply, choice),
     }
 
 
@@ -74,7 +75,7 @@ def _objects(value: object) -> list[dict[str, Any]]:
 def token_ids(value: object) -> list[int] | None:
     """``value`` if it is a list of token ids."""
     try:
-        return msgspec.convert(value, list[_TokenId])
+        return msgspec.convert(value, Ids)
     except msgspec.ValidationError:
         return None
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.engines.capture.engine_times import stream_times
 from forebay.engines.capture.read_reply import UNKNOWN, call_fields, logprob_of, token_ids
 from forebay.engines.capture.turn import Turn
 
@@ -23,12 +24,18 @@ class StreamReader:
         self._choices: dict[int, _Choice] = {}
         self._prompt_ids: list[int] | None = None
         self._usage: dict[str, Any] = {}
+        self._metrics: object = None
         self._first_token_s: float | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the ids have come: in an SGLang stream that is after everything that its client wants to see."""
         return self._prompt_ids is not None and all(c.sampled_ids is not None for c in self._choices.values())
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there was a choice in any chunk."""
+        return bool(self._choices)
 
     @property
     def is_finished(self) -> bool:
@@ -48,11 +55,14 @@ class StreamReader:
         # Counts of a chunk with choices are those so far; the last chunk has none and counts everything.
         if chunk.get("usage") and not chunk.get("choices"):
             self._usage = dict(chunk["usage"])
+        self._metrics = chunk.get("metrics") or self._metrics
         self._read_ids(chunk)
 
     def turns(self, *, ended_s: float = 0.0) -> list[Turn]:
         """A turn for every choice that has begun."""
+        times = stream_times(self._usage, self._metrics, self._first_token_s, ended_s)
         common: dict[str, Any] = {"usage": self._usage, "first_token_s": self._first_token_s, "ended_s": ended_s}
+        common["engine"] = times
         return [
             Turn(**self._call, **choice.fields(self._prompt_ids), **common, choice=index)
             for index, choice in sorted(self._choices.items())

@@ -4,10 +4,12 @@ A turn that an abort has cut comes in parts, each with weights of its own; ``mer
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
+
+from forebay.engines.capture.engine_times import summed
 
 T = TypeVar("T")
 
@@ -71,6 +73,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine's own counts."""
     tools: list[dict[str, Any]] = []
     """The tools that were offered."""
+    engine: dict[str, float] = {}
+    """What the engine tells of its time: the ``Times`` of ``engine_times.py``."""
 
 
 def continues(first: Turn, rest: Turn) -> bool:
@@ -104,6 +108,7 @@ def merge(first: Turn, rest: Turn) -> Turn:
         first_token_s=first.first_token_s or rest.first_token_s,
         usage=_usage(first.usage, rest.usage),
         tools=first.tools,
+        engine=summed(first.engine, rest.engine),
     )
 
 
@@ -162,13 +167,18 @@ def _versions(first: Turn, rest: Turn) -> list[VersionSpan]:
         return []
     offset = len(first.sampled_ids or ())
     moved = [VersionSpan(span.version, span.start + offset, span.end + offset) for span in rest.versions]
-    spans: list[VersionSpan] = []
-    for span in [*first.versions, *moved]:
-        if spans and spans[-1].version == span.version:
-            spans[-1] = VersionSpan(span.version, spans[-1].start, span.end)
-        elif span.end > span.start:
-            spans.append(span)
-    return spans
+    return merged(span for span in [*first.versions, *moved] if span.end > span.start)
+
+
+def merged(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
+    """Spans without gaps, where neighbours of one version are one."""
+    made: list[VersionSpan] = []
+    for span in spans:
+        if made and made[-1].version == span.version:
+            made[-1] = VersionSpan(span.version, made[-1].start, span.end)
+        else:
+            made.append(span)
+    return made
 
 
 def _usage(first: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:

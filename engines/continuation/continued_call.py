@@ -103,7 +103,10 @@ class Rest:
 
 
 async def finish(
-    rest: Rest, ask: Callable[[Json], Awaitable[Part]], join: Callable[[Join], Awaitable[Whole | None]]
+    rest: Rest,
+    ask: Callable[[Json], Awaitable[Part]],
+    join: Callable[[Join], Awaitable[Whole | None]],
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Turn:
     """Come to the end of ``rest``. Raises what it and ``ask`` raise."""
     steps = rest.steps()
@@ -114,12 +117,17 @@ async def finish(
         elif isinstance(step, Join):
             answer = await join(step)
         else:
-            await asyncio.sleep(step)
+            await pause(step)
             answer = None
     return rest.turn
 
 
-def finish_in_thread(rest: Rest, ask: Callable[[Json], Part], join: Callable[[Join], Whole | None]) -> Turn:
+def finish_in_thread(
+    rest: Rest,
+    ask: Callable[[Json], Part],
+    join: Callable[[Join], Whole | None],
+    pause: Callable[[float], None] = time.sleep,
+) -> Turn:
     """``finish`` for code that is not ``async``."""
     steps = rest.steps()
     answer: Answer = None
@@ -129,7 +137,7 @@ def finish_in_thread(rest: Rest, ask: Callable[[Json], Part], join: Callable[[Jo
         elif isinstance(step, Join):
             answer = join(step)
         else:
-            time.sleep(step)
+            pause(step)
             answer = None
     return rest.turn
 

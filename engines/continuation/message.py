@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from forebay.core.errors import EngineError
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import TextOf
+from forebay.engines.read_json import UNREADABLE, unreadable
 from forebay.engines.router_workers import WorkerAdmin
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,20 @@ async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any])
 async def whole_text(text_of: TextOf, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
     """``whole_message`` with the model's own tokenizer, where no engine can be asked: nothing is parsed."""
     return await _OwnReading(text_of, turn.sampled_ids or [], body).whole(turn.finish_reason)
+
+
+class _ParsedCall(msgspec.Struct):
+    name: str | None = None
+    parameters: str | None = None
+
+
+class _Parsed(msgspec.Struct):
+    """What SGLang's parsers of reasoning and of tool calls answer."""
+
+    text: str | None = None
+    reasoning_text: str | None = None
+    normal_text: str | None = None
+    calls: list[_ParsedCall] | None = None
 
 
 class _Reading(ABC):
@@ -142,20 +159,24 @@ class _EngineReading(_Reading):
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if (parser := parsers.get("reasoning_parser")) and self._body.get("separate_reasoning", True):
             asked = {"text": text, "reasoning_parser": parser}
-            parsed = await self._admin.post_json("/separate_reasoning", asked) or {}
-            if parsed.get("reasoning_text"):
-                message |= {"content": parsed.get("text") or "", "reasoning_content": parsed["reasoning_text"]}
+            parsed = _parsed_by(await self._admin.post_json("/separate_reasoning", asked))
+            if parsed.reasoning_text:
+                message |= {"content": parsed.text or "", "reasoning_content": parsed.reasoning_text}
         if (parser := parsers.get("tool_call_parser")) and self._has_tools:
             asked = {"text": message["content"], "tools": self._body["tools"], "tool_call_parser": parser}
-            parsed = await self._admin.post_json("/parse_function_call", asked) or {}
-            if calls := parsed.get("calls"):
-                message |= {
-                    "content": parsed.get("normal_text") or "",
-                    "tool_calls": [_tool_call(call) for call in calls],
-                }
+            parsed = _parsed_by(await self._admin.post_json("/parse_function_call", asked))
+            if parsed.calls:
+                message |= {"content": parsed.normal_text or "", "tool_calls": list(map(_tool_call, parsed.calls))}
         return message, "tool_calls" in message
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": call.get("name"), "arguments": call.get("parameters") or "{}"}
+def _parsed_by(answer: Mapping[str, Any] | None) -> _Parsed:
+    try:
+        return msgspec.convert(answer or {}, _Parsed)
+    except UNREADABLE as error:
+        raise unreadable(answer, "message", error) from error
+
+
+def _tool_call(call: _ParsedCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.parameters or "{}"}
     return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}

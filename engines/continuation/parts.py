@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import EngineError
+from forebay.engines.capture.engine_times import summed
 from forebay.engines.capture.sampling_params import grammar_of
+from forebay.engines.capture.token_cap import LIMIT_NAMES
 from forebay.engines.capture.turn import Turn, joined, merge
 
-BUDGET_NAMES = ("max_completion_tokens", "max_tokens")
 MIN_NAMES = ("min_tokens", "min_new_tokens")
 OF_ONE_CALL = ("rid", "stream", "stream_options")
 """Fields of a body that its later calls have not."""
@@ -56,7 +57,7 @@ class Parts:
         self.dropped: list[Turn] = []
         """Parts that nothing could go on from."""
         self._note(first)
-        self._budget = next((name for name in BUDGET_NAMES if self.body.get(name) is not None), None)
+        self._budget = next((name for name in LIMIT_NAMES if self.body.get(name) is not None), None)
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +113,8 @@ class Parts:
             return rest
         # Aborted before its first token: an engine may not even have read the prompt, and tells none of its ids.
         if not self.turn.sampled_ids and not any(self.texts):
-            return msgspec.structs.replace(rest, began_s=self.turn.began_s)
+            times = summed(self.turn.engine, rest.engine)
+            return msgspec.structs.replace(rest, began_s=self.turn.began_s, engine=times)
         # Gone on with from its text, which may have been made into other tokens than were sampled.
         if not self.is_by_ids:
             rest = msgspec.structs.replace(rest, prompt_ids=None, sampled_ids=None, logprobs=None)

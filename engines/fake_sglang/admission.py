@@ -10,7 +10,7 @@ from forebay.engines.fake_sglang.calls import Piece, PromptCall
 from forebay.engines.fake_sglang.request_bodies import ChatBody, GenerateBody
 
 
-async def chat_call(backend: Backend, body: ChatBody) -> PromptCall:
+async def chat_call(backend: Backend, body: ChatBody, traceparent: str | None = None) -> PromptCall:
     """The call of a chat; ``InvalidInput`` where it cannot be served."""
     backend.refuse_unserved(body)
     if body.input_ids is not None:
@@ -31,10 +31,12 @@ async def chat_call(backend: Backend, body: ChatBody) -> PromptCall:
         body=body.given,
         is_chat=True,
         extra_key=body.extra_key,
+        arrived_s=body.arrived_s,
+        traceparent=traceparent,
     )
 
 
-async def generate_calls(backend: Backend, body: GenerateBody) -> list[PromptCall]:
+async def generate_calls(backend: Backend, body: GenerateBody, traceparent: str | None = None) -> list[PromptCall]:
     """The calls of ``/generate``, one for each prompt; ``InvalidInput`` as above."""
     backend.refuse_unserved(body)
     calls: list[PromptCall] = []
@@ -59,6 +61,8 @@ async def generate_calls(backend: Backend, body: GenerateBody) -> list[PromptCal
                 logprob_start=None if start is None else min(start, len(prompt_ids) - 1),
                 body={**body.given, "rid": body.rid_of(at), "sampling_params": params.given},
                 extra_key=body.extra_key,
+                arrived_s=body.arrived_s,
+                traceparent=traceparent,
                 pieces=pieces,
             )
         )

@@ -1,6 +1,7 @@
 """One request from its calls to its reply: they run as long as a client waits for them."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import PromptCall, choices_of, grow
 from forebay.engines.fake_sglang.reply_bodies import ReplyWriter
 from forebay.web.replies import encode
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -78,6 +81,8 @@ class Answering:
             if call.rid in self._calls or new[call.rid] is not call:
                 raise InvalidInput(f"Duplicate request ID detected: {call.rid}", field="rid")
         self._calls |= new
+        for call in calls:
+            logger.debug("call %s, traceparent %s", call.rid, call.traceparent)
 
 
 class _EventStream(StreamingResponse):

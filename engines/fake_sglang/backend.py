@@ -39,6 +39,10 @@ class Backend(Protocol):
         """Whether streams give a chunk to the logprobs of tokens without a text, as SGLang's do if it has a parser."""
 
     @property
+    def has_metrics(self) -> bool:
+        """Whether replies tell how long a call stood and was worked on, as SGLang's do under ``--enable-metrics``."""
+
+    @property
     def weight_version(self) -> str:
         """What the weights are called now."""
 

@@ -1,6 +1,7 @@
 """A prompt on its way through an engine: what is asked, and the pieces in which its choices come back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,22 @@ class TokenChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Milestones:
+    """How far a choice has come, and when: by ``time.monotonic``, measured by the engine, None before it is so."""
+
+    begun_s: float | None = None
+    """The engine turned to it: it has waited from its arrival until then."""
+    prefilled_s: float | None = None
+    """Its prompt was read: from then on it was generated."""
+    ended_s: float | None = None
+    cached_tokens: int = 0
+    """So much of its prompt had been read before."""
+
+
+UNBEGUN = Milestones()
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What one choice grew by, ``index`` being its place in the request. The last one has a ``finish_reason``.
 
@@ -57,6 +74,7 @@ class Piece:
     num_retractions: int = 0
     reasoning: str = ""
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    milestones: Milestones = UNBEGUN
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +100,10 @@ class PromptCall:
     extra_key: str | None = None
     """The namespace of the cache in which its prompt is looked up, and left."""
     prompt_logprobs: tuple[float, ...] = ()
+    arrived_s: float = field(default_factory=time.monotonic)
+    """When its request was there."""
+    traceparent: str | None = None
+    """The W3C header with which it came."""
     pieces: "asyncio.Queue[Piece | Exception | None]" = field(default_factory=asyncio.Queue)
     """One queue for all calls of a request. An exception ends them all, and so does ``None``: the client has gone."""
 
@@ -105,6 +127,7 @@ class Choice:
     finish_reason: str | None = None
     matched_stop: str | int | None = None
     num_retractions: int = 0
+    milestones: Milestones = UNBEGUN
 
     @property
     def token_ids(self) -> list[int]:
@@ -120,6 +143,7 @@ class Choice:
         # The rest is said anew with every piece, and counts as the last one says it.
         self.tool_calls = piece.tool_calls
         self.num_retractions = piece.num_retractions
+        self.milestones = piece.milestones
         self.finish_reason, self.matched_stop = piece.finish_reason, piece.matched_stop
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import Choice, JSONObject, Piece, PromptCall, TokenChoice
+from forebay.engines.fake_sglang.reply_times import reply_times
 from forebay.engines.fake_sglang.request_bodies import ChatBody, GenerateBody, StreamOptions
 
 
@@ -193,7 +194,8 @@ def meta_info(choice: Choice, backend: Backend, *, with_logprobs: bool, with_tex
         "num_retractions": choice.num_retractions,
         "reasoning_tokens": 0,
         "completion_tokens": len(choice.tokens),
-        "cached_tokens": 0,
+        "cached_tokens": choice.milestones.cached_tokens,
+        **reply_times(choice, with_stages=backend.has_metrics),
         **weight_metadata(choice.versions, backend.weight_version),
     }
     # In a stream SGLang gives the spans with the last chunk only.

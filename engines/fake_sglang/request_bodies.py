@@ -3,13 +3,11 @@
 A field that is not named here is ignored, unless the engine behind the face refuses it.
 """
 
-import json
-import re
+import time
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from forebay.core.errors import InvalidInput
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.fake_sglang.calls import JSONObject, SamplingParams
 from forebay.web.request_models import invalid, parse_object
@@ -20,8 +18,6 @@ DEFAULT_NEW_TOKENS = 128
 WHOLE_ONLY = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 """What SGLang tells of a chat only where it does not stream."""
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -31,14 +27,12 @@ class Body(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
     _given: JSONObject = PrivateAttr(default_factory=dict)
+    _arrived_s: float = PrivateAttr(default_factory=time.monotonic)
 
     @classmethod
     def read(cls, data: bytes) -> Self:
         """Raises ``InvalidInput`` with the first wrong field."""
         given = parse_object(data)
-        # Text that UTF-8 cannot hold: no tokenizer takes it, and no reply could repeat it. JSON can spell it only so.
-        if _SURROGATE.search(data):
-            _check_surrogates(given)
         try:
             body = cls.model_validate(given)
         except ValidationError as error:
@@ -51,13 +45,10 @@ class Body(BaseModel):
         """What the client sent, fields that are not named here included."""
         return self._given
 
-
-def _check_surrogates(given: JSONObject) -> None:
-    try:
-        json.dumps(given, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
-        raise InvalidInput(message, field="body") from None
+    @property
+    def arrived_s(self) -> float:
+        """When it was there, by ``time.monotonic``."""
+        return self._arrived_s
 
 
 class SamplingFields(BaseModel):

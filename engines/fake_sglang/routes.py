@@ -1,15 +1,17 @@
 """The application: SGLang's routes, as far as Forebay uses them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from forebay.core.errors import EngineError, ForebayError, InvalidInput
 from forebay.engines.fake_sglang.admission import chat_call, check_tokens, generate_calls
@@ -28,9 +30,19 @@ from forebay.engines.fake_sglang.request_bodies import (
     VersionBody,
     WeightsBody,
 )
+from forebay.web.bodies import BodyBudget
+from forebay.web.browser_guard import BrowserGuard
+from forebay.web.paid_bodies import PaidBodies
+from forebay.web.replies import ClientGone
 
 SGLANG_VERSION = "0.5.23"
 """The one that is imitated."""
+
+TRACEPARENT = "traceparent"
+"""The header of W3C Trace Context."""
+
+MAX_BODY_BYTES = 64 << 20
+MAX_BODIES_BYTES = 256 << 20
 
 Parser = Callable[[JSONObject], JSONObject]
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
@@ -42,7 +54,24 @@ def create_app(
     """The application in front of an engine. ``parsers`` answer further paths, from body to body."""
     routes = SGLangFace(backend).routes()
     routes += [Route(path, _parse(parser), methods=["POST"]) for path, parser in (parsers or {}).items()]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={ForebayError: _refuse})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(PaidBodies, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
+        lifespan=lifespan,
+        exception_handlers={ForebayError: _refuse, ClientGone: _client_gone},
+    )
+
+
+def guarded(app: ASGIApp, *, host: str = "", allowed_hosts: Iterable[str] = (), insecure: bool = False) -> ASGIApp:
+    """``app`` out of reach of pages in a browser, called by the name ``host`` or by one of ``allowed_hosts``.
+
+    With ``insecure`` every name will do.
+    """
+    return BrowserGuard(app, [host, *allowed_hosts], is_insecure=insecure, error_body=_foreign)
+
+
+def _foreign(error: ForebayError) -> JSONObject:
+    return error_body(f"{error.message} ({error.hint})", error.status)
 
 
 class SGLangFace:
@@ -80,13 +109,13 @@ class SGLangFace:
     async def chat(self, request: Request) -> Response:
         """Answer a chat; a client that goes away ends it."""
         body = ChatBody.read(await request.body())
-        call = await chat_call(self._backend, body)
+        call = await chat_call(self._backend, body, request.headers.get(TRACEPARENT))
         return await self._answering.answer(request, [call], ChatWriter(body, call, self._backend))
 
     async def generate(self, request: Request) -> Response:
         """Go on from a text or from token ids, or from each of a list; a client that goes away ends it."""
         body = GenerateBody.read(await request.body())
-        calls = await generate_calls(self._backend, body)
+        calls = await generate_calls(self._backend, body, request.headers.get(TRACEPARENT))
         return await self._answering.answer(request, calls, GenerateWriter(body, calls, self._backend))
 
     async def abort(self, request: Request) -> Response:
@@ -170,7 +199,8 @@ class SGLangFace:
     async def server_info(self, _: Request) -> Response:
         """How it was started: with OpenAI's sampling parameters for chats that leave them out, if it is not said."""
         started = {"version": SGLANG_VERSION, "sampling_defaults": "openai", "preferred_sampling_params": None}
-        return JSONResponse({**started, **self._backend.model_info(), **self._backend.server_info()})
+        metrics = {"enable_metrics": self._backend.has_metrics}
+        return JSONResponse({**started, **metrics, **self._backend.model_info(), **self._backend.server_info()})
 
     async def models(self, _: Request) -> Response:
         """The one model, as OpenAI lists it."""
@@ -201,3 +231,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     is_native = request.url.path == "/generate"
     body = generate_error(error.message) if is_native else error_body(error.message, status, param=error.field)
     return JSONResponse(body, status_code=status)
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody is there to read it; nothing went wrong here."""
+    return Response(status_code=499)

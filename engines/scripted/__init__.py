@@ -16,7 +16,7 @@ fall into the middle of it, as they would in a model.
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self
@@ -24,11 +24,13 @@ from typing import Any, Self
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from forebay.core.addresses import host_patterns
 from forebay.engines.fake_sglang.reply_bodies import error_body
-from forebay.engines.fake_sglang.routes import create_app
+from forebay.engines.fake_sglang.routes import create_app, guarded
 from forebay.engines.scripted.answers import ScriptedBackend
 from forebay.engines.scripted.parsers import PARSERS
 from forebay.engines.scripted.script import Reply, Script, ScriptedCall
+from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from forebay.web.serving import serve_app
 
 __all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
@@ -39,7 +41,7 @@ WAIT_LIMIT_S = 30.0
 
 
 class ScriptedEngine:
-    """A server on a free loopback port (or ``port``) that speaks SGLang's wire and answers what ``script`` says.
+    """A server on a free port (or ``port``) of ``host`` that speaks SGLang's wire and answers what ``script`` says.
 
     ``script(call)`` is asked once for every choice of a chat and returns a text or a ``Reply``; it may be a coroutine
     function. Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
@@ -50,27 +52,52 @@ class ScriptedEngine:
     Leaving stops every call that runs. Can be entered again, on the same port. Entering raises ``InvalidInput`` that
     tells why it cannot listen on ``port``.
 
+    Pages in a browser are refused. It may be called by IP address, by this machine's own names and by those of
+    ``allowed_hosts`` (``.name`` stands for all that end so); with ``insecure`` by any. Raises ``InvalidInput`` for what
+    is no name.
+
     Without parsers (``has_parsers``) its streams leave out, as SGLang's then do, the logprobs of tokens without a text,
-    the end token for one.
+    the end token for one. Without metrics (``has_metrics``) its replies do not tell how long a call stood in the queue,
+    was read and was generated. ``max_running`` calls are worked on at once, and the others stand in a queue.
     """
 
-    def __init__(self, script: Script, *, model: str = "scripted", port: int = 0, has_parsers: bool = True) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        model: str = "scripted",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        has_parsers: bool = True,
+        has_metrics: bool = True,
+        max_running: int | None = None,
+        allowed_hosts: Sequence[str] = (),
+        insecure: bool = False,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.available = True
         """Set it to false to answer 503 to everything."""
-        self._backend = ScriptedBackend(script, model, has_parsers=has_parsers)
-        self._port = port
+        self._backend = ScriptedBackend(
+            script, model, has_parsers=has_parsers, has_metrics=has_metrics, max_running=max_running
+        )
+        self._host, self._port = host, port
+        self._limits = limits
         self._stack = AsyncExitStack()
+        self._allowed_hosts = host_patterns(allowed_hosts)
+        self._insecure = insecure
 
     async def __aenter__(self) -> Self:
         face = create_app(self._backend, parsers=PARSERS)
 
-        # A function, since uvicorn takes a bound method for an application of ASGI 2.
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             refusal = JSONResponse(error_body("the engine is not available", 503), 503)
             await (face if self.available else refusal)(scope, receive, send)
 
+        app = guarded(answer, allowed_hosts=self._allowed_hosts, insecure=self._insecure)
         self._backend.open()
-        self._port = await self._stack.enter_async_context(serve_app(app, port=self._port))
+        self._port = await self._stack.enter_async_context(
+            serve_app(app, host=self._host, port=self._port, limits=self._limits)
+        )
         # Called before the server shuts down: it waits for its connections, and those wait for their answers.
         self._stack.callback(self._backend.stop_all)
         return self
@@ -83,7 +110,7 @@ class ScriptedEngine:
         """The address to give to a client, without ``/v1``."""
         if not self._port:
             raise RuntimeError("the engine has no address yet: use `async with engine` or `with engine.in_thread()`")
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def calls(self) -> list[ScriptedCall]:

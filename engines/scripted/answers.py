@@ -3,11 +3,13 @@
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from forebay.core.errors import EngineError
+from forebay.core.errors import EngineError, InvalidInput
 from forebay.core.waiting import Signal
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.fake_sglang.calls import JSONObject, PromptCall
@@ -19,8 +21,6 @@ from forebay.engines.scripted.tokens import VOCABULARY_SIZE, decode, encode, enc
 
 logger = logging.getLogger(__name__)
 
-LONG_S = 3600.0
-
 
 class ScriptedBackend:
     """Every choice asked for so far, those being worked on, and the weights: the face's back end."""
@@ -30,8 +30,18 @@ class ScriptedBackend:
     max_choices = 2**10
     is_alive = True
 
-    def __init__(self, script: Script, name: str, *, has_parsers: bool = True) -> None:
+    def __init__(
+        self,
+        script: Script,
+        name: str,
+        *,
+        has_parsers: bool = True,
+        has_metrics: bool = True,
+        max_running: int | None = None,
+    ) -> None:
         self.name = name
+        self._max_running = max_running
+        self.has_metrics = has_metrics
         self.started_with: JSONObject = {}
         self.tells_textless_logprobs = has_parsers
         self.calls: list[ScriptedCall] = []
@@ -42,6 +52,8 @@ class ScriptedBackend:
         self._script = script
         self._tasks: dict[PromptCall, list[tuple[ScriptedCall, asyncio.Task[None]]]] = {}
         self._running: set[ScriptedCall] = set()
+        self._queued: set[ScriptedCall] = set()
+        """Of those that run, the ones that wait: for others to end, or as long as their reply's ``queue_s`` says."""
         self._changed = Signal()
         self._is_stopping = False
 
@@ -71,7 +83,7 @@ class ScriptedBackend:
         """Return once ``holds()`` is true; looked at whenever a call begins or ends. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout_s):
             while not holds():
-                await self._changed.wait(LONG_S)
+                await self._changed.wait()
 
     def refuse_unserved(self, body: ChatBody | GenerateBody) -> None:
         """Refuse nothing: a script may be asked for anything."""
@@ -83,8 +95,11 @@ class ScriptedBackend:
     async def encode_chat(
         self, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
     ) -> Sequence[int]:
-        """The tokens of a chat's prompt."""
-        return encode_chat(messages, tools, is_continued=is_continued)
+        """The tokens of a chat's prompt. Raises ``InvalidInput``."""
+        try:
+            return encode_chat(messages, tools, is_continued=is_continued)
+        except (LookupError, TypeError, AttributeError) as error:  # as a real chat template fails
+            raise InvalidInput(f"these messages cannot be rendered: {error!r}", field="messages") from None
 
     async def decode(self, tokens: Sequence[int], *, with_marks: bool) -> str:
         """The text of tokens."""
@@ -153,8 +168,9 @@ class ScriptedBackend:
         return self.started_with
 
     def load(self) -> JSONObject:
-        """The choices being worked on."""
-        return {"num_running_reqs": self.in_flight, "num_waiting_reqs": 0}
+        """The choices being worked on, and those that stand in a queue."""
+        num_queued = len(self._queued)
+        return {"num_running_reqs": self.in_flight - num_queued, "num_waiting_reqs": num_queued}
 
     async def _answer(self, call: PromptCall, choice: ScriptedCall) -> None:
         # Like SGLang, which admits nothing while it is paused: such a call is in no load, and aborts miss it.
@@ -166,6 +182,7 @@ class ScriptedBackend:
         self._changed.notify()
         failure: Exception | None = None
         try:
+            await self._place(choice)
             await self._say(call, choice)
             if choice.reply.error_status is not None:
                 failure = EngineError(choice.reply.text, status_code=choice.reply.error_status)
@@ -176,10 +193,30 @@ class ScriptedBackend:
             self._changed.notify()
         # Last, so that a client that has its reply finds the choice out of the load.
         choice.finished = "error" if failure else choice.finished
+        choice.milestones = replace(choice.milestones, ended_s=time.monotonic())
         call.pieces.put_nowait(failure or choice.next_piece())
+
+    async def _place(self, choice: ScriptedCall) -> None:
+        """Return when fewer than ``max_running`` are worked on; first come, first served."""
+        if not self._is_full():
+            return
+        self._queued.add(choice)
+        stopped = asyncio.create_task(choice.aborted.wait())
+        stopped.add_done_callback(lambda _: self._changed.notify())
+        try:
+            while not choice.aborted.is_set() and self._is_full():
+                await self._changed.wait()
+        finally:
+            stopped.cancel()
+            self._queued.discard(choice)
+
+    def _is_full(self) -> bool:
+        return self._max_running is not None and self.in_flight - len(self._queued) >= self._max_running
 
     async def _say(self, call: PromptCall, choice: ScriptedCall) -> None:
         version = choice.asked_version = self.weights.version
+        # What the script takes to answer is time in which the engine works on the call.
+        choice.milestones = replace(choice.milestones, begun_s=time.monotonic())
         if call.logprob_start is not None:
             asked = call.prompt_ids[call.logprob_start :]
             call.prompt_logprobs = tuple(logprob(*pair, version) for pair in pairwise(asked))
@@ -195,7 +232,24 @@ class ScriptedBackend:
         if choice.reply.error_status is not None:
             await first_of([choice.aborted], choice.reply.delay_s)
             return
+        await self._prepare(choice)
         await play(choice, self.weights, lambda: call.pieces.put_nowait(choice.next_piece()))
+
+    async def _prepare(self, choice: ScriptedCall) -> None:
+        """Let the time pass that the reply gives to the queue and to the prompt; an abort ends it."""
+        reply, reached = choice.reply, choice.milestones
+        if reply.queue_s:
+            self._queued.add(choice)
+            try:
+                await first_of([choice.aborted], reply.queue_s)
+            finally:
+                self._queued.discard(choice)
+            reached = replace(reached, begun_s=None if choice.aborted.is_set() else time.monotonic())
+        if reply.prefill_s:
+            await first_of([choice.aborted], reply.prefill_s)
+        if not choice.aborted.is_set():
+            reached = replace(reached, prefilled_s=time.monotonic(), cached_tokens=reply.cached_tokens)
+        choice.milestones = reached
 
     async def _ask(self, choice: ScriptedCall) -> Reply:
         if not choice.is_asked:
@@ -213,10 +267,11 @@ class ScriptedBackend:
 def _scripted_call(call: PromptCall, index: int) -> ScriptedCall:
     prompt_ids = list(call.prompt_ids)
     messages, said = open_chat(prompt_ids) or (None, "")
+    traceparent = call.traceparent
     if call.is_chat:
-        return ScriptedCall(index, call.body, prompt_ids, said=said)
-    body = {**call.body, "messages": messages or []}
-    return ScriptedCall(index, body, prompt_ids, said=said, is_asked=messages is not None, is_chat=False)
+        return ScriptedCall(index, call.body, prompt_ids, said=said, traceparent=traceparent)
+    body, is_asked = {**call.body, "messages": messages or []}, messages is not None
+    return ScriptedCall(index, body, prompt_ids, said=said, is_asked=is_asked, is_chat=False, traceparent=traceparent)
 
 
 def _abort(calls: Iterable[ScriptedCall]) -> None:

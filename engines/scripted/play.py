@@ -8,6 +8,8 @@ from forebay.engines.scripted.script import Reply, ScriptedCall
 from forebay.engines.scripted.tokens import TURN_START
 
 TICK_S = 0.005
+ROUNDING = 1e-6
+"""Of a token: a sleep that ends at its very moment has lasted long enough."""
 SPACE = ord(" ")
 
 
@@ -67,16 +69,20 @@ async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[]
     """Say the reply of ``call``, with ``notify`` after each step of it; ends with ``call.finished`` set."""
     whole = call.reply.tokens()
     plan = whole[: call.limit]
+    now = asyncio.get_running_loop().time
+    due_s = now()
     while True:
+        is_paused = weights.mode is not None
         await weights.may_go_on(call)
         if call.aborted.is_set():
             call.finished = "abort"
             return
+        due_s = now() if is_paused else due_s
         start = len(call.sampled_ids)
         # One that hangs comes by here again: it ends by an abort only.
         if start == len(plan) and not call.reply.hang:
             break
-        num_said = await _say_some(call, plan, weights)
+        num_said, due_s = await _say_some(call, plan, weights, due_s)
         if num_said:
             call.sampled_ids += plan[start : start + num_said]
             call.versions += [weights.version] * num_said
@@ -84,25 +90,27 @@ async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[]
     call.finished = call.reply.reason if plan == whole else "length"
 
 
-async def _say_some(call: ScriptedCall, plan: list[int], weights: ScriptedWeights) -> int:
-    """Wait for the next tokens to be said; how many there are."""
+async def _say_some(call: ScriptedCall, plan: list[int], weights: ScriptedWeights, due_s: float) -> tuple[int, float]:
+    """Wait for the next tokens to be said; how many there are, and when the last of them was due.
+
+    ``due_s`` is when the token before them was. Sleeps that last too long do not add up: what is late is said at once.
+    """
     start = len(call.sampled_ids)
     if start == len(plan):
         await weights.interrupted(call, None)
-        return 0
+        return 0, due_s
     interval_s = _interval_s(call.reply, len(plan))
     if not interval_s:
         # A stream without a speed comes word by word, in as many chunks as a real one.
-        return _word(plan, start) if call.body.get("stream") else len(plan) - start
+        return (_word(plan, start) if call.body.get("stream") else len(plan) - start), due_s
     # Several tokens a tick where it is fast: a sleep is seldom much shorter than this.
-    num_due = min(len(plan) - start, max(1, round(TICK_S / interval_s)))
+    num_next = min(len(plan) - start, max(1, round(TICK_S / interval_s)))
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    await weights.interrupted(call, num_due * interval_s)
+    await weights.interrupted(call, max(0.0, due_s + num_next * interval_s - loop.time()))
     # Interrupted: only what was due by now is said.
-    if call.aborted.is_set() or weights.mode is not None:
-        return min(num_due, int((loop.time() - began_s) / interval_s))
-    return num_due
+    num_due = int((loop.time() - due_s) / interval_s + ROUNDING)
+    num_said = max(0, min(num_due, len(plan) - start))
+    return num_said, due_s + num_said * interval_s
 
 
 def _interval_s(reply: Reply, num_tokens: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.engines.fake_sglang.calls import Piece, TokenChoice
+from forebay.engines.fake_sglang.calls import UNBEGUN, Milestones, Piece, TokenChoice
 from forebay.engines.scripted.tokens import TURN_END, TURN_START, call_text, encode, logprob
 
 LIMITS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
@@ -23,6 +23,9 @@ class Reply:
     never ends. An ``error_status`` is answered with ``text`` as the message. ``reasoning`` is sampled as
     ``<think>\\n…\\n</think>\\n\\n`` before the text and kept apart from it. ``finish_reason`` ``length`` leaves out the
     end token.
+
+    Before it is said, the call waits ``queue_s`` seconds in the queue, and its prompt, of which ``cached_tokens`` are
+    said to have been in the cache, is read for ``prefill_s``. Replies tell the times as they were measured.
     """
 
     text: str = ""
@@ -33,6 +36,9 @@ class Reply:
     tokens_per_s: float | None = None
     hang: bool = False
     error_status: int | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
 
     @property
     def reason(self) -> str:
@@ -76,6 +82,10 @@ class ScriptedCall:
     versions: list[str] = field(default_factory=list, repr=False)
     """The weight version of each of ``sampled_ids``."""
     num_retractions: int = 0
+    traceparent: str | None = None
+    """The W3C header with which it came."""
+    milestones: Milestones = UNBEGUN
+    """When it was begun, read and ended."""
     _sent: tuple[str, str, int] = ("", "", 0)
     """The reasoning, the text and the number of tokens in the pieces so far."""
 
@@ -125,6 +135,7 @@ class ScriptedCall:
             matched_stop=TURN_END if self.sampled_ids[-1:] == [TURN_END] else None,
             num_retractions=self.num_retractions,
             tool_calls=self.reply.tool_calls if is_whole else (),
+            milestones=self.milestones,
         )
 
     def _shown(self) -> tuple[str, str]:

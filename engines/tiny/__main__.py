@@ -29,6 +29,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="cores that torch may use")
     parser.add_argument("--max-rows", type=int, default=64, help="choices generated at once")
     parser.add_argument("--name", default=DEFAULT_NAME, help="the model's name on the wire")
+    parser.add_argument(
+        "--allowed-hosts", default="", metavar="NAMES", help="by which the engine may be called besides its machine's"
+    )
+    parser.add_argument("--insecure", action="store_true", help="let it be called by every name")
     return parser
 
 

@@ -26,7 +26,7 @@ class TinyEngine:
         self.context_length = model.context_length
         self.vocabulary_size = model.vocabulary_size
         self.max_choices = max_rows
-        self.tells_textless_logprobs = True
+        self.tells_textless_logprobs = self.has_metrics = True
         self.thread = thread = GenerationThread(model, threads=threads, max_rows=max_rows)
         self.submit, self.cancel, self.abort = thread.submit, thread.cancel, thread.abort
         self.pause, self.resume, self.name_weights = thread.pause, thread.resume, thread.name_weights

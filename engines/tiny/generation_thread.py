@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.fake_sglang.backend import FIRST_VERSION
-from forebay.engines.fake_sglang.calls import Piece, PromptCall
+from forebay.engines.fake_sglang.calls import Milestones, Piece, PromptCall
 from forebay.engines.tiny.backlog import Backlog
 from forebay.engines.tiny.batch import Prefill, PrefillCache, RunningBatch
 from forebay.engines.tiny.extra import require, torch_threads
@@ -196,29 +197,33 @@ class GenerationThread:
         added = [(row, self._batch.prefill(row.token_ids)) for row in self._backlog.retracted]
         unsampled: Outbox = []
         for call in calls:
-            prefill = self._prefill(call)
+            begun_s = time.monotonic()
+            prefill, num_cached = self._prefill(call)
             if call.params.max_tokens == 0:
-                unsampled += [(call, Piece(index, finish_reason="length")) for index in call.indices]
+                now_s = time.monotonic()
+                unsampled += _ended(call, "length", Milestones(begun_s, now_s, now_s, num_cached))
             else:
-                added += [(ChoiceRow(call, index, self._model.tokenizer), prefill) for index in call.indices]
+                begun = Milestones(begun_s, cached_tokens=num_cached)
+                added += [(ChoiceRow(call, index, self._model.tokenizer, begun), prefill) for index in call.indices]
         self._batch.join(added)
         # Only now, so that a step that fails finds every call either waiting or in the batch.
         self._backlog.admitted(len(calls))
         self._send(unsampled)
         return added
 
-    def _prefill(self, call: PromptCall) -> Prefill:
+    def _prefill(self, call: PromptCall) -> tuple[Prefill, int]:
+        """The prompt as read, and how many of its tokens had been read before."""
         # A prompt that is to be scored is read again: the logits of its own tokens are not kept.
         key = (call.extra_key, call.prompt_ids)
         kept = self._prefills.get(key)
         if kept is not None and call.logprob_start is None:
             self._meter.reused(len(call.prompt_ids))
-            return kept
+            return kept, len(call.prompt_ids)
         with self._meter.prefilling(len(call.prompt_ids)):
             if call.logprob_start is None:
-                return self._prefills.put(key, self._batch.prefill(call.prompt_ids))
+                return self._prefills.put(key, self._batch.prefill(call.prompt_ids)), 0
             prefill, call.prompt_logprobs = self._batch.scored_prefill(call.prompt_ids, call.logprob_start)
-            return prefill
+            return prefill, 0
 
     def _act(self, act: Callable[[], None], done: "asyncio.Future[None]") -> None:
         error: Exception | None = None
@@ -271,7 +276,8 @@ class GenerationThread:
             self._send_pieces()
 
     def _end_queued(self, calls: list[PromptCall]) -> None:
-        self._send([(call, Piece(index, finish_reason="abort")) for call in calls for index in call.indices])
+        ended = Milestones(ended_s=time.monotonic())
+        self._send([piece for call in calls for piece in _ended(call, "abort", ended)])
 
     def _cancel(self, call: PromptCall) -> None:
         # Nobody reads this one, so it goes at once, which an abort by id would not do to a call that a pause holds.
@@ -298,6 +304,11 @@ class GenerationThread:
         # A loop that has closed has nobody left to answer.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _ended(call: PromptCall, reason: str, milestones: Milestones) -> Outbox:
+    """The pieces of a call that ends without a token."""
+    return [(call, Piece(index, finish_reason=reason, milestones=milestones)) for index in call.indices]
 
 
 def _deliver(outbox: Outbox) -> None:

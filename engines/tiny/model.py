@@ -56,12 +56,12 @@ def load_model(path: Path) -> LoadedModel:
         )
     transformers, torch = require("transformers"), require("torch")
     require("jinja2")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # The first encoding may change the tokenizer's own settings, which must not happen while another thread uses it.
     tokenizer.encode("")
     if not tokenizer.chat_template:
         raise InvalidInput(f"the tokenizer in {path} has no chat template", field="model_path")
-    network = transformers.AutoModelForCausalLM.from_pretrained(path).to(torch.float32).eval()
+    network = transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False).to(torch.float32).eval()
     return LoadedModel(
         path=path,
         network=network,
@@ -88,7 +88,9 @@ def take_weights(model: LoadedModel, path: Path) -> None:
         raise InvalidInput(f"{path} is not a model folder: it has no config.json", field="model_path")
     kind = require("transformers").AutoModelForCausalLM
     try:
-        network, info = kind.from_pretrained(path, local_files_only=True, output_loading_info=True)
+        network, info = kind.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:  # a cut or foreign file raises whatever its reader raises
         raise InvalidInput(f"the weights in {path} cannot be read: {error}", field="model_path") from error
     # What a file lacks is made up by the reader, at random and with no more than a warning.

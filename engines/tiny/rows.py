@@ -1,8 +1,10 @@
 """One choice being generated: its tokens, its text, and what of both its client has not got yet."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
-from forebay.engines.fake_sglang.calls import Piece, PromptCall, TokenChoice
+from forebay.engines.fake_sglang.calls import UNBEGUN, Milestones, Piece, PromptCall, TokenChoice
 from forebay.engines.tiny.sampling import new_dice
 from forebay.engines.tiny.text import TextStream
 
@@ -10,9 +12,10 @@ from forebay.engines.tiny.text import TextStream
 class ChoiceRow:
     """A choice as a row of the batch. ``index`` is its place in the request."""
 
-    def __init__(self, call: PromptCall, index: int, tokenizer: Any) -> None:
+    def __init__(self, call: PromptCall, index: int, tokenizer: Any, milestones: Milestones = UNBEGUN) -> None:
         self.call = call
         self.index = index
+        self._milestones = milestones
         # Counted within the call: a prompt of a list draws what it would draw alone.
         self.dice = new_dice(call.params.seed, index - call.first_index)
         self.finish_reason: str | None = None
@@ -36,6 +39,8 @@ class ChoiceRow:
     def accept(self, token: TokenChoice, eos_token_ids: frozenset[int], version: str) -> None:
         """Take the next token, which the weights ``version`` gave, and finish where it ends the choice."""
         params = self.call.params
+        if not self._sampled:
+            self._milestones = replace(self._milestones, prefilled_s=time.monotonic())
         self._sampled.append(token.token_id)
         self._new_tokens.append(token)
         self._new_versions.append(version)
@@ -53,6 +58,7 @@ class ChoiceRow:
         """End the choice; a later reason changes nothing."""
         if self.finish_reason is None:
             self.finish_reason = reason
+            self._milestones = replace(self._milestones, ended_s=time.monotonic())
             self._matched = matched
             self._text.close()
 
@@ -67,5 +73,12 @@ class ChoiceRow:
         tokens, self._new_tokens = self._new_tokens, []
         versions, self._new_versions = self._new_versions, []
         return Piece(
-            self.index, text, tokens, self.finish_reason, self._matched, versions, num_retractions=self.num_retractions
+            self.index,
+            text,
+            tokens,
+            self.finish_reason,
+            self._matched,
+            versions,
+            num_retractions=self.num_retractions,
+            milestones=self._milestones,
         )

@@ -5,18 +5,21 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 
+from forebay.core.addresses import host_patterns
 from forebay.core.errors import InvalidInput
-from forebay.engines.fake_sglang.routes import create_app
+from forebay.engines.fake_sglang.routes import create_app, guarded
 from forebay.engines.tiny.engine import DEFAULT_NAME, TinyEngine
 from forebay.engines.tiny.extra import require
 from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import ensure_model, load_model
+from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from forebay.web.http_protocol import http_protocol
 
 SHUTDOWN_TIMEOUT_S = 5
 """What is left to clients to take their last bytes once their calls have ended."""
@@ -40,14 +43,20 @@ def serve(
     threads: int = 1,
     max_rows: int = 64,
     name: str = DEFAULT_NAME,
+    allowed_hosts: str | Sequence[str] = (),
+    insecure: bool = False,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
     on_ready: OnReady = announce,
 ) -> None:
     """Serve a model folder, or the built-in model, until SIGTERM (exits with 0) or SIGINT (returns).
 
     ``port`` 0 takes a free one; ``on_ready`` gets the URL once it answers. ``threads`` are the cores that torch may
-    use, ``max_rows`` the choices generated at once. Raises ``MissingExtra`` without the extra ``local``,
-    ``InvalidInput`` for a folder that holds no model and for an address that cannot be had.
+    use, ``max_rows`` the choices generated at once. ``allowed_hosts`` are names by which the engine may be called
+    besides this machine's own; with ``insecure`` every name will do. Raises ``MissingExtra`` without the extra
+    ``local``, ``InvalidInput`` for a folder that holds no model, for an address that cannot be had and for what is no
+    name.
     """
+    names = host_patterns(allowed_hosts)
     with _bound(host, port) as listener, _exit_on_sigterm(), suppress(KeyboardInterrupt):
         # The address is bound before the model is made: a port that is taken is found out at once.
         require("transformers").utils.logging.disable_progress_bar()
@@ -60,9 +69,11 @@ def serve(
                 yield
 
         config = uvicorn.Config(
-            create_app(engine, lifespan=lifespan),
+            guarded(create_app(engine, lifespan=lifespan), host=host, allowed_hosts=names, insecure=insecure),
             log_config=None,
             access_log=False,
+            http=http_protocol(limits),
+            ws="none",
             lifespan="on",
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )

@@ -5,10 +5,14 @@
 - ``run.py``: one run: its engines, its connection to the server, its clock, its open and its closed rollouts.
 - ``rollout.py``: an open rollout, with its key and its record. ``closed_rollouts.py`` keeps the records of those that
   were closed, for callers who ask again.
+  ``broken_rollouts.py`` names those that came to their caps.
 - ``sessions.py``: what the calls under one base URL share: engine, deadline, defaults, and the order of their record.
 - ``foreign_runs.py``: a run whose generator knows nothing of the gateway; each of its calls is a session of its own.
   ``conversations.py`` finds the recorded turns of the samples that it writes, and the calls of a closed group.
 - ``buffer_link.py``: the way to the server: samples and reports go out; closed groups, steps and standstills come in.
+- ``run_trace.py``: what is recorded of the run's time, with a ``session_trace.py`` for each session: turns, waiting,
+  engine calls. ``open_calls.py`` knows those that engines work on. ``foreign_traces.py`` keeps the spans of captured
+  calls until a sample says which rollout they were of.
 - ``notes.py``: what calls had that the record does not hold, counted by kind.
 - ``worker_versions.py``: which weights the workers have, asked once for all streams.
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, ServerReply, answered, decoded, json_call
 from forebay.client.calls.transport import AsyncTransport
-from forebay.core.sample import WRITER_HEADER
+from forebay.core.sample import PLACE_HEADER, WRITER_HEADER
 from forebay.web.replies import encode
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class BufferLink:
 
         ``writer`` is what its own writer said of itself.
         """
-        headers = {**JSON_BODY, **({WRITER_HEADER: writer} if writer else {})}
+        headers = {**JSON_BODY, PLACE_HEADER: "1", **({WRITER_HEADER: writer} if writer else {})}
         # Once only: the generator repeats it by itself, as it would without a gateway in between.
         reply = await self._server.ask(Call("POST", "/buffer/write", content, headers, WRITE_S))
         if isinstance(reply, ServerReply):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from forebay.core.ids import InstanceId
 from forebay.core.task_row import parse_row
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
+from forebay.gateway.runs.foreign_traces import Calls, HeldCall
 
 Json = dict[str, Any]
 
@@ -97,9 +98,18 @@ def _instance(instance_id: InstanceId) -> int:
 
 class _Kept(msgspec.Struct, eq=False):
     turn: Turn
+    call: HeldCall | None
+    """The spans of the call that brought it."""
     place: int
     """The digest of its messages with the reply at their end."""
     until_s: float
+
+
+class Taken(NamedTuple):
+    """The fields that the turns of a conversation give a sample of its tokens, and the calls that brought them."""
+
+    fields: Json
+    calls: Calls
 
 
 class TurnStore:
@@ -114,17 +124,17 @@ class TurnStore:
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def add(self, turn: Turn, now_s: float) -> None:
+    def add(self, turn: Turn, now_s: float, call: HeldCall | None = None) -> None:
         """Keep a turn."""
         # The digest of the whole conversation stands for it: a sample's messages up to a reply have the same.
         *_, place = digests([*turn.messages, turn.reply])
-        kept = _Kept(turn, place, now_s + self._keep_s)
+        kept = _Kept(turn, call, place, now_s + self._keep_s)
         self._by_place[place].append(kept)
         self._by_age[kept] = None
         self._forget(now_s)
 
-    def take(self, messages: object) -> Json | None:
-        """The fields that the turns of a conversation give a sample of its tokens; they are kept no longer.
+    def take(self, messages: object) -> Taken | None:
+        """What the turns of a conversation say of its sample; they are kept no longer.
 
         None if its last assistant message is no reply that was recorded.
         """
@@ -135,7 +145,8 @@ class TurnStore:
         for kept in turns:
             trajectory.add(kept.turn)
             self._drop(kept)
-        return trajectory.samples()[-1].fields()
+        calls = [(kept.call, kept.turn) for kept in turns if kept.call is not None]
+        return Taken(trajectory.samples()[-1].fields(), calls)
 
     def _turns_of(self, messages: Sequence[Any]) -> list[_Kept]:
         replies = [
@@ -162,6 +173,12 @@ class TurnStore:
     def _forget(self, now_s: float) -> None:
         while (oldest := next(iter(self._by_age), None)) is not None and oldest.until_s <= now_s:
             self._drop(oldest)
+            _release(oldest)
+
+
+def _release(kept: _Kept) -> None:
+    if kept.call is not None:
+        kept.call.release()
 
 
 def _best(kept: Sequence[_Kept], following: Turn | None) -> _Kept:

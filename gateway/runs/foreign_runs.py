@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from forebay.engines.ring import EngineRing
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import Capturing
 from forebay.gateway.runs.conversations import RowPrompts, TurnStore, beginnings, digests
+from forebay.gateway.runs.foreign_traces import Calls, ForeignRollout, HeldCall
+from forebay.gateway.runs.run_trace import GatewayTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,9 @@ class CapturedCall:
 class Captured:
     """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
 
-    def __init__(self, run_id: str, capturing: Capturing, ring: EngineRing, clock: ActiveClock) -> None:
+    def __init__(
+        self, run_id: str, capturing: Capturing, ring: EngineRing, clock: ActiveClock, trace: GatewayTrace
+    ) -> None:
         self.capturing = capturing
         self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
         self._ring = ring
@@ -87,6 +92,9 @@ class Captured:
         self._affinities: OrderedDict[int, Affinity] = OrderedDict()
         self._prompts: RowPrompts | None = None
         self._clock = clock
+        self._trace = trace
+        self._held: WeakSet[HeldCall] = WeakSet()
+        """The spans of calls, until they are known to be of a sample or of none."""
 
     async def open(self) -> None:
         """Read the rows, if there are any."""
@@ -100,9 +108,13 @@ class Captured:
         """A new call."""
         name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.capturing.group_deadline_s
-        turns = TurnLog(self._record)
+        trace = self._trace.captured()
+        if trace.held is not None:
+            self._held.add(trace.held)
+        turns = TurnLog(partial(self._record, trace.held))
         self._logs.add(turns)
-        return CapturedCall(CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, session_id=name))
+        session = CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, trace, session_id=name)
+        return CapturedCall(session)
 
     async def drain(self) -> None:
         """Return when what ended before is recorded."""
@@ -112,19 +124,28 @@ class Captured:
         """Record nothing more."""
         for turns in tuple(self._logs):
             turns.drop()
+        for call in tuple(self._held):
+            call.release()
 
-    def completed(self, content: bytes) -> bytes:
-        """A sample as it was written, with what its turns say of its tokens."""
+    def completed(self, content: bytes) -> tuple[bytes, ForeignRollout | None]:
+        """A sample as it was written, with what its turns say of its tokens; its trace, if they have one."""
         try:
             sample = _decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return content  # the server says what is wrong with it
-        if sample.get("tokens") is not None:
-            return content
-        fields = self._turns.take(sample.get("messages"))
-        self.counts["capture_unmatched" if fields is None else "capture_matched"] += 1
+            return content, None  # the server says what is wrong with it
+        taken = self._turns.take(sample.get("messages"))
+        if sample.get("tokens") is not None:  # of its own: nothing but their time is known from here
+            return content, None if taken is None else self._rollout(sample, taken.calls)
+        self.counts["capture_unmatched" if taken is None else "capture_matched"] += 1
+        if taken is None:
+            return content, None
         # What the generator says itself goes before what was recorded.
-        return content if fields is None else _encode({**fields, **sample})
+        return _encode({**taken.fields, **sample}), self._rollout(sample, taken.calls)
+
+    def _rollout(self, sample: Json, calls: Calls) -> ForeignRollout | None:
+        with suppress(ValueError):  # the server says what is wrong with its names
+            return ForeignRollout(self._trace.tracer, sample, calls) if calls else None
+        return None
 
     async def end_group(self, instance_id: str | int) -> None:
         """A group was closed: its calls are aborted at their engines, and get what those had by then."""
@@ -148,7 +169,7 @@ class Captured:
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
 
-    def _record(self, turns: Sequence[Turn]) -> None:
+    def _record(self, call: HeldCall | None, turns: Sequence[Turn]) -> None:
         self._ring.notices.note(turns, self._run_id)
         for turn in turns:
-            self._turns.add(turn, self._clock.now_s())
+            self._turns.add(turn, self._clock.now_s(), call)

@@ -16,9 +16,10 @@ from forebay.core.errors import NotFound, Unauthorized
 from forebay.core.tasks import TaskSet
 from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
-from forebay.gateway.runs.rollout import OpenedRollout
+from forebay.gateway.runs.rollout import ABORTED, RETRIED, OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
+from forebay.telemetry.tracing.loop_watch import LoopWatch
 
 BEARER = "bearer "
 RUN_OVER = "its run has ended"
@@ -43,19 +44,21 @@ def key_of(request: Request) -> str:
 class RunRegistry:
     """The runs that the server has registered, and the rollouts that they opened, by the digests of their keys."""
 
-    def __init__(self, control_key: str) -> None:
+    def __init__(self, control_key: str, watch: LoopWatch) -> None:
+        """``watch`` sees when the event loop stands still, which every run's trace tells."""
         self.runs: dict[str, GatewayRun] = {}
         self._control_digest = _digest(control_key)
         self._runs_by_key: dict[bytes, GatewayRun] = {}
         self._rollouts_by_key: dict[bytes, OpenedRollout] = {}
         self._captured_by_secret: dict[bytes, GatewayRun] = {}
+        self._watch = watch
         self._ending = TaskSet()
 
     # --- finding who calls
 
     def check_server(self, key: str) -> None:
         """Raise ``Unauthorized`` unless the key is the server's."""
-        if _digest(key) != self._control_digest:
+        if not secrets.compare_digest(_digest(key), self._control_digest):
             raise Unauthorized("only the server may call this")
 
     def run_of(self, key: str) -> GatewayRun:
@@ -81,12 +84,18 @@ class RunRegistry:
     # --- runs
 
     async def register(self, run_id: str, registration: RegisterRun) -> None:
-        """Make a run known. The same registration once more changes nothing; with another one the run begins afresh."""
+        """Make a run known. The same registration once more changes nothing; with another one the run begins afresh.
+
+        Another start of its process, which is recorded elsewhere, ends no call of the one before.
+        """
         known = self.runs.get(run_id)
-        if known is not None and known.registration == registration:
+        if known is not None and known.registration.model_copy(update={"trace": registration.trace}) == registration:
+            if known.registration != registration:
+                known.registration = registration
+                known.trace.take(registration.trace)
             return
         await self.forget(run_id)
-        run = GatewayRun(run_id, registration)
+        run = GatewayRun(run_id, registration, self._watch)
         await run.__aenter__()
         self.runs[run_id] = self._runs_by_key[_digest(registration.key)] = run
         if registration.capturing is not None:
@@ -99,8 +108,8 @@ class RunRegistry:
             return
         # All keys go before the first await: nobody can begin a call while the others are being ended.
         del self._runs_by_key[_digest(run.registration.key)]
-        sessions = run.sessions
-        for rollout in list(run.rollouts.values()):
+        sessions, rollouts = run.sessions, list(run.rollouts.values())
+        for rollout in rollouts:
             self._revoke(run, rollout, RUN_OVER)
         if run.captured is not None:
             del self._captured_by_secret[_digest(run.captured.capturing.secret)]
@@ -110,6 +119,9 @@ class RunRegistry:
         for session in sessions:
             session.turns.drop()
         await asyncio.gather(*(session.wait_idle() for session in sessions))
+        for rollout in rollouts:
+            await rollout.given_up(ABORTED)
+        await run.trace.close()
         # Not awaited: engines that are busy with other calls are sent the same aborts for some seconds.
         self._ending.start(run.__aexit__(None, None, None))
 
@@ -124,10 +136,10 @@ class RunRegistry:
     def open(self, run: GatewayRun, body: OpenRollout) -> OpenedRollout:
         """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
         key = secrets.token_urlsafe(24)
-        rollout = OpenedRollout(run.run_id, body, key, run.ring, run.clock)
+        rollout = OpenedRollout(run.run_id, body, key, run.ring, run.clock, run.trace.opened(body))
         earlier = run.rollouts.get(body.rollout_id)
         if earlier is not None:
-            self._revoke(run, earlier, REOPENED)
+            self._give_up(run, earlier, REOPENED, RETRIED)
         run.rollouts[body.rollout_id] = self._rollouts_by_key[_digest(key)] = rollout
         run.closed.forget(body.rollout_id)
         self._expire(run, rollout)
@@ -159,11 +171,16 @@ class RunRegistry:
     def _expire(self, run: GatewayRun, rollout: OpenedRollout) -> None:
         left_s = rollout.session.ends_s + KEEP_S - run.clock.now_s()
         if left_s <= 0:
-            self._revoke(run, rollout, CLOSED)
+            self._give_up(run, rollout, CLOSED, ABORTED)
         else:
             # The event loop's clock goes on while the run's may stop: after the wait there can be time left again.
             wait_s = max(left_s, LOOK_S)
             rollout.expiry = asyncio.get_running_loop().call_later(wait_s, self._expire, run, rollout)
+
+    def _give_up(self, run: GatewayRun, rollout: OpenedRollout, reason: str, ending: str) -> None:
+        """Nobody will close it."""
+        self._revoke(run, rollout, reason)
+        run.tasks.start(rollout.given_up(ending))
 
     def _revoke(self, run: GatewayRun, rollout: OpenedRollout, reason: str) -> None:
         if self._rollouts_by_key.pop(_digest(rollout.key), None) is None:

@@ -13,14 +13,20 @@ from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import OpenRollout
+from forebay.gateway.runs.session_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 from forebay.web.replies import encode
+
+ABORTED, RETRIED, BROKEN = "aborted", "retried", "broken"
+"""How a rollout ends whose record nobody wants: for good, because another attempt began, or at its cap."""
 
 
 class OpenedRollout:
     """Between the opening of a rollout and its close."""
 
-    def __init__(self, run_id: str, body: OpenRollout, key: str, ring: EngineRing, clock: ActiveClock) -> None:
+    def __init__(
+        self, run_id: str, body: OpenRollout, key: str, ring: EngineRing, clock: ActiveClock, trace: SessionTrace
+    ) -> None:
         """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
         self.run_id = run_id
         self.rollout_id = body.rollout_id
@@ -32,20 +38,30 @@ class OpenedRollout:
         self._trajectory = Trajectory(body.rollout_id)
         self._finish_reason = ""
         self.session = Session(
-            Affinity(ring),
+            Affinity(ring, body.engine_url),
             clock,
             _rid_prefix(run_id, body),
             body.deadline_s,
-            TurnLog(self._record),
+            TurnLog(self._record, may_take_in_thread=True),  # a trajectory has a lock
+            trace,
             session_id=body.rollout_id,
             defaults=body.sampling_params,
             max_tokens=body.max_tokens,
+            cap_tokens=body.cap_tokens,
         )
 
     async def final_record(self) -> bytes:
         """The record as JSON, once the last call has ended."""
         await self.session.wait_idle()
-        return encode(await self.record())
+        record = await self.record()
+        is_good = record["samples"] or not record["failures"]
+        self.session.trace.end(BROKEN if self.session.is_broken else "finished" if is_good else "failed")
+        return encode(record)
+
+    async def given_up(self, ending: str) -> None:
+        """Nobody asks for its record: it is over once its last call has ended."""
+        await self.session.wait_idle()
+        self.session.trace.end(ending, is_last=ending != RETRIED)
 
     async def record(self) -> dict[str, Any]:
         """What its calls have come to so far: the samples, the one of the newest turn last."""
@@ -58,6 +74,8 @@ class OpenedRollout:
             "num_calls": self.session.num_calls,
             "failures": list(self.session.failures),
             "finish_reason": self._finish_reason,
+            "broken_tokens": self.session.cap.num_sampled if self.session.is_broken else None,
+            "trace": {"turns": self.session.trace.turns()},
         }
 
     def _record(self, turns: Sequence[Turn]) -> None:

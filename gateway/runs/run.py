@@ -13,13 +13,16 @@ from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.ring import EngineRing
 from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
+from forebay.gateway.runs.broken_rollouts import BrokenRollouts
 from forebay.gateway.runs.buffer_link import BufferLink
 from forebay.gateway.runs.closed_rollouts import ClosedRollouts
 from forebay.gateway.runs.foreign_runs import Captured
 from forebay.gateway.runs.notes import Notes
 from forebay.gateway.runs.rollout import OpenedRollout
+from forebay.gateway.runs.run_trace import GatewayTrace
 from forebay.gateway.runs.sessions import Session
 from forebay.gateway.runs.worker_versions import WorkerVersions
+from forebay.telemetry.tracing.loop_watch import LoopWatch
 
 ABORT_AGAIN_S = 0.3
 """An abort can miss a request that is on its way to the scheduler."""
@@ -31,12 +34,13 @@ TIMED_OUT = "timed_out"
 class GatewayRun:
     """Enter it with ``async with``. Sessions must have ended before it is left."""
 
-    def __init__(self, run_id: str, registration: RegisterRun) -> None:
+    def __init__(self, run_id: str, registration: RegisterRun, watch: LoopWatch) -> None:
         self.run_id = run_id
         self.registration = registration
         self.rollouts: dict[str, OpenedRollout] = {}
         """The open ones, by id."""
         self.closed = ClosedRollouts()
+        self.broken = BrokenRollouts()
         self.ring = EngineRing(
             registration.engine_urls,
             api_key=registration.api_key,
@@ -48,8 +52,9 @@ class GatewayRun:
         self.clock = ActiveClock(SystemClock())
         """What deadlines count by: it stops while those of the run do."""
         self.clock.run(True)
+        self.trace = GatewayTrace(run_id, registration.trace, self.ring, watch)
         capturing = registration.capturing
-        self.captured = None if capturing is None else Captured(run_id, capturing, self.ring, self.clock)
+        self.captured = None if capturing is None else Captured(run_id, capturing, self.ring, self.clock, self.trace)
         self.tasks = TaskSet()
         """What goes on beside the calls: aborts, reports, records that are being closed."""
         self.notes = Notes(run_id, self._report_soon)
@@ -104,9 +109,12 @@ class GatewayRun:
         assert self.captured is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
         await self.captured.drain()
-        content = self.captured.completed(content)
+        content, rollout = self.captured.completed(content)
         self._report_soon()
-        return await self._buffer.write(content, writer)
+        reply = await self._buffer.write(content, writer)
+        if rollout is not None:
+            rollout.written(reply)
+        return reply
 
     # --- news from the server, and reports to it
 
@@ -115,6 +123,8 @@ class GatewayRun:
         before: dict[str, Any] | None = None
         while (news := await self._buffer.news(before)) is not None:
             self.ring.announce(AnnouncedWeights(**news["step"]["weights"]))
+            self.trace.step = news["step"]["number"]
+            self.trace.calls.note_paused(news["paused"])
             self._run_clock(not news["still"])
             for group in news["groups"] if before else ():  # what was closed before has no calls
                 if self.captured is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):

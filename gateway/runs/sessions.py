@@ -9,21 +9,23 @@ import itertools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from forebay.core.clock import ActiveClock
 from forebay.core.waiting import Signal
+from forebay.engines.capture.token_cap import LIMIT_NAMES, TokenCap
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing, Member
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.lenient_json import bounded
+from forebay.gateway.off_loop import MANY_MESSAGES, off_loop_if
 from forebay.gateway.refusals import Over
+from forebay.gateway.runs.session_trace import SessionTrace
 
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8
 """An engine is overloaded with more calls than ``OVERLOAD_FACTOR`` times those of the least loaded one plus these."""
-LIMITS = ("max_completion_tokens", "max_tokens")
-"""OpenAI's two names of one bound: whoever gives either has given both."""
+CAPPED = "it has sampled as many tokens as its cap allows"
 MAX_FAILURES = 100
 """Newest failures of a session that are kept."""
 
@@ -46,7 +48,8 @@ class Session:
 
     ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds by ``clock`` its calls are ended
     and no further ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample
-    more than ``max_tokens``. What the engine answered goes to ``turns``.
+    more than ``max_tokens``, nor all of them more than ``cap_tokens``. What the engine answered goes to ``turns``, how
+    long all took to ``trace``.
     """
 
     def __init__(
@@ -56,15 +59,18 @@ class Session:
         rid_prefix: str,
         deadline_s: float,
         turns: "TurnLog",
+        trace: SessionTrace,
         *,
         session_id: str = "",
         defaults: dict[str, Any] | None = None,
         max_tokens: int | None = None,
+        cap_tokens: int | None = None,
     ) -> None:
         self.session_id = session_id
         self.affinity = affinity
         self.rid_prefix = rid_prefix
         self.turns = turns
+        self.trace = trace
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
@@ -72,6 +78,9 @@ class Session:
         """What its calls had that the record does not hold."""
         self.requests: set[tuple[str, str]] = set()
         """Those that engines are working on: address and ``rid``."""
+        self.cap = TokenCap(cap_tokens)
+        self.is_broken = False
+        """Its cap has ended it."""
         self.is_given_up = False
         """What engines abort is not gone on with."""
         self._defaults = defaults or {}
@@ -100,13 +109,14 @@ class Session:
     def prepared(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body of a call with the defaults in it, and within the bound on tokens."""
         given = {name for name, value in body.items() if value is not None}
-        if given & set(LIMITS):
-            given |= set(LIMITS)
+        if given & set(LIMIT_NAMES):  # whoever gives either has given both
+            given |= set(LIMIT_NAMES)
         prepared = {**body, **{name: value for name, value in self._defaults.items() if name not in given}}
         if self._max_tokens is None:
             return prepared
         # A limit that is no number stays: it is the engine's to refuse.
-        limits = {name: bounded(prepared[name], self._max_tokens) for name in LIMITS if prepared.get(name) is not None}
+        named = [name for name in LIMIT_NAMES if prepared.get(name) is not None]
+        limits = {name: bounded(prepared[name], self._max_tokens) for name in named}
         return {**prepared, **(limits or {"max_tokens": self._max_tokens})}
 
     @asynccontextmanager
@@ -151,6 +161,12 @@ class Session:
         self._closed = reason
         self._reschedule(self._loop.time())
 
+    def break_off(self) -> NoReturn:
+        """The cap is reached: ends its calls, and takes no further ones. Raises ``Over``."""
+        self.is_broken = True
+        self.close(CAPPED)
+        raise Over(CAPPED)
+
     def note_clock(self) -> None:
         """The clock has stopped, or goes on: the calls in flight have as much of the time left as before."""
         if not self._closed:
@@ -180,33 +196,39 @@ class Session:
 class Affinity:
     """The engine that the calls of one rollout go to: what it has asked before is in that engine's cache.
 
-    It changes when that engine does not answer, or is overloaded.
+    It changes when that engine does not answer, or is overloaded. The ``preferred`` one is asked whenever it can be.
     """
 
-    def __init__(self, ring: EngineRing) -> None:
+    def __init__(self, ring: EngineRing, preferred: str | None = None) -> None:
         self._ring = ring
+        self._preferred = preferred
         self._chosen: Member | None = None
 
     async def choose(self) -> Member:
         """The engine for the next call. Waits while none answers."""
         least = await self._ring.take()
         chosen = self._chosen
+        if self._preferred is not None and (chosen is None or chosen.server.url != self._preferred):
+            named = await self._ring.take(self._preferred)
+            chosen = named if named.server.url == self._preferred else chosen
         if chosen is None or chosen.failures or chosen.in_flight > OVERLOAD_FACTOR * least.in_flight + OVERLOAD_CALLS:
-            chosen = self._chosen = least
+            chosen = least
+        self._chosen = chosen
         return chosen
 
 
 class TurnLog:
     """Hands turns to ``take`` in the order in which their calls ended, though some are looked up afterwards."""
 
-    def __init__(self, take: Callable[[Sequence[Turn]], None]) -> None:
+    def __init__(self, take: Callable[[Sequence[Turn]], None], *, may_take_in_thread: bool = False) -> None:
         self._take = take
+        self._may_take_in_thread = may_take_in_thread
         self._pending: list[asyncio.Task[None]] = []
         """In order; each waits for the one before it."""
 
     def add(self, turns: Sequence[Turn]) -> None:
         """Turns that are known."""
-        if self._pending:
+        if self._pending or self._is_for_thread(turns):
             self.add_later(_known(turns))
         else:
             self._take(turns)
@@ -233,7 +255,10 @@ class TurnLog:
         known = await turns
         if before is not None:
             await asyncio.wait([before])  # not awaited itself: its failure, or its end, is not this one's
-        self._take(known)
+        await off_loop_if(self._is_for_thread(known), lambda: self._take(known))
+
+    def _is_for_thread(self, turns: Sequence[Turn]) -> bool:
+        return self._may_take_in_thread and any(len(turn.messages) > MANY_MESSAGES for turn in turns)
 
 
 async def _known(turns: Sequence[Turn]) -> Sequence[Turn]:

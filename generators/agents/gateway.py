@@ -12,12 +12,14 @@ import msgspec
 from forebay.client.calls.flow import Call, Lost, ServerReply, json_call
 from forebay.client.calls.transport import AsyncTransport
 from forebay.core.backoff import Backoff
-from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
+from forebay.core.errors import EngineError, EngineUnavailable, ForebayError, InvalidInput
 from forebay.generators.buffer_link.abc import BUSY, GONE, TIMEOUT_S, LinkRefused, asked, text_of
+from forebay.telemetry.tracing.records import TurnSummary
 
 logger = logging.getLogger(__name__)
 
 UNAUTHORIZED = 401
+ROLLOUTS = "gateway/rollouts"
 MAX_TRIES = 8
 """For one call to a gateway that does not answer: with the pauses, half a minute. The server restarts it in seconds."""
 
@@ -33,6 +35,12 @@ class RolloutAccess(msgspec.Struct, frozen=True):
     key: str
 
 
+class RecordedTrace(msgspec.Struct, frozen=True):
+    """Where the time of an agent's turns went; empty where nothing is traced."""
+
+    turns: list[TurnSummary] = []
+
+
 class RolloutRecord(msgspec.Struct, frozen=True):
     """What an agent's calls were. ``samples`` hold the fields of a sample each: forks first, the main one last."""
 
@@ -46,11 +54,19 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     had begun by then."""
     finish_reason: str = ""
     """Of the last turn."""
+    broken_tokens: int | None = None
+    """Of a rollout that came to its cap: what it had sampled by then."""
+    trace: RecordedTrace = RecordedTrace()
 
     @property
     def num_sampled_tokens(self) -> int:
         """By all its calls, as far as the engine told their ids."""
         return sum(sum(sample.get("loss_mask") or ()) for sample in self.samples)
+
+
+class _Broken(msgspec.Struct, frozen=True):
+    rollouts: list[str]
+    last: int
 
 
 class _Address(msgspec.Struct, frozen=True):
@@ -73,8 +89,13 @@ class GatewayLink:
             )
         self._server = AsyncTransport(buffer_url, token=None)
         self._gateway: AsyncTransport | None = None
+        self._url = ""
         # One asks for all: when the gateway is restarted, every rollout finds it gone at once.
         self._asking = asyncio.Lock()
+        self._broken: dict[str, asyncio.Event] = {}
+        """Of rollouts with a cap, whether they have come to it."""
+        self._num_broken = 0
+        self._following: asyncio.Task[None] | None = None
         self._closing = AsyncExitStack()
         self._closing.push_async_callback(self._server.close)
 
@@ -82,7 +103,15 @@ class GatewayLink:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
         await self._closing.aclose()
+
+    async def url(self) -> str:
+        """Its address."""
+        await self._found()
+        return self._url
 
     async def open(
         self,
@@ -92,10 +121,15 @@ class GatewayLink:
         deadline_s: float,
         sampling_params: Mapping[str, Any],
         max_tokens: int | None = None,
+        cap_tokens: int | None = None,
+        engine_url: str | None = None,
+        traceparent: str = "",
     ) -> RolloutAccess:
         """Begin a rollout, which ends by itself after ``deadline_s`` seconds.
 
-        ``sampling_params`` are used by calls that leave them out; none generates more than ``max_tokens``.
+        ``sampling_params`` are used by calls that leave them out; none generates more than ``max_tokens``, nor
+        all of them more than ``cap_tokens``. They go to ``engine_url`` if that can take them. Their spans are those of
+        ``traceparent``.
         """
         body = {
             "rollout_id": rollout_id,
@@ -103,22 +137,51 @@ class GatewayLink:
             "deadline_s": deadline_s,
             "sampling_params": dict(sampling_params),
             "max_tokens": max_tokens,
+            "cap_tokens": cap_tokens,
+            "engine_url": engine_url,
+            **({"traceparent": traceparent} if traceparent else {}),
         }
-        return msgspec.json.decode(await self._ask("POST", "", body), type=RolloutAccess)
+        return msgspec.json.decode(await self._ask("POST", ROLLOUTS, body), type=RolloutAccess)
 
     async def close(self, rollout_id: str) -> RolloutRecord:
         """End a rollout: its key opens nothing more, its calls in flight are aborted. What was recorded.
 
         Raises ``EngineError`` if nothing is known of it: the gateway was restarted meanwhile.
         """
-        return msgspec.json.decode(await self._ask("POST", f"/{rollout_id}/close", {}), type=RolloutRecord)
+        return msgspec.json.decode(await self._ask("POST", f"{ROLLOUTS}/{rollout_id}/close", {}), type=RolloutRecord)
+
+    async def wait_broken(self, rollout_id: str) -> None:
+        """Return once an open rollout has come to its cap."""
+        broken = self._broken.setdefault(rollout_id, asyncio.Event())
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow_broken())
+        try:
+            await broken.wait()
+        finally:
+            self._broken.pop(rollout_id, None)
+
+    async def _follow_broken(self) -> None:
+        # One asks for all: each rollout asking for itself would take a connection as long as it lasts.
+        pause = Backoff()
+        while self._broken:
+            try:
+                reply = await self._ask("GET", f"gateway/broken?after={self._num_broken}", None)
+            except ForebayError as error:  # its agents find it gone by themselves
+                logger.warning("the gateway does not tell which rollouts have come to their caps: %s", error)
+                await pause.wait()
+                continue
+            news = msgspec.json.decode(reply, type=_Broken)
+            self._num_broken = news.last
+            for name in news.rollouts:
+                if name in self._broken:
+                    self._broken[name].set()
 
     async def look(self, rollout_id: str) -> RolloutRecord:
         """What was recorded so far. Raises ``EngineError`` if nothing is known of it."""
-        return msgspec.json.decode(await self._ask("GET", f"/{rollout_id}", None), type=RolloutRecord)
+        return msgspec.json.decode(await self._ask("GET", f"{ROLLOUTS}/{rollout_id}", None), type=RolloutRecord)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        pause, call = Backoff(), json_call(method, f"gateway/rollouts{path}", body, TIMEOUT_S)
+        pause, call = Backoff(), json_call(method, path, body, TIMEOUT_S)
         for _ in range(MAX_TRIES):
             gateway = await self._found()
             # Once, not again without end: the address may be that of a gateway which is gone for good.
@@ -141,7 +204,7 @@ class GatewayLink:
             if self._gateway is None:
                 reply = await self._server.run(asked(Call("POST", "gateway", timeout_s=TIMEOUT_S)))
                 address = msgspec.json.decode(_content(reply), type=_Address)
-                self._gateway = AsyncTransport(address.url, address.key)
+                self._url, self._gateway = address.url, AsyncTransport(address.url, address.key)
                 # One that is replaced stays open until the end: other rollouts may be about to ask over it.
                 self._closing.push_async_callback(self._gateway.close)
             return self._gateway

@@ -66,20 +66,27 @@ class AgentRollouts:
     ) -> tuple[RolloutRecord, AgentResult]:
         result, error = None, None
         name, rid_prefix = _attempt_names(rollout)
-        async with self._opened(name, rid_prefix, sampling_params) as opened:
+        async with self._opened(name, rid_prefix, sampling_params, rollout) as opened:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
                 hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
-                result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
+                async with self._until_broken(name, rollout.calls.seat.cap_tokens):
+                    result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
             # Its record is asked for all the same: what the calls came to tells whose fault it is.
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
                 error = raised
             record = await self._gateway.close(name)
         rollout.num_sampled_tokens = record.num_sampled_tokens
+        rollout.gateway_turns = record.trace.turns
+        if record.broken_tokens is not None:
+            rollout.num_sampled_tokens = record.broken_tokens
+            rollout.calls.break_off()
         return record, checked_result(record, result, error)
 
     @asynccontextmanager
-    async def _opened(self, name: str, rid_prefix: str, params: dict[str, Any]) -> AsyncIterator[RolloutAccess]:
+    async def _opened(
+        self, name: str, rid_prefix: str, params: dict[str, Any], rollout: "Rollout"
+    ) -> AsyncIterator[RolloutAccess]:
         """A rollout at the gateway, which is ended there however this ends."""
         opened = await self._gateway.open(
             name,
@@ -88,6 +95,9 @@ class AgentRollouts:
             deadline_s=self._limits.wall_s + CLOSE_S,
             sampling_params=_defaults(params),
             max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
+            cap_tokens=rollout.calls.seat.cap_tokens,
+            engine_url=rollout.calls.seat.preferred,
+            traceparent=rollout.trace.traceparent,
         )
         try:
             yield opened
@@ -95,6 +105,23 @@ class AgentRollouts:
         except asyncio.CancelledError:
             await self._abandon(name)
             raise
+
+    @asynccontextmanager
+    async def _until_broken(self, name: str, cap_tokens: int | None) -> AsyncIterator[None]:
+        """Within this an agent runs; it is ended, by a ``TimeoutError``, once the rollout has come to its cap."""
+        if cap_tokens is None:
+            yield
+            return
+        async with asyncio.timeout(None) as limit:
+            watching = asyncio.create_task(self._watch(name, limit))
+            try:
+                yield
+            finally:
+                watching.cancel()
+
+    async def _watch(self, name: str, limit: asyncio.Timeout) -> None:
+        await self._gateway.wait_broken(name)
+        limit.reschedule(asyncio.get_running_loop().time())
 
     async def _abandon(self, name: str) -> None:
         try:
@@ -114,6 +141,7 @@ class AgentRollouts:
             api_key=opened.key,
             folder=sandbox.folder,
             timeout_s=self._limits.wall_s,
+            traceparent=rollout.trace.traceparent,
         )
 
 

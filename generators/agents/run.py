@@ -16,6 +16,7 @@ from forebay.generators.rewards import is_async
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.samples import plain
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
+from forebay.telemetry.tracing.tracer import span
 
 LOOK_S = 1.0
 """How often time is counted. Of the seconds before a standstill, so many may be left out."""
@@ -37,10 +38,11 @@ async def run_agent(
     it ended.
     """
     began_s = time.monotonic()
-    if callable(agent):
-        output = await _call(agent, task, limits, hold)
-    else:
-        output = await _execute(agent, task, sandbox, limits, hold, keep)
+    with span("environment"):
+        if callable(agent):
+            output = await _call(agent, task, limits, hold)
+        else:
+            output = await _execute(agent, task, sandbox, limits, hold, keep)
     return AgentResult(output=output, wall_s=time.monotonic() - began_s, folder=task.folder)
 
 

@@ -31,6 +31,11 @@ class AgentTask:
     """A working folder of this rollout's own, removed once the reward is known."""
     timeout_s: float
     """After so many seconds the agent is stopped."""
+    traceparent: str = ""
+    """The W3C trace context of the rollout, for spans of the agent's own; empty where nothing is traced.
+
+    A command finds its own one as ``TRACEPARENT``.
+    """
 
     @property
     def question(self) -> str:

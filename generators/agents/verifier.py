@@ -7,6 +7,7 @@ import msgspec
 
 from forebay.generators.failures import JudgeFailed
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
+from forebay.telemetry.tracing.span_handle import current_span
 
 VERIFIER_LIMITS = Limits(wall_s=60)
 WRONG_STATUS = 1
@@ -27,7 +28,10 @@ class Verifier:
 
     async def reward(self, sandbox: Sandbox, item: dict[str, Any]) -> float:
         """Run the command. Raises ``JudgeFailed``."""
-        finished = await sandbox.run(self.command, stdin=msgspec.json.encode(item), limits=self.limits)
+        stdin = msgspec.json.encode(item)
+        finished = await sandbox.run(self.command, stdin=stdin, limits=self.limits, phase="reward")
+        if (reward := current_span.get()) is not None:
+            reward.set(cpu_s=finished.cpu_s)
         if self.reads == "exit_status" and finished.exit_status in (0, WRONG_STATUS):
             return float(finished.exit_status != WRONG_STATUS)
         if finished.problem:

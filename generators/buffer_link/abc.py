@@ -1,7 +1,7 @@
 """What a run process says to its buffer, and hears from it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from forebay.core.ids import InstanceId
 from forebay.core.weight_versions import AnnouncedWeights
 
 if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected generator file would wait for it
-    from forebay.core.oversampling import Oversampling
+    from forebay.core.scheduling.oversampling import Oversampling
+    from forebay.core.scheduling.scheduler import Scheduler
 
 TIMEOUT_S = 90.0
 GONE = frozenset({404, 410})
@@ -71,6 +72,7 @@ class Plan:
     last_closed: int = 0
     """The number in the feed of the last group that was closed."""
     oversampling: "Oversampling | None" = None
+    scheduler: "Scheduler | None" = None
     step: Step | None = None
     """Where the trainer is."""
     captures: bool = True
@@ -87,10 +89,34 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class WorkerReport:
+    """How one worker of the run is."""
+
+    number: int
+    node: str
+    """Name of its machine; "" until it is known."""
+    state: str
+    num_in_flight: int
+    """Rollouts that it runs."""
+    num_restarts: int
+    """Workers of this number before it."""
+    rss_bytes: int
+    blocked_s: float
+    """For how long the event loop of the user's code has stood still, and in which line."""
+    blocked_at: str
+    reason: str
+    """Why there is no place for it, or why the one before it is gone."""
+
+
+@dataclass(frozen=True)
 class ProgressReport:
     """What a run process reports of itself. None leaves what was reported before as it is."""
 
     opened: Sequence[GroupKey] = ()
+    idle: Sequence[GroupKey] = ()
+    """Groups that have no rollout in flight any more: they do not age."""
+    busy: Sequence[GroupKey] = ()
+    """Those of them that have one again."""
     is_waiting_for_engine: bool | None = None
     is_held: bool | None = None
     num_groups_total: int | None = None
@@ -98,6 +124,7 @@ class ProgressReport:
     process_id: str = ""
     counts: Mapping[str, int] | None = None
     """All that the process of this id has counted."""
+    workers: Sequence[WorkerReport] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,12 +158,15 @@ class Link(ABC):
         """Let go of the connections."""
         await self.transport.close()
 
-    def writer(self, max_waiting: int) -> AsyncWriter:
+    def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = lambda _: None) -> AsyncWriter:
         """What takes finished samples; when ``max_waiting`` wait, those who bring another wait with them.
 
-        That is how a buffer without room slows generation down.
+        That is how a buffer without room slows generation down. ``on_judged`` is told of each sample that the buffer
+        has, or will not take.
         """
-        return AsyncWriter(self.transport, self._writing(max_waiting + 1))  # one more is being offered
+        writing = self._writing(max_waiting + 1)  # one more is being offered
+        writing.outbox.on_judged = on_judged
+        return AsyncWriter(self.transport, writing)
 
     @abstractmethod
     def _writing(self, max_waiting: int) -> "RunWriting":

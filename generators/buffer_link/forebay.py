@@ -1,6 +1,7 @@
 """The link to a Forebay server: the private address ``…/w/{run_key}`` of one run."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +12,8 @@ from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import ForebayError
-from forebay.core.oversampling import Oversampling
+from forebay.core.scheduling.oversampling import Oversampling
+from forebay.core.scheduling.scheduler import Scheduler
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import (
     TIMEOUT_S,
@@ -60,19 +62,24 @@ class ServerLink(Link):
             oversampling=Oversampling(**answer["oversampling"])
             if answer.get("oversampling")
             else fallback.oversampling,
+            scheduler=Scheduler(**answer["scheduler"]) if answer.get("scheduler") else fallback.scheduler,
             step=_step(answer),
             captures=fallback.captures,
         )
 
     async def report(self, progress: ProgressReport) -> None:
-        body = {
-            "opened": [list(key) for key in progress.opened],
+        workers = None if progress.workers is None else [asdict(worker) for worker in progress.workers]
+        body: dict[str, Any] = {
+            "opened": progress.opened,
+            "idle": progress.idle,
+            "busy": progress.busy,
             "waiting_for_engine": progress.is_waiting_for_engine,
             "held": progress.is_held,
             "num_groups_total": progress.num_groups_total,
             "is_last_slot_reported": progress.is_last_slot_reported,
             "process_id": progress.process_id,
             "counts": progress.counts,
+            "workers": workers,
         }
         await self._ask(json_call("POST", "progress", body, TIMEOUT_S))
 

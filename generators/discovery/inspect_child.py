@@ -62,7 +62,7 @@ def _warnings(path: Path) -> list[str]:
 
 
 def _describe(module: ModuleType) -> dict[str, Any]:
-    from forebay.hooks.plain_functions import check_hooks
+    from forebay.hooks.check import check_hooks
 
     namespace = vars(module)
     report = check_hooks(namespace)

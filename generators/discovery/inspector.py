@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from forebay.core.child_process import child_environment, memory_file, python_argv, read_back, signal_group
+from forebay.core.child_process import (
+    child_environment,
+    end_session,
+    last_line,
+    memory_file,
+    python_argv,
+    read_back,
+    signal_group,
+)
 from forebay.generators.discovery.info import GeneratorInfo
 
 _OUTPUT_TAIL_BYTES = 64 * 1024
@@ -50,9 +58,15 @@ async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir
         async with asyncio.timeout(timeout_s):
             return await process.wait()
     finally:
-        # What the file started goes with it; and it is waited for when we are cancelled as well, or it stays a zombie.
-        signal_group(process.pid, signal.SIGKILL)
-        await asyncio.shield(process.wait())
+        # Also when we are cancelled, or it stays a zombie.
+        await asyncio.shield(_end(process))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the inspection, and what the file started."""
+    signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
+    await asyncio.to_thread(end_session, process.pid)
 
 
 def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
@@ -75,8 +89,7 @@ def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
 
 def _died(draft: GeneratorInfo, exit_code: int, output: str) -> GeneratorInfo:
     how = signal.strsignal(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
-    last_lines = [line.strip() for line in output.splitlines() if line.strip()][-1:]
-    said = f" after saying {last_lines[0]!r}" if last_lines else ""
+    said = f" after saying {line!r}" if (line := last_line(output)) else ""
     problem = f"importing it ended the process ({how}){said}; move what ends it into run_rollout"
     return replace(_failed(draft, problem), traceback=output)
 

@@ -1,11 +1,16 @@
 """The job of a run process: one passage over its rows, in groups, until the buffer has every sample.
 
-``session.py`` opens what the job needs, in order, and closes it again; it asks the buffer for the plan first.
-``job.py`` then goes through the ``schedule.py`` of groups that ``input_rows.py`` reads from the file: it takes a
-place for each rollout, announces the group, starts its rollouts, and hands what they bring to the writer. Beside the
-rollouts run the feed of closed groups, the reports (``reporter.py``: progress, costs, totals) and the writer. Its
-``OpenGroups`` end what is not needed any more: rollouts of closed groups, spares of complete ones, calls in flight
-when the run is held.
+``session.py`` opens what the job needs, in order, and closes it again; it asks the buffer for the plan first, which
+``plan_record.py`` puts into the trace, and ``composition.py`` for the policy of the run; ``parts.py`` says what the job
+asks of what was opened, and ``places.py`` what of it lies elsewhere where workers run the rollouts. ``job.py`` then
+serves the rollouts of the ``schedule.py`` of groups that ``input_rows.py`` reads from the file. ``group_feed.py``
+submits a few of them ahead to the policy; ``starter.py`` asks the policy for every free place, announces a group before
+its first rollout, and starts what was chosen. What rollouts bring goes to the writer. With ``leftover: "defer"``,
+``deferral.py`` says which groups a step begins, and ``held_back.py`` keeps samples until their group is whole.
+``auto_places.py`` finds out how many places there are, if nobody says. Beside them run the feed of closed groups, the
+reports (``reporter.py``: progress, costs, totals; ``idle_reports.py``: which groups have no rollout in flight) and the
+writer. ``open_groups.py`` ends what is not needed any more: rollouts of closed groups, spares of complete ones, calls
+in flight when the run is held.
 
 Out go samples (through ``buffer_link``) and ``Totals``. A run that the buffer has ended comes here as ``RunGone``.
 """

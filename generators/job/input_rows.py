@@ -1,5 +1,6 @@
 """Reading task rows from a JSONL file: streamed, checked, numbered, and shuffled without holding the file."""
 
+import os
 import random
 from array import array
 from collections.abc import Iterator
@@ -9,23 +10,27 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from forebay.core.starts.input_file import InputLimits, LineTooLong
 from forebay.core.task_row import BadRow, RowProblem, TaskRow, parse_row
 
 
-def validate_rows(path: str | Path, first: int | None = None) -> RowProblem | None:
+def validate_rows(path: str | Path, first: int | None = None, limits: InputLimits | None = None) -> RowProblem | None:
     """Check the first ``first`` rows of a file, or all of them; the first problem, or None.
 
-    Besides each row by itself, no two rows may have the same ``instance_id``.
+    Besides each row by itself, no two rows may have the same ``instance_id``. ``limits`` default to this process's.
     """
-    path, seen = Path(path), _SeenIds()
+    path, seen, limits = Path(path), _SeenIds(), limits or InputLimits.of(os.environ)
     number = -1
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
+        with limits.open(path) as file:
+            for line in limits.lines(file):
+                number += 1
                 if first is not None and number >= first:
                     return None
                 if line.strip():
                     seen.add(parse_row(line, number))
+    except LineTooLong as error:
+        return RowProblem(path, number + 2, str(error))
     except BadRow as error:
         return RowProblem(path, number + 1, str(error))
     except OSError as error:
@@ -56,6 +61,7 @@ class RowFile:
 
     def __init__(self, path: str | Path, shuffle_seed: int | None = None) -> None:
         self.path = Path(path)
+        self._limits = InputLimits.of(os.environ)
         self._shuffle_seed = shuffle_seed
 
     def rows(self, epoch: int = 0) -> Iterator[TaskRow]:
@@ -67,13 +73,15 @@ class RowFile:
     def num_rows(self) -> int:
         """How many rows the file holds; reads it once. Raises ``InputRefused``."""
         with self._readable() as file:
-            return sum(1 for line in file if line.strip())
+            return sum(1 for line in self._limits.lines(file) if line.strip())
 
     @contextmanager
     def _readable(self) -> Iterator[BinaryIO]:
         try:
-            with self.path.open("rb") as file:
+            with self._limits.open(self.path) as file:
                 yield file
+        except LineTooLong as error:
+            raise RowProblem(self.path, 0, f"holds a line that is {error}").as_error() from None
         except OSError as error:
             raise RowProblem(self.path, 0, f"cannot be read: {error.strerror or error}").as_error() from error
 
@@ -86,7 +94,7 @@ class RowFile:
     def _lines(self, epoch: int) -> Iterator[tuple[int, bytes]]:
         with self._readable() as file:
             if self._shuffle_seed is None:
-                yield from ((number, line) for number, line in enumerate(file) if line.strip())
+                yield from ((number, line) for number, line in enumerate(self._limits.lines(file)) if line.strip())
                 return
             numbers, offsets = self._index
             order = array("Q", range(len(numbers)))
@@ -94,7 +102,7 @@ class RowFile:
             random.Random(f"{self._shuffle_seed}/{epoch}").shuffle(order)
             for at in order:
                 file.seek(offsets[at])
-                yield numbers[at], file.readline()
+                yield numbers[at], next(self._limits.lines(file), b"")
 
     @cached_property
     def _index(self) -> "tuple[array[int], array[int]]":
@@ -102,7 +110,7 @@ class RowFile:
         # 16 bytes for each, whatever the rows weigh: files have millions.
         numbers, offsets, offset = array("Q"), array("Q"), 0
         with self._readable() as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(self._limits.lines(file)):
                 if line.strip():
                     numbers.append(number)
                     offsets.append(offset)

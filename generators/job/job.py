@@ -4,18 +4,25 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from forebay.client.sample_writer.outbox import Sample
-from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.clock import ActiveClock
-from forebay.core.errors import InputRefused
-from forebay.core.ids import run_rid_prefix
-from forebay.engines.ring import Call, EngineRing
-from forebay.generators.buffer_link.abc import ClosedGroups, Link, Plan, RunGone, Step
-from forebay.generators.job.reporter import Ending, Reporter, Totals, cost, kept_costs
+from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.scheduling.policy import Policy, RolloutEnd
+from forebay.generators.buffer_link.abc import ClosedGroups, Plan, RunGone, Step
+from forebay.generators.job.auto_places import adjust_places
+from forebay.generators.job.deferral import Deferral
+from forebay.generators.job.group_feed import GroupFeed
+from forebay.generators.job.held_back import FinishedRollout, HeldBack
+from forebay.generators.job.open_groups import OpenGroups
+from forebay.generators.job.parts import JobBuffer, JobEngines, JobRunner, JobWriter
+from forebay.generators.job.reporter import Reporter, Totals, cost
 from forebay.generators.job.schedule import Schedule
-from forebay.generators.rollouts.attempts import RolloutRunner
-from forebay.generators.rollouts.open_group import GroupClosed, GroupPlan, Hold, OpenGroup
+from forebay.generators.job.starter import Starter
+from forebay.generators.rollouts.open_group import GroupClosed, Hold, OpenGroup, RolloutBroken, RolloutLost
+from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
+from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -28,27 +35,50 @@ class JobParts:
 
     plan: Plan
     schedule: Schedule
-    link: Link
-    ring: EngineRing
-    runner: RolloutRunner
-    writer: AsyncWriter
+    link: JobBuffer
+    ring: JobEngines
+    runner: JobRunner
+    writer: JobWriter
     reporter: Reporter
     clock: ActiveClock
     hold: Hold
-    num_concurrent: int
+    policy: Policy
+    loads: EngineLoads
+    traces: RolloutTraces
+    adjusts_places: bool = False
+    """Whether the number of places is found out while it runs."""
 
 
 class RolloutJob:
-    """Fills the groups of a schedule, ``num_concurrent`` rollouts at a time."""
+    """Fills the groups of a schedule, in the order and on the engines that its policy chooses."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
         self._reporter = parts.reporter
         self._hold = parts.hold
+        self._policy = parts.policy
+        scheduler = parts.plan.scheduler
+        self._goes_on = scheduler is not None and scheduler.broken == "continue"
+        self._deferral = Deferral(parts.plan, lambda: parts.hold.num_counted)
+        self._held_back = HeldBack()
+        self._feed = GroupFeed(parts.schedule.groups(), parts.policy, parts.plan, self._deferral)
         self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
-        self._places = asyncio.Semaphore(parts.num_concurrent)
-        self._rollouts: asyncio.TaskGroup
-        self._input_error: InputRefused | None = None
+        self._open.on_end = self._note_closed
+        self._traces = parts.traces
+        self._starter = Starter(
+            policy=parts.policy,
+            loads=parts.loads,
+            ring=parts.ring,
+            when_ready=parts.runner.when_ready,
+            hold=parts.hold,
+            feed=self._feed,
+            deferral=self._deferral,
+            open_groups=self._open,
+            announce=parts.reporter.announce,
+            make_group=lambda planned: OpenGroup(parts.plan, planned, parts.clock, parts.hold),
+            run=self._run_rollout,
+            traces=parts.traces,
+        )
 
     async def run(self) -> Totals:
         """Run to the end of the schedule, or until the run is gone.
@@ -67,8 +97,9 @@ class RolloutJob:
         finally:
             # Threads cannot be cancelled: the next call of each raises, as its group is closed.
             self._open.close_all()
-        if self._input_error is not None:
-            raise self._input_error
+            self._traces.close()
+        if self._feed.error is not None:
+            raise self._feed.error
         return self._reporter.totals
 
     async def _serve(self) -> None:
@@ -78,65 +109,22 @@ class RolloutJob:
             feed = services.create_task(self._follow_closed())
             # Its error ends the rollouts as well: what they would bring could not be written.
             services.create_task(self._parts.writer.watch())
+            places = services.create_task(self._adjust_places())
             # Left only when no rollout can bring a sample any more: then the writer may be closed.
             async with asyncio.TaskGroup() as rollouts:
-                self._rollouts = rollouts
                 self._hold.on_change = self._note_held
                 self._note_step(self._parts.plan.step)
-                await self._fill()
+                await self._starter.start_all(rollouts)
             await self._parts.writer.close()
             # The report lets the run end, and the feed of an ended run says that it is gone.
             feed.cancel()
+            places.cancel()
             await self._reporter.finish()
             news.cancel()
 
-    async def _fill(self) -> None:
-        try:
-            for planned in self._parts.schedule.groups():
-                await self._start_group(planned)
-        except InputRefused as error:
-            # The rollouts in progress go on to their end, and what they bring is written.
-            self._input_error = error
-
-    # --- groups
-
-    async def _start_group(self, planned: GroupPlan) -> None:
-        # The place first: the time of a group that is announced runs, and would run out waiting for one.
-        await self._take_place()
-        await self._reporter.announce((planned.row.instance_id, planned.epoch))
-        group = OpenGroup(self._parts.plan, planned, self._parts.clock, self._hold)
-        self._add(group)
-        await self._start_rollouts(group, num_places=1)
-
-    def _add(self, group: OpenGroup) -> None:
-        self._open.add(group)
-        self._rollouts.create_task(self._expire(group))
-
-    async def _start_rollouts(self, group: OpenGroup, num_places: int = 0) -> None:
-        """Start them one by one; ``num_places`` are taken already."""
-        for position, number in enumerate(group.numbers):
-            if position >= num_places:
-                await self._take_place()
-            if group.is_closed:  # while a place was waited for
-                self._places.release()
-                return
-            self._rollouts.create_task(self._run_rollout(group, number))
-
-    async def _take_place(self) -> None:
-        """A place for another rollout; none while the run is held."""
-        await self._places.acquire()
-        while self._hold.is_held:
-            self._places.release()
-            await self._hold.wait()
-            await self._places.acquire()
-
-    async def _expire(self, group: OpenGroup) -> None:
-        """Close the group at its deadline."""
-        # The server counts the same time and mostly says so before; slime's buffer never does.
-        if await group.wait_expired():
-            logger.warning("group %s of instance %r took too long", group.group_id, group.key[0])
-            self._open.close(group)
-        self._open.remove(group)
+    async def _adjust_places(self) -> None:
+        if self._parts.adjusts_places:
+            await adjust_places(self._parts.ring, self._parts.loads, self._starter.news.notify)
 
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
@@ -145,7 +133,7 @@ class RolloutJob:
         while link.has_feed:
             news = await link.closed_groups(news)
             for group_id in news.group_ids:
-                self._open.close_id(group_id)
+                self._starter.close_id(group_id)
             self._note_step(news.step)
             self._hold.note_paused(news.is_paused)
             self._reporter.note_paused(news.is_paused)
@@ -154,56 +142,142 @@ class RolloutJob:
 
     # --- rollouts
 
-    async def _run_rollout(self, group: OpenGroup, number: int) -> None:
+    async def _run_rollout(self, group: OpenGroup, trace: RolloutTrace, seat: Seat) -> None:
+        """One rollout that was chosen, until its sample is written, or it is broken, or not needed any more."""
+        finished = None
+        if self._goes_on:
+            seat.on_wait = partial(self._park, group, seat)
         try:
-            for sample in await self._samples(group, number):
-                await self._parts.writer.write(sample)
+            finished = await self._finished(group, trace, seat)
+            for rollout in self._writable(group, finished):
+                rollout.trace.write(rollout.samples[-1])
+                for sample in rollout.samples:
+                    await self._parts.writer.write(sample)
         finally:
-            self._places.release()
+            seat.leave()
+            if not seat.is_waiting:
+                group.leave()
+            if finished is None and not self._starter.waits_again(seat.rollout):
+                trace.end()
+            self._starter.news.notify()
 
-    async def _samples(self, group: OpenGroup, number: int) -> list[Sample]:
-        """The rollout's samples, if its group needs them."""
-        task = asyncio.current_task()
+    def _writable(self, group: OpenGroup, finished: FinishedRollout | None) -> list[FinishedRollout]:
+        """What can be written now that this rollout has ended."""
+        if finished is None or not self._deferral.is_on:
+            return [] if finished is None else [finished]
+        self._held_back.add(group.group_id, finished)
+        whole = self._held_back.take(group.group_id) if group.is_complete else []
+        for rollout in whole:
+            self._reporter.count(rollout.used)
+        return whole
+
+    async def _finished(self, group: OpenGroup, trace: RolloutTrace, seat: Seat) -> FinishedRollout | None:
+        """The rollout with its samples, if its group needs them."""
+        task, finished = asyncio.current_task(), None
         assert task is not None
-        ending: Ending = "aborted"
         try:
             with group.working():
-                samples = await self._parts.runner.samples(group, number)
-                await self._hold.wait()  # it could fill another group than the step needs
-            is_failed = samples[-1]["status"] == "failed"
-            slot = group.admit(number, is_failed=is_failed)
-            if slot is None:
-                ending = "failed" if is_failed else "aborted"
-                return []
-            ending = "failed" if is_failed else "finished"
-            return self._admitted(group, slot, samples)
+                samples = await self._parts.runner.samples(group, seat.rollout.number, trace, seat)
+                await self._wait_held(trace)  # it could fill another group than the step needs
+            finished = self._admitted(group, seat.rollout.number, samples, trace)
+        except RolloutBroken:
+            trace.ending = "broken"
+        except RolloutLost:
+            trace.ending = "lost"
         except GroupClosed:
             self._open.close(group)  # its time may be up before `_expire` has woken: its other calls must end as well
-            return []
         except asyncio.CancelledError:
             # Cancelled once for the closed group; any more and the whole run is being stopped.
-            if group.is_closed and not task.uncancel():
-                return []
-            raise
+            if not group.is_closed or task.uncancel():
+                raise
         finally:
-            group.note_rollout_ended()
-            self._reporter.count(cost(group.rollouts.pop(number, []), ending))
+            self._note_ended(group, trace, seat, finished)
+        return finished
 
-    def _admitted(self, group: OpenGroup, slot: int, samples: list[Sample]) -> list[Sample]:
-        """``samples`` in their slot, as far as the buffer takes them."""
+    def _note_ended(self, group: OpenGroup, trace: RolloutTrace, seat: Seat, finished: FinishedRollout | None) -> None:
+        number, ending = seat.rollout.number, trace.ending
+        attempts = group.rollouts.pop(number, [])
+        tokens = attempts[-1].num_sampled_tokens if attempts else 0
+        if finished is not None and self._deferral.is_on:
+            finished.used, finished.thrown = cost(attempts, ending), cost(attempts, "aborted")
+        else:
+            self._reporter.count(cost(attempts, ending))
+        was_parked = self._starter.unpark(seat.rollout)
+        if ending == "broken" or ending == "lost":
+            if not was_parked and ending == "broken":
+                self._policy.broken(seat.rollout, tokens, seat.seconds)
+            elif not was_parked:
+                self._policy.lost(seat.rollout)
+            self._starter.wait_again(group, seat.rollout, trace)
+            return
+        group.note_rollout_ended()
+        end = RolloutEnd(ending, tokens, seat.seconds)
+        if was_parked:  # its policy believes that it waits
+            self._starter.park(seat.rollout, partial(self._end_chosen, end))
+        else:
+            self._policy.ended(seat.rollout, end)
+
+    # --- what goes on at its cap
+
+    def _park(self, group: OpenGroup, seat: Seat) -> None:
+        """A rollout at its cap has given its place up, and waits to be chosen again."""
+        attempts = group.rollouts.get(seat.rollout.number, [])
+        self._policy.broken(seat.rollout, attempts[-1].num_sampled_tokens if attempts else 0, seat.seconds)
+        group.leave()
+        self._starter.park(seat.rollout, partial(self._go_on, group, seat))
+
+    def _go_on(self, group: OpenGroup, seat: Seat, chosen: Seat) -> None:
+        self._reporter.count({"rollouts_continued": 1})
+        group.enter()
+        seat.go_on(chosen)
+
+    def _end_chosen(self, end: RolloutEnd, chosen: Seat) -> None:
+        """A rollout was chosen again that has ended while it waited."""
+        chosen.leave()
+        self._policy.ended(chosen.rollout, end)
+        self._starter.news.notify()
+
+    async def _wait_held(self, trace: RolloutTrace) -> None:
+        if self._hold.is_held:
+            with trace.attempt.span("hold"):
+                await self._hold.wait()
+
+    def _admitted(
+        self, group: OpenGroup, number: int, samples: list[Sample], trace: RolloutTrace
+    ) -> FinishedRollout | None:
+        """The rollout in its slot, if its group has one for it, and the buffer takes it."""
         is_failed = samples[-1]["status"] == "failed"
+        slot = group.admit(number, is_failed=is_failed)
+        if slot is None:
+            trace.ending = "failed" if is_failed else "aborted"
+            return None
+        trace.ending, trace.slot = "failed" if is_failed else "finished", slot
         group.note_sample()
         self._reporter.note_sample(is_failed)
         if group.is_complete:
-            self._hold.note_complete(group.group_id)
-            if group.num_left > 1:
-                self._open.end_rest(group)
+            self._note_complete(group)
         if self._parts.link.takes_failed:
-            return [{**sample, "slot": slot} for sample in samples]
+            return FinishedRollout([{**sample, "slot": slot} for sample in samples], trace)
         if is_failed:
             logger.error("not sent to a buffer that knows no failed samples: %s", samples[-1]["error"]["message"])
-            return []
-        return [{**samples[-1], "slot": slot}]  # it knows no forks either
+            return None
+        return FinishedRollout([{**samples[-1], "slot": slot}], trace)  # it knows no forks either
+
+    def _note_complete(self, group: OpenGroup) -> None:
+        self._deferral.note_ended(group.group_id)
+        self._hold.note_complete(group.group_id)
+        if group.num_left > 1:
+            self._open.end_rest(group)
+
+    def _note_closed(self, group: OpenGroup) -> None:
+        """A group ends before its last rollout has."""
+        self._starter.forget(group)
+        if not group.is_complete:
+            self._throw_away(group)
+
+    def _throw_away(self, group: OpenGroup) -> None:
+        for rollout in self._held_back.throw_away(group.group_id):
+            self._reporter.count(rollout.thrown)
 
     # --- between steps
 
@@ -211,7 +285,11 @@ class RolloutJob:
         if step is not None:
             # Before the hold ends: calls that go out then carry the new version.
             self._parts.ring.announce(step.weights)
+            if step.number != self._hold.step:
+                self._policy.begin_step(step.number)
+                self._deferral.begin_step()
             self._hold.note_step(step)
+            self._starter.news.notify()  # the step may begin other groups now
 
     def _note_held(self, is_held: bool) -> None:
         self._reporter.note_held(is_held)
@@ -223,99 +301,13 @@ class RolloutJob:
             self._open.keep_rest()
             return
         for group in self._open.unfinished():
-            self._begin_afresh(group)
-
-    def _begin_afresh(self, group: OpenGroup) -> None:
-        """Throw away the rollouts in flight; others take their slots in the next step."""
-        # Takes the free slots away, so that a rollout which ends meanwhile fills none.
-        fresh = group.afresh()
-        self._open.end_rest(group)
-        self._add(fresh)
-        self._rollouts.create_task(self._start_rollouts(fresh))
-
-
-class OpenGroups:
-    """By id. ``services`` runs what goes on beside the rollouts; it is to be set before anything is ended."""
-
-    services: asyncio.TaskGroup
-
-    def __init__(self, ring: EngineRing, reporter: Reporter, hold: Hold) -> None:
-        self._ring = ring
-        self._reporter = reporter
-        self._hold = hold
-        self._groups: dict[str, OpenGroup] = {}
-
-    def add(self, group: OpenGroup) -> None:
-        """From now on this is the group of its id."""
-        self._groups[group.group_id] = group
-
-    def remove(self, group: OpenGroup) -> None:
-        """It has ended; another one that took its id stays."""
-        # Another one has its id where the rollouts of a step were thrown away.
-        if self._groups.get(group.group_id) is group:
-            del self._groups[group.group_id]
-
-    def unfinished(self) -> Iterator[OpenGroup]:
-        """The groups that still need rollouts."""
-        return (group for group in list(self._groups.values()) if not group.is_finished and not group.is_complete)
-
-    # --- groups
-
-    def close_id(self, group_id: str) -> None:
-        """``close`` for the group with this id, if there is one."""
-        if (group := self._groups.get(group_id)) is not None:
-            self.close(group)
-
-    def close(self, group: OpenGroup) -> None:
-        """Nothing that is generated for it would be used: cancel its rollouts, and abort their calls."""
-        if group.is_finished:
-            return
-        self._reporter.totals.num_groups_closed += 1
-        calls = group.calls()  # before it is closed: tasks that are cancelled forget their calls
-        group.close()
-        self.services.create_task(self._ring.abort(group.rid_prefix, calls))
-
-    def end_rest(self, group: OpenGroup) -> None:
-        """End the rollouts of a group that needs them no more, their calls first: so it is known what they sampled."""
-
-        async def end() -> None:
-            await self._ring.stop(group.calls)
-            group.close()
-            if self._hold.is_held:  # nothing else is going on that would be reported
-                self._reporter.flush()
-
-        # Shut now, so that no other call goes out; closed once it is known from the engines what its calls sampled.
-        group.shut()
-        self.services.create_task(end())
-
-    # --- all of them
-
-    def keep_rest(self) -> None:
-        """End the calls in flight: the turns go on with others, which wait until the run is no longer held."""
-
-        async def end() -> None:
-            await self._ring.stop(self._calls_between_steps, limit_s=None)
-            rollouts = [attempts for group in self._groups.values() for attempts in group.rollouts.values()]
-            self._reporter.count(kept_costs(rollouts))
-            self._reporter.flush()
-
-        self.services.create_task(end())
-
-    def _calls_between_steps(self) -> list[Call]:
-        # Not streams: their readers have seen the beginning, and nobody could go on with them.
-        groups = self._groups.values() if self._hold.is_held else ()
-        return [call for group in groups for call in group.whole_calls()]
-
-    async def stop(self, run_id: str) -> None:
-        """The run is over: close all groups, and abort every call of the run."""
-        calls = [call for group in self._groups.values() for call in group.calls()]
-        self.close_all()
-        await self._ring.abort(run_rid_prefix(run_id), calls)
-
-    def close_all(self) -> None:
-        """What still runs in threads ends with its next call."""
-        for group in self._groups.values():
-            group.close()
+            if oversampling.leftover == "discard":
+                self._starter.begin_afresh(group)
+            else:
+                self._throw_away(group)
+                self._starter.put_off(group)
+        if oversampling.leftover == "defer":
+            self._feed.withdraw()
 
 
 def _leaves(failures: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -5,17 +5,21 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
 from forebay.core.clock import ActiveClock
-from forebay.generators.buffer_link.abc import GroupKey, Link, ProgressReport
-from forebay.generators.rollouts.open_group import Execution
+from forebay.generators.buffer_link.abc import GroupKey, ProgressReport, WorkerReport
+from forebay.generators.job.idle_reports import IdleReports
+from forebay.generators.job.parts import JobBuffer
+from forebay.generators.rollouts.open_group import Execution, OpenGroup
+from forebay.generators.rollouts.rollout_trace import Ending
 
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
+WORKERS_EVERY_S = 2.0
 COUNTS_EVERY_S = 5.0
 """Each report of counts is written to the journal; so much may be lost with a process that is killed."""
 
@@ -42,16 +46,20 @@ class Reporter:
     The ``clock`` of the groups' deadlines stands still while the run waits for its engine or its trainer, or is paused.
     """
 
-    def __init__(self, link: Link, clock: ActiveClock) -> None:
+    def __init__(self, link: JobBuffer, clock: ActiveClock) -> None:
         self.totals = Totals()
         self._link = link
         self._clock = clock
         self._process_id = secrets.token_hex(4)
-        self._is_waiting_for_engine = False
+        self._waiting: set[int | None] = set()
+        """Workers that no engine answers; None for this process."""
+        self._has_no_worker = False
+        self._workers: Callable[[], Sequence[WorkerReport]] | None = None
         self._is_held = False
         self._is_paused = False
         self._is_count_due = False
         self._changed = asyncio.Event()
+        self._idle = IdleReports(self._changed.set)
         # The first report tells how many groups there will be.
         self._changed.set()
         # The server takes what came last for true: reports must not overtake each other.
@@ -64,10 +72,15 @@ class Reporter:
         # By itself, for it may be refused for minutes: meanwhile other reports must neither wait nor grow old.
         await self._link.report(ProgressReport(opened=[key]))
 
-    def note_waiting(self, is_waiting: bool) -> None:
-        """The circuit breaker opened or closed; reported as soon as possible."""
-        self._is_waiting_for_engine = is_waiting
+    def note_waiting(self, is_waiting: bool, worker: int | None = None) -> None:
+        """The circuit breaker opened or closed, of this process or a worker; reported as soon as possible."""
+        (self._waiting.add if is_waiting else self._waiting.discard)(worker)
         self._note_standstill()
+
+    def note_no_worker(self, has_no_worker: bool) -> None:
+        """There is no worker at all, or there is one again."""
+        self._has_no_worker = has_no_worker
+        self._run_clock()
 
     def note_held(self, is_held: bool) -> None:
         """The run is held until its trainer announces other weights, or goes on; reported as soon as possible."""
@@ -84,7 +97,7 @@ class Reporter:
         self._changed.set()
 
     def _run_clock(self) -> None:
-        self._clock.run(not (self._is_waiting_for_engine or self._is_held or self._is_paused))
+        self._clock.run(not (self._waiting or self._has_no_worker or self._is_held or self._is_paused))
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Add to what the run counts; reported within 5 s, and at the end."""
@@ -99,6 +112,14 @@ class Reporter:
         self.totals.num_completed += not is_failed
         if time.monotonic() - self._logged_s >= LOG_EVERY_S:
             self.log()
+
+    def note_group(self, group: OpenGroup) -> None:
+        """A group has opened, is idle, or is not any more: reported soon, unless that changes back."""
+        self._idle.note(group)
+
+    def watch_workers(self, report: Callable[[], Sequence[WorkerReport]]) -> None:
+        """The run has workers: how they are is reported every few seconds."""
+        self._workers = report
 
     def flush(self) -> None:
         """Report what was counted now."""
@@ -120,7 +141,9 @@ class Reporter:
     async def run(self) -> None:
         """Report changes for as long as the run lasts."""
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._idle.repeat_s if self._workers is None else WORKERS_EVERY_S):
+                    await self._changed.wait()
             self._changed.clear()  # before it is sent: what changes meanwhile is sent once more
             await self._send()
 
@@ -133,19 +156,19 @@ class Reporter:
         async with self._sending:
             # Before the counts are read: what is counted while they are under way makes others due.
             self._is_count_due = False
+            idle, busy = self._idle.take()
             progress = ProgressReport(
-                is_waiting_for_engine=self._is_waiting_for_engine,
+                idle=idle,
+                busy=busy,
+                is_waiting_for_engine=bool(self._waiting),
                 is_held=self._is_held,
                 num_groups_total=self.totals.num_groups_total,
                 is_last_slot_reported=is_last_slot_reported,
                 process_id=self._process_id,
                 counts=dict(self.totals.counts),
+                workers=self._workers() if self._workers is not None else None,
             )
             await self._link.report(progress)
-
-
-Ending = Literal["finished", "failed", "aborted"]
-"""Its sample is used; it failed; or nobody needed it any more."""
 
 
 def cost(attempts: Sequence[Execution], ending: Ending) -> Counter[str]:

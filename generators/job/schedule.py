@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from forebay.core.ids import InstanceId, group_id
 from forebay.generators.buffer_link.abc import Plan
-from forebay.generators.job.input_rows import RowFile
+from forebay.generators.job.parts import JobRows
 from forebay.generators.rollouts.open_group import GroupPlan, rollout_numbers
 
 
@@ -15,7 +15,7 @@ class Schedule:
     ``skip_instance_ids`` is a multiset: an id listed k times skips the instance's first k epochs.
     """
 
-    def __init__(self, rows: RowFile, epochs: range, plan: Plan, skip_instance_ids: Sequence[InstanceId]) -> None:
+    def __init__(self, rows: JobRows, epochs: range, plan: Plan, skip_instance_ids: Sequence[InstanceId]) -> None:
         self._rows = rows
         self._epochs = epochs
         self._plan = plan

@@ -3,36 +3,61 @@
 import asyncio
 import logging
 import re
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay.core.addresses import is_http_url
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
+from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.scheduling.scheduler_checks import check_engines
 from forebay.engines.chat_template import load_template
 from forebay.engines.ring import EngineRing
 from forebay.generators.buffer_link.abc import Link, Plan, RunGone
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
+from forebay.generators.job.composition import composition, policy_of
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
+from forebay.generators.job.places import JobPlaces, JobSurroundings, MemberParts, MemberShare
+from forebay.generators.job.plan_record import record_plan
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.rewards import Rewarder, RewardFunc
-from forebay.generators.rollouts.attempts import RolloutFunc, RolloutRunner, RolloutSettings
 from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.rollout_trace import RolloutTraces
+from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.tracer import NO_TRACE, Tracer, run_tracer
 
 if TYPE_CHECKING:
     from forebay.generators.base import BaseGenerator
+    from forebay.generators.rollouts.attempts import RolloutFunc, RolloutRunner
 
 logger = logging.getLogger(__name__)
 
 
 async def run(
-    generator: "BaseGenerator", rows: RowFile, epochs: range, rollout_func: RolloutFunc, reward_func: RewardFunc
+    generator: "BaseGenerator", rows: RowFile, epochs: range, rollout_func: "RolloutFunc", reward_func: RewardFunc
 ) -> Totals:
     """Pass over the rows until the buffer has every sample, or the run was stopped."""
+    where = composition()
+    if where.member is not None:
+        return await where.member.serve(partial(_member_parts, generator, rollout_func, reward_func))
+    totals = None
+    try:
+        totals = await _run_job(generator, rows, epochs, rollout_func, reward_func)
+    finally:
+        if where.places is not None:
+            where.places.end_job(totals)
+    return totals
+
+
+async def _run_job(
+    generator: "BaseGenerator", rows: RowFile, epochs: range, rollout_func: "RolloutFunc", reward_func: RewardFunc
+) -> Totals:
     async with AsyncExitStack() as stack:
         try:
             parts = await _open(stack, generator, rows, epochs, rollout_func, reward_func)
@@ -40,6 +65,9 @@ async def run(
             logger.info("nothing to do: %s", error)
             return Totals(is_stopped=True)
         logger.info("%s, run %s: %d epochs of %s", generator.task_type, parts.plan.run_id, len(epochs), rows.path)
+        watch = LoopWatch()
+        watch.start(_tracer_of(parts.plan.run_id))
+        stack.callback(watch.stop)
         return await RolloutJob(parts).run()
 
 
@@ -48,31 +76,137 @@ async def _open(
     generator: "BaseGenerator",
     rows: RowFile,
     epochs: range,
-    rollout_func: RolloutFunc,
+    rollout_func: "RolloutFunc",
     reward_func: RewardFunc,
 ) -> JobParts:
+    places = composition().places
+    if places is None:  # a function that cannot be judged with is refused before anything is asked of others
+        rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
+    around = await _surroundings(stack, generator)
+    schedule = Schedule(rows, epochs, around.plan, generator.listed_ids)
+    # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
+    around.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
+    _record(around, generator, num_epochs=len(epochs))
+    if places is None:
+        here = _places_here(stack, around, generator, rollout_func, rewarder)
+    else:
+        here = await stack.enter_async_context(places.opened(around))
+    return JobParts(
+        plan=around.plan,
+        schedule=schedule,
+        link=around.link,
+        ring=here.ring,
+        runner=here.runner,
+        writer=here.writer,
+        reporter=around.reporter,
+        clock=around.clock,
+        hold=around.hold,
+        policy=await asyncio.to_thread(policy_of, around.plan, generator.max_tokens),
+        loads=around.loads,
+        traces=here.traces,
+        adjusts_places=generator.adjusts_places,
+    )
+
+
+async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> JobSurroundings:
+    """What the job has of its buffer and its engines. Raises ``RunGone``."""
     clock = ActiveClock(SystemClock())
     clock.run(True)
-    rewarder = Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=generator.num_reward_workers)
-    await stack.enter_async_context(rewarder)
     link = connect_link(generator.remote_buffer_url)
     stack.push_async_callback(link.close)
     reporter = Reporter(link, clock)
-    ring = await stack.enter_async_context(await _ring(generator, reporter))
+    ring = await stack.enter_async_context(await _ring(generator, reporter.note_waiting))
     plan = await link.plan(_fallback_plan(generator))
     if plan.groups_per_step is not None and not link.has_feed:
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
-    schedule = Schedule(rows, epochs, plan, generator.listed_ids)
-    # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
-    reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
-    settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
-    runner = RolloutRunner(rollout_func, ring, rewarder, settings, plan.run_id)
+    if plan.scheduler is not None:
+        ring.on_found = partial(check_engines, plan.scheduler, ring.urls)
+    return JobSurroundings(
+        plan=plan,
+        link=link,
+        ring=ring,
+        reporter=reporter,
+        clock=clock,
+        hold=Hold(plan.groups_per_step),
+        loads=EngineLoads(generator.num_process, addresses=ring.addresses),
+        tracer=_tracer_of(plan.run_id),
+        queue_size=generator.queue_size,
+        num_reward_workers=generator.num_reward_workers,
+    )
+
+
+def _record(around: JobSurroundings, generator: "BaseGenerator", *, num_epochs: int) -> None:
+    record_plan(
+        around.tracer,
+        around.plan,
+        generator.remote_engine_url,
+        task_type=generator.task_type or "",
+        num_process=generator.num_process,
+        num_epochs=num_epochs,
+        max_tokens=generator.max_tokens,
+        max_attempts=generator.max_attempts,
+    )
+
+
+def _places_here(
+    stack: AsyncExitStack,
+    around: JobSurroundings,
+    generator: "BaseGenerator",
+    rollout_func: "RolloutFunc",
+    rewarder: Rewarder,
+) -> JobPlaces:
+    runner = _runner(generator, rollout_func, around.ring, rewarder, around.plan.run_id)
     stack.push_async_callback(runner.close)
-    writer = link.writer(generator.queue_size)
+    traces = RolloutTraces(around.tracer, around.plan.run_id)
+    writer = around.link.writer(around.queue_size, traces.note_judged)
     # A job that came to its end has closed it; after an error nothing more is sent.
     stack.push_async_callback(writer.stop)
-    hold = Hold(plan.groups_per_step)
-    return JobParts(plan, schedule, link, ring, runner, writer, reporter, clock, hold, generator.num_process)
+    return JobPlaces(around.ring, runner, writer, traces)
+
+
+@asynccontextmanager
+async def _member_parts(
+    generator: "BaseGenerator",
+    rollout_func: "RolloutFunc",
+    reward_func: RewardFunc,
+    share: MemberShare,
+    on_waiting: Callable[[bool], None],
+) -> AsyncIterator[MemberParts]:
+    """What a worker runs rollouts with. What is the run's is the lead's: plan, rows, reports."""
+    async with AsyncExitStack() as stack:
+        rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, share.num_reward_workers))
+        link = connect_link(generator.remote_buffer_url)
+        stack.push_async_callback(link.close)
+        ring = await stack.enter_async_context(await _ring(generator, on_waiting))
+        runner = _runner(generator, rollout_func, ring, rewarder, share.plan.run_id)
+        stack.push_async_callback(runner.close)
+        traces = RolloutTraces(_tracer_of(share.plan.run_id), share.plan.run_id, share.worker)
+        writer = link.writer(share.queue_size, traces.note_judged)
+        stack.push_async_callback(writer.stop)
+        watch = LoopWatch()
+        watch.start(traces.tracer)
+        stack.callback(watch.stop)
+        yield MemberParts(ring, runner, writer, traces, link.takes_failed)
+
+
+def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: int) -> Rewarder:
+    return Rewarder(reward_func, timeout_s=generator.reward_timeout_s, num_workers=num_workers)
+
+
+def _runner(
+    generator: "BaseGenerator", rollout_func: "RolloutFunc", ring: EngineRing, rewarder: Rewarder, run_id: str
+) -> "RolloutRunner":
+    # Here: it loads openai, half of what a run process loads, and a lead has no use for that.
+    from forebay.generators.rollouts.attempts import RolloutRunner, RolloutSettings
+
+    settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
+    return RolloutRunner(rollout_func, ring, rewarder, settings, run_id)
+
+
+def _tracer_of(run_id: str) -> Tracer:
+    """That of this process, if it is a run's and this is that run."""
+    tracer = run_tracer()
+    return tracer if tracer.run_id == run_id else NO_TRACE
 
 
 def connect_link(url: str) -> Link:
@@ -82,13 +216,13 @@ def connect_link(url: str) -> Link:
     return ServerLink(url) if re.search(r"/w/[^/]+/?$", url) else SlimeLink(url)
 
 
-async def _ring(generator: "BaseGenerator", reporter: Reporter) -> EngineRing:
+async def _ring(generator: "BaseGenerator", on_waiting: Callable[[bool], None]) -> EngineRing:
     path = generator.template_path
     return EngineRing(
         generator.remote_engine_url,
         api_key=generator.api_key,
         model=generator.model,
-        on_waiting=reporter.note_waiting,
+        on_waiting=on_waiting,
         template=await asyncio.to_thread(load_template, path) if path is not None else None,
     )
 
@@ -100,5 +234,6 @@ def _fallback_plan(generator: "BaseGenerator") -> Plan:
         generator.group_timeout_s,
         generator.group_deadline_s,
         oversampling=generator.oversampling,
+        scheduler=generator.scheduler,
         captures=generator.capture,
     )

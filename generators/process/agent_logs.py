@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from forebay.core.private_files import FOLDER_MODE, opener
+
 logger = logging.getLogger(__name__)
 
 RUN_DIR_VARIABLE = "FOREBAY_RUN_DIR"
@@ -46,8 +48,9 @@ class AgentLogs:
             return
         path, content = self._folder / f"{uid}.log", printed.encode()
         try:
-            self._folder.mkdir(exist_ok=True)
-            path.write_bytes(content)
+            self._folder.mkdir(FOLDER_MODE, exist_ok=True)
+            with open(path, "wb", opener=opener) as file:
+                file.write(content)
         except OSError as error:  # a full disk must not cost the rollout
             logger.warning("what the agent of %s printed could not be kept: %s", uid, error)
             return

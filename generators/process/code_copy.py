@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from forebay.core.private_files import make_folder, make_private
 from forebay.generators.discovery.module_loading import brings_siblings, module_name, package_names
 
 COPY_LIMIT_BYTES = 16 * 2**20
@@ -38,10 +39,12 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
     if not target.exists():
         draft = run_dir / "code.draft"
         shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        make_folder(draft)
         for entry in _siblings(module_path, run_dir):
             _take(entry, draft / entry.name)
         shutil.copy2(module_path, draft / f"{module_name(module_path)}.py")
+        _make_room_for_bytecode(draft)
+        make_private(run_dir)
         # At once: a copy that broke off half way must not be taken for the run's code.
         draft.rename(target)
     copied = copied_module(module_path, run_dir)
@@ -51,16 +54,30 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
     return copied
 
 
+def has_code(run_dir: Path) -> bool:
+    """Whether a copy is there."""
+    return code_folder(run_dir).exists()
+
+
+def remove_code(run_dir: Path) -> None:
+    """Remove the copy, if there is one; what it links to stays. Raises OSError."""
+    copied = code_folder(run_dir)
+    if copied.exists():
+        # The copy last: where it is gone, all of it is.
+        shutil.rmtree(packages_folder(copied / "any.py"), ignore_errors=True)
+        shutil.rmtree(copied)
+
+
 def _name_package(original: Path, name: tuple[str, ...], copied: Path) -> None:
     """Let the copy be the package ``name``; what the packages around it hold besides is linked."""
     target, source = packages_folder(copied), original.parents[len(name) - 1]
     for package, inner in pairwise(name):
         target, source = target / package, source / package
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
         for entry in source.iterdir():
             if entry.name != inner and entry.name not in _NEVER_COPIED and not (target / entry.name).is_symlink():
                 (target / entry.name).symlink_to(entry.resolve())
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     if not (link := target / name[-1]).is_symlink():
         link.symlink_to(os.path.relpath(copied.parent, target))
 
@@ -82,6 +99,12 @@ def _take(entry: Path, target: Path) -> None:
         shutil.copy2(entry, target)
     elif entry.exists():
         target.symlink_to(entry.resolve())
+
+
+def _make_room_for_bytecode(copied: Path) -> None:
+    """Make the folders that Python would make later, by the umask of whoever runs."""
+    for module in list(copied.rglob("*.py")):
+        make_folder(module.parent / "__pycache__")
 
 
 def _is_small(folder: Path) -> bool:

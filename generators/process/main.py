@@ -10,39 +10,75 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
-from forebay.core.child_process import die_with_parent
+from forebay.core.child_process import die_with_parent, last_line, write_part
 from forebay.core.errors import ForebayError
-from forebay.generators.discovery.module_loading import import_roots, load_module, set_import_path, user_frames
+from forebay.engines.bounded_replies import LIMIT_VARIABLE
+from forebay.generators.discovery.module_loading import (
+    import_roots,
+    load_module,
+    module_name,
+    set_import_path,
+    user_frames,
+)
 from forebay.generators.process.agent_logs import RUN_DIR_VARIABLE
 from forebay.generators.process.code_copy import packages_folder
-from forebay.generators.process.spec import RunSpec, write_part
+from forebay.generators.process.spec import RunSpec
 from forebay.telemetry.log import set_up_logging
+from forebay.telemetry.tracing.records import ProcessChange
+from forebay.telemetry.tracing.tracer import NO_TRACE, TraceSettings, start_tracing
 
 STOPPED = "ended by SIGTERM: the run, or the server, was stopped\n"
 
 
-def main(arguments: list[str]) -> None:
-    """Run to the end; a failed or interrupted run ends at once, whatever threads are left."""
+def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: None) -> None:
+    """Run to the end; a failed or interrupted run ends at once, whatever threads are left.
+
+    ``prepare`` is called before any of the user's code.
+    """
     spec_fd, report_fd, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
+    # Before the user's code starts anything: the monitor may be killed, and the server has to end what is left.
+    write_part(report_fd, session=os.getsid(0))
     spec = RunSpec.read(spec_fd)
     ending = _ReportAtExit(report_fd)
     os.set_inheritable(report_fd, False)  # what the user's code starts has no say in the report
     sigterm = _SigtermAsCtrlC()
-    _flush_every_line()
-    set_up_logging("info")
+    set_up_output()
+    trace = _RunTrace(spec)
     try:
-        _call_run_rollout(spec)
+        prepare(spec)
+        call_run_rollout(spec)
+        trace.end("ended")
     except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is reported
-        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        is_failure = not (isinstance(error, SystemExit) and error.code in (None, 0))
+        trace.end("failed" if is_failure and not sigterm.has_come else "ended")
+        if is_failure:
             # A stop is no failure: where it met the code tells nobody anything.
             is_stopped = sigterm.has_come and isinstance(error, KeyboardInterrupt)
             _fail(error, report_fd, said=STOPPED if is_stopped else None)
     ending.is_returned = True
+
+
+class _RunTrace:
+    """Where the run's time is recorded, if it is traced. What its threads record later is written as they end."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        settings = TraceSettings(**spec.trace) if spec.trace is not None else None
+        self._tracer = start_tracing(settings, "run") if settings is not None else NO_TRACE
+        self._note("started")
+
+    def end(self, how: Literal["ended", "failed"]) -> None:
+        """Write what is there: the process may be killed, or leave without any clean-up."""
+        self._note(how)
+        self._tracer.flush()
+
+    def _note(self, what: Literal["started", "ended", "failed"]) -> None:
+        self._tracer.write(ProcessChange(t=self._tracer.now(), what=what))
 
 
 class _ReportAtExit:
@@ -63,12 +99,17 @@ class _ReportAtExit:
             write_part(self._report_fd, is_returned=True)
 
 
-def _call_run_rollout(spec: RunSpec) -> None:
+def call_run_rollout(spec: RunSpec) -> None:
+    """Load the run's copy of the generator, and return when its ``run_rollout`` has."""
     module_path = Path(spec.module_path)
     original = Path(spec.original_folder)
     os.environ[RUN_DIR_VARIABLE] = str(module_path.parents[1])
-    set_import_path(module_path.parent, packages_folder(module_path), original, *import_roots(original))
-    result = load_module(module_path).run_rollout(spec.payload)
+    os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
+    module = sys.modules.get(module_name(module_path))
+    if getattr(module, "__file__", None) != str(module_path):  # else an inline worker: its classes are the lead's
+        set_import_path(module_path.parent, packages_folder(module_path), original, *import_roots(original))
+        module = load_module(module_path)
+    result = module.run_rollout(spec.payload)  # type: ignore[union-attr]
     if inspect.iscoroutine(result):
         import asyncio  # half of what a run process loads
 
@@ -90,7 +131,9 @@ class _SigtermAsCtrlC:
         signal.raise_signal(signal.SIGINT)
 
 
-def _flush_every_line() -> None:
+def set_up_output() -> None:
+    """What this process prints and logs goes to the run's log, line by line."""
+    set_up_logging("info")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # Half a surrogate pair in a print must not end the run.
@@ -100,11 +143,12 @@ def _flush_every_line() -> None:
 def _fail(error: BaseException, report_fd: int, *, said: str | None = None) -> NoReturn:
     """End the run with ``error``, of which the log says what is ``said``, else everything."""
     text = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
-    last_line = [line for line in text.splitlines() if line.strip()][-1].strip()
+    error_line = last_line(text)
     if isinstance(error, ForebayError) and error.hint:
+        text += f"field: {error.field}\n" if error.field else ""
         text += f"hint: {error.hint}\n"
     sys.stderr.write(text if said is None else said)
-    write_part(report_fd, error=last_line, traceback=text)
+    write_part(report_fd, error=error_line, traceback=text)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

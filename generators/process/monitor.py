@@ -1,9 +1,10 @@
 """Stands between the server and a run process, and outlives both by a moment.
 
-``python -m forebay.generators.process.monitor LOG_PATH LOG_LIMIT_BYTES SPEC_FD REPORT_FD``: starts the main of the run
-process in a session of its own, writes what it prints to the log, and passes SIGTERM on to its process group. When it
-has ended, or the pipe on standard input closes (the server is gone, or its patience is over), it kills what is left of
-the group. It runs none of the user's code, so a run that is stuck, and what it forked, die with the server.
+``python -m forebay.generators.process.monitor MODULE LOG_PATH LOG_LIMIT_BYTES SPEC_FD REPORT_FD``: starts ``MODULE``,
+the main of the run process, in a session of its own, writes what it prints to the log, and passes SIGTERM on to its
+process group. When it has ended, it kills what is left of the group, and the server then what is left of the session.
+When the pipe on standard input closes (the server is gone, or its patience is over), it kills the session. It runs none
+of the user's code, so a run that is stuck, and what it forked, die with the server.
 """
 
 import os
@@ -13,9 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
-from forebay.core.child_process import python_argv, signal_group
-from forebay.generators.process.run_log import RunLog
-from forebay.generators.process.spec import write_part
+from forebay.core.child_process import end_session, python_argv, signal_group, write_part
+from forebay.telemetry.output_file import OutputFile
 
 _DRAIN_S = 2.0
 """How long the log waits for output that a process which left the group still holds back."""
@@ -23,11 +23,12 @@ _DRAIN_S = 2.0
 
 def main(arguments: list[str]) -> None:
     """Start, watch, and report the exit code of the runtime."""
-    log = RunLog(Path(arguments[0]), int(arguments[1]))
-    spec_fd, report_fd = int(arguments[2]), int(arguments[3])
+    module, log_path = arguments[:2]
+    log = OutputFile(Path(log_path), int(arguments[2]))
+    spec_fd, report_fd = int(arguments[3]), int(arguments[4])
     reader, writer = os.pipe()
     # From the main thread: with the thread that started it, the kernel would kill the runtime.
-    runtime = _start_runtime(writer, spec_fd, report_fd)
+    runtime = _start_runtime(module, writer, spec_fd, report_fd)
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: signal_group(runtime.pid, signal.SIGTERM))
     threading.Thread(target=_kill_when_closed, args=(0, runtime.pid), daemon=True).start()
@@ -41,9 +42,9 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # one thread waits on standard input for ever
 
 
-def _start_runtime(output: int, spec_fd: int, report_fd: int) -> "subprocess.Popen[bytes]":
+def _start_runtime(module: str, output: int, spec_fd: int, report_fd: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 -- our own interpreter and module
-        python_argv("forebay.generators.process.main", str(spec_fd), str(report_fd), str(os.getpid())),
+        python_argv(module, str(spec_fd), str(report_fd), str(os.getpid())),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -55,10 +56,10 @@ def _start_runtime(output: int, spec_fd: int, report_fd: int) -> "subprocess.Pop
 def _kill_when_closed(lifeline: int, pid: int) -> None:
     while os.read(lifeline, 1024):
         pass
-    signal_group(pid, signal.SIGKILL)
+    end_session(pid)
 
 
-def _pump(reader: int, log: RunLog) -> None:
+def _pump(reader: int, log: OutputFile) -> None:
     while chunk := os.read(reader, 65536):
         log.write(chunk)
 

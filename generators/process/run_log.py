@@ -1,46 +1,15 @@
-"""The log file of a run: what its process and their children print, limited in size."""
+"""The log file of a run: what its process and their children print. ``OutputFile`` limits its size."""
 
-from contextlib import suppress
 from pathlib import Path
 
-LOG_LIMIT_BYTES = 32 * 2**20
-"""How much of a run's output is kept: the newest, in two files of at most half of this each."""
+from forebay.telemetry.output_file import older_file
+
 _TAIL_BYTES = 2**20
 
 
 def log_path(run_dir: Path) -> Path:
     """The newer file; the older one has the suffix ``.1`` added."""
     return run_dir / "run.log"
-
-
-class RunLog:
-    """Appends to a log file; when it has half of ``limit_bytes``, it takes the place of the older file."""
-
-    def __init__(self, path: Path, limit_bytes: int = LOG_LIMIT_BYTES) -> None:
-        self._path = path
-        self._half_bytes = limit_bytes // 2
-        self._file = path.open("ab", buffering=0)
-
-    def write(self, chunk: bytes) -> None:
-        """Append ``chunk``, as far as the disk takes it."""
-        # What the disk refuses is lost: a full disk must not stop the run at its next print.
-        with suppress(OSError):
-            if self._file.tell() + len(chunk) > self._half_bytes:
-                self._rotate()
-            self._file.write(chunk[-self._half_bytes :])
-
-    def _rotate(self) -> None:
-        self._path.replace(older_file(self._path))
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def older_file(path: Path) -> Path:
-    """The file that holds what came before ``path``."""
-    return path.with_name(path.name + ".1")
 
 
 def read_tail(path: Path, num_lines: int) -> list[str]:

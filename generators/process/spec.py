@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
 
@@ -13,6 +13,17 @@ class RunSpec:
     module_path: str
     original_folder: str
     payload: dict[str, Any]
+    max_engine_reply_bytes: int = 64 << 20
+    trace: dict[str, Any] | None = None
+    """``TraceSettings`` by name; None records nothing."""
+    earlier_traces: list[str] = field(default_factory=list)
+    """Folders with the traces of earlier runs of the same input, newest first; not all of them need be there."""
+    workers: list[int] = field(default_factory=list)
+    """How many workers each node has; without any, the run process runs its rollouts itself."""
+    backend: str = "processes"
+    worker_silence_s: float = 10.0
+    ray_address: str = ""
+    ray_namespace: str = ""
 
     def write(self, file: BinaryIO) -> None:
         """Write the spec for a child that inherits ``file``. Raises TypeError if the payload is not JSON."""
@@ -34,16 +45,12 @@ class Report:
     error: str
     traceback: str
     exit_code: int | None
-
-
-def write_part(descriptor: int, **part: Any) -> None:
-    """Add to the report: ``is_returned``, or ``error`` and ``traceback``, or ``exit_code``."""
-    # In one write: the monitor and the main both add parts, at a position that they share.
-    os.write(descriptor, json.dumps(part).encode() + b"\n")
+    session: int = field(default=0, compare=False)
+    """Of the run process and what it started; 0 if it ended before it had told."""
 
 
 def read_report(written: bytes) -> Report:
-    """Put the parts of a report together."""
+    """Put the parts of a report together: ``session``, ``is_returned``, ``error`` and ``traceback``, ``exit_code``."""
     parts: dict[str, Any] = {}
     for line in written.splitlines():
         parts |= json.loads(line)
@@ -52,4 +59,5 @@ def read_report(written: bytes) -> Report:
         error=parts.get("error", ""),
         traceback=parts.get("traceback", ""),
         exit_code=parts.get("exit_code"),
+        session=parts.get("session", 0),
     )

@@ -4,12 +4,11 @@ import asyncio
 import contextvars
 import copy
 import functools
-import itertools
 import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,12 @@ from forebay.engines.ring import EngineRing
 from forebay.generators.failures import outcome_of
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollouts.client import make_async_client, make_client
-from forebay.generators.rollouts.engine_calls import EngineCalls, request_ids
-from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup
+from forebay.generators.rollouts.engine_calls import CallNames, EngineCalls
+from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
 from forebay.generators.rollouts.rollout import Rollout
+from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.samples import Returned, failed_sample, finished_samples, plain, reward_item
+from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -63,37 +64,65 @@ class RolloutRunner:
         self._is_async = is_async(function)
         self._client: Any = make_async_client(ring.api_key) if self._is_async else make_client(ring.api_key)
 
+    async def when_ready(self) -> None:
+        """At once: they run here."""
+
     async def close(self) -> None:
         """Let go of the connections; calls in flight end with an error."""
         closing = self._client.close()
         if self._is_async:
             await closing
 
-    async def samples(self, group: OpenGroup, slot: int) -> list[Sample]:
+    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
         """Run the rollout until it succeeds, or a kind of failure has used up its retries.
 
-        Its samples: forks first, the main one last. A failed rollout has only that, with its last error.
+        Its samples: forks first, the main one last. A failed rollout has only that, with its last error. Raises
+        ``RolloutBroken`` once it has sampled as much as its ``seat`` allows.
         """
         left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
-        for attempt in itertools.count():
-            # Chosen anew for each attempt: the engine may be why the last one failed.
-            member = await self._ring.take()
-            calls = EngineCalls(self._ring, member, group, request_ids(self._run_id, group, slot, attempt))
-            rollout = Rollout(self._run_id, group, slot, attempt, calls)
-            async with _ended(rollout):
-                result = await self._attempt(rollout)
-                if isinstance(result, Returned):
-                    return await self._judged(rollout, result, left)
-            outcome = outcome_of(result)
-            reason = f"{type(result).__name__}: {result}"
-            logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, attempt, outcome, reason)
-            if not left[outcome]:
-                return [failed_sample(rollout, result, outcome)]
-            left[outcome] -= 1
-            await pause.wait()
-        raise AssertionError("the attempts are counted without end")
+        while True:
+            with trace.active():
+                rollout = await self._begun(group, number, trace, seat)
+                async with _ended(rollout):
+                    result = await self._attempt(rollout)
+                    if isinstance(result, Returned):
+                        return await self._judged(rollout, result, left, trace)
+                outcome = outcome_of(result)
+                trace.note_outcome(outcome)
+                reason = f"{type(result).__name__}: {result}"
+                logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, rollout.attempt, outcome, reason)
+                if not left[outcome]:
+                    return [failed_sample(rollout, result, outcome)]
+                left[outcome] -= 1
+                seat.preferred = None  # the engine may be why it failed
+                with trace.attempt.span("retry"):
+                    await pause.wait()
+            trace.next_attempt(group.hold.step)
+
+    async def _begun(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> Rollout:
+        if seat.is_waiting:  # the attempt before failed meanwhile
+            with trace.attempt.span("queue"):
+                await seat.wait()
+        with trace.attempt.span("engine_wait"):
+            member = await self._ring.take(seat.preferred)
+        attempt = trace.num_attempts - 1
+        names = CallNames(self._run_id, group, number, attempt)
+        calls = EngineCalls(self._ring, member, group, names, trace.attempt, seat)
+        rollout = Rollout(self._run_id, group, number, attempt, calls)
+        trace.note_started(rollout)
+        return rollout
 
     async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
+        result = await self._outcome(rollout)
+        # Whatever its function made of that: it may have swallowed the exception, or raised another one.
+        if rollout.calls.is_broken:
+            with suppress(Exception):  # a stream that breaks off has told what it could
+                await rollout.end_streams()
+            await rollout.calls.end_calls(rollout.calls.group.calls)
+            raise RolloutBroken(rollout.rollout_id)
+        return result
+
+    async def _outcome(self, rollout: Rollout) -> Returned | BaseException:
         try:
             with rollout.calls.occupying():
                 result = await self._call(rollout)
@@ -109,7 +138,7 @@ class RolloutRunner:
             if errors.subgroup(GroupClosed) is not None:
                 raise GroupClosed(rollout.calls.group.group_id) from None
             return errors
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a rollout function raises costs one attempt
+        except (Exception, SystemExit, RolloutBroken) as error:  # noqa: BLE001 - whatever a rollout function raises costs one attempt
             return error
 
     async def _call(self, rollout: Rollout) -> object:
@@ -120,15 +149,24 @@ class RolloutRunner:
             return await self._function(client, messages, params)  # type: ignore[misc]
         return await in_thread(self._function, client, messages, params)
 
-    async def _judged(self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]") -> list[Sample]:
+    async def _judged(
+        self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]", trace: RolloutTrace
+    ) -> list[Sample]:
         # Only the reward is tried again, not the rollout, which is good and has cost its tokens.
         pause = self._settings.pause()
-        while (judged := await self._rewarder.reward(reward_item(rollout, returned))).kind:
+        while True:
+            judged = await self._rewarder.reward(reward_item(rollout, returned), trace.attempt)
+            trace.note_reward(judged.reward, judged.cpu_s)
+            if not judged.kind:
+                trace.note_outcome(returned.outcome)
+                break
+            trace.note_outcome(RolloutOutcome.JUDGE_FAILURE)
             logger.warning("reward of rollout %s: %s: %s", rollout.rollout_id, judged.kind, judged.message)
             if not left[RolloutOutcome.JUDGE_FAILURE]:
                 break
             left[RolloutOutcome.JUDGE_FAILURE] -= 1
-            await pause.wait()
+            with trace.attempt.span("retry"):
+                await pause.wait()
         return finished_samples(rollout, returned, self._settings.sampling_params, judged)
 
 

@@ -1,18 +1,30 @@
 """The ``openai`` clients that rollout functions are given, each bound to one rollout."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import httpx2
 import openai
 
 from forebay.core.backoff import Backoff
+from forebay.engines.bounded_replies import offer_gzip, offer_gzip_async
+from forebay.engines.capture.call_spans import ended
 from forebay.engines.connections import names_proxies
-from forebay.engines.continuation.continued_call import finish, finish_in_thread
+from forebay.engines.continuation.continued_call import Join, finish, finish_in_thread
+from forebay.engines.continuation.message import Whole
 from forebay.engines.continuation.parts import Json, Part
 from forebay.engines.router_workers import root_url
-from forebay.generators.rollouts.connections import RolloutConnections, ThreadConnections
-from forebay.generators.rollouts.engine_calls import CutShort, EngineCalls, is_unavailable
+from forebay.generators.rollouts.call_failures import Attempts, checked_kind, engine_at_fault
+from forebay.generators.rollouts.chat_turn import ChatTurn
+from forebay.generators.rollouts.connections import (
+    RolloutConnections,
+    ThreadConnections,
+    bound_body,
+    bound_thread_body,
+)
+from forebay.generators.rollouts.engine_calls import CutShort, EngineCalls
 from forebay.generators.rollouts.recorded_streams import AsyncRecordedStream, RecordedStream
 from forebay.generators.rollouts.recording import CallRecorder
 from forebay.generators.rollouts.rollout import Rollout
@@ -44,41 +56,55 @@ class RolloutClient(openai.OpenAI):
     def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
         """Send one call; what an engine aborts of a chat in one piece is gone on with."""
         if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
-            return self._answered(cast_to, options, **how)[0]
+            with self.rollout.turn(options) as turn:
+                return self._answered(cast_to, options, turn, **how)[0]
         chat = WholeChat(self.rollout, options)
 
         def ask(body: Json | None = None) -> Part:
-            raw, recorder = self._answered(cast_to, chat.options(body), is_whole=True, **how)
+            raw, recorder = self._answered(cast_to, chat.options(body), turn, is_whole=True, **how)
             part: Part = recorder.part(raw)
             return part
 
-        try:
-            for rest in chat.rests(ask()):
-                finish_in_thread(rest, ask, lambda join: self.rollout.calls.in_loop(chat.joined(join)))
-        finally:
-            chat.record()
-        return chat.reply()
+        def join(parts: Join) -> Whole | None:
+            return self.rollout.calls.in_loop(chat.joined(parts))
 
-    def _answered(self, cast_to: Any, options: Any, *, is_whole: bool = False, **how: Any) -> tuple[Any, Any]:
-        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
-        calls, pause = self.rollout.calls, Backoff()
-        while True:
-            calls.wait_open()
+        def pause(seconds: float) -> None:
+            with ended(self.rollout.trace.begin("engine_wait", up=turn.span)):
+                time.sleep(seconds)
+
+        with self.rollout.turn(options) as turn:
             try:
-                with calls.one_call(options, self.timeout) as bound:
-                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options)
+                for rest in chat.rests(ask()):
+                    finish_in_thread(rest, ask, join, pause)
+            finally:
+                chat.record()
+            turn.end(chat.turns)
+            return chat.reply()
+
+    def _answered(
+        self, cast_to: Any, options: Any, turn: ChatTurn, *, is_whole: bool = False, **how: Any
+    ) -> tuple[Any, Any]:
+        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
+        calls, pause, attempts = self.rollout.calls, Backoff(), Attempts()
+        while True:
+            calls.wait_open(turn.span)
+            try:
+                with calls.one_call(options, self.timeout, turn) as bound:
+                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options, turn)
                     if recorder is not None and how.get("stream"):
                         calls.in_loop(recorder.note_version())
                         how["stream_cls"] = type("RecordedStream", (RecordedStream,), {"recorder": recorder})
                     elif recorder is not None and is_whole:
                         sent = recorder.outgoing(bound)
-                    return super().request(cast_to, sent, **how), recorder
+                    with engine_at_fault():
+                        reply = checked_kind(cast_to, super().request(cast_to, sent, **how))
+                    turn.note_answer(is_whole=is_whole)
+                    return reply, recorder
             except openai.APIError as error:
-                if not is_unavailable(error):
-                    raise
+                attempts.check(error)
             except CutShort:
                 continue
-            calls.in_loop(_replaced(calls, pause))
+            calls.in_loop(_replaced(calls, pause, turn))
 
 
 class AsyncRolloutClient(openai.AsyncOpenAI):
@@ -103,41 +129,52 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
     async def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
         """Send one call; what an engine aborts of a chat in one piece is gone on with."""
         if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
-            return (await self._answered(cast_to, options, **how))[0]
+            with self.rollout.turn(options) as turn:
+                return (await self._answered(cast_to, options, turn, **how))[0]
         chat = WholeChat(self.rollout, options)
 
         async def ask(body: Json | None = None) -> Part:
-            raw, recorder = await self._answered(cast_to, chat.options(body), is_whole=True, **how)
+            raw, recorder = await self._answered(cast_to, chat.options(body), turn, is_whole=True, **how)
             part: Part = recorder.part(raw)
             return part
 
-        try:
-            for rest in chat.rests(await ask()):
-                await finish(rest, ask, chat.joined)
-        finally:
-            chat.record()
-        return chat.reply()
+        async def pause(seconds: float) -> None:
+            with ended(self.rollout.trace.begin("engine_wait", up=turn.span)):
+                await asyncio.sleep(seconds)
 
-    async def _answered(self, cast_to: Any, options: Any, *, is_whole: bool = False, **how: Any) -> tuple[Any, Any]:
-        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
-        calls, pause = self.rollout.calls, Backoff()
-        while True:
-            await calls.when_open()
+        with self.rollout.turn(options) as turn:
             try:
-                with calls.one_call(options, self.timeout) as bound:
-                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options)
+                for rest in chat.rests(await ask()):
+                    await finish(rest, ask, chat.joined, pause)
+            finally:
+                chat.record()
+            turn.end(chat.turns)
+            return chat.reply()
+
+    async def _answered(
+        self, cast_to: Any, options: Any, turn: ChatTurn, *, is_whole: bool = False, **how: Any
+    ) -> tuple[Any, Any]:
+        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
+        calls, pause, attempts = self.rollout.calls, Backoff(), Attempts()
+        while True:
+            await calls.when_open(turn.span)
+            try:
+                with calls.one_call(options, self.timeout, turn) as bound:
+                    sent, recorder = bound, CallRecorder.of(self.rollout, bound, options, turn)
                     if recorder is not None and how.get("stream"):
                         await recorder.note_version()
                         how["stream_cls"] = type("RecordedStream", (AsyncRecordedStream,), {"recorder": recorder})
                     elif recorder is not None and recorder.renders and is_whole:
                         sent = await asyncio.to_thread(recorder.outgoing, bound)
-                    return await super().request(cast_to, sent, **how), recorder
+                    with engine_at_fault():
+                        reply = checked_kind(cast_to, await super().request(cast_to, sent, **how))
+                    turn.note_answer(is_whole=is_whole)
+                    return reply, recorder
             except openai.APIError as error:
-                if not is_unavailable(error):
-                    raise
+                attempts.check(error)
             except CutShort:
                 continue
-            await _replaced(calls, pause)
+            await _replaced(calls, pause, turn)
 
 
 class OwnClient(openai.OpenAI):
@@ -150,16 +187,20 @@ class OwnClient(openai.OpenAI):
         return make_own_client, (str(self.base_url), self.api_key)
 
 
-async def _replaced(calls: EngineCalls, pause: Backoff) -> None:
+async def _replaced(calls: EngineCalls, pause: Backoff, turn: ChatTurn) -> None:
     """An engine that answers its probe and refuses its calls must not be asked in a tight loop."""
-    with calls.group.working():
+    with calls.group.working(), ended(calls.trace.begin("engine_wait", up=turn.span)):
         await pause.wait()
         await calls.replace_engine()
 
 
 def make_client(api_key: str | None) -> RolloutClient:
     """The client that those of the rollouts are copies of. The environment's key never travels to an engine."""
-    http = None if names_proxies() else httpx2.Client(transport=ThreadConnections(), follow_redirects=True)
+    if names_proxies():
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [offer_gzip], "response": [bound_thread_body]}
+        http = httpx2.Client(follow_redirects=True, event_hooks=hooks)
+    else:
+        http = httpx2.Client(transport=ThreadConnections(), follow_redirects=True)
     return RolloutClient(**_common(api_key), http_client=http)
 
 
@@ -170,7 +211,11 @@ def make_own_client(url: str, api_key: str | None) -> OwnClient:
 
 def make_async_client(api_key: str | None) -> AsyncRolloutClient:
     """The same for ``async`` rollout functions."""
-    http = None if names_proxies() else httpx2.AsyncClient(transport=RolloutConnections(), follow_redirects=True)
+    if names_proxies():
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [offer_gzip_async], "response": [bound_body]}
+        http = httpx2.AsyncClient(follow_redirects=True, event_hooks=hooks)
+    else:
+        http = httpx2.AsyncClient(transport=RolloutConnections(), follow_redirects=True)
     return AsyncRolloutClient(**_common(api_key), http_client=http)
 
 

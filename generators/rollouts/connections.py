@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import httpx2
 
+from forebay.engines.bounded_replies import PlainParts, limit_bytes, offer_gzip
 from forebay.engines.connections import AsyncBody, AsyncExchange, Transports, tls
 
 
@@ -20,22 +21,41 @@ class RolloutConnections(AsyncExchange, httpx2.AsyncBaseTransport):
         super().__init__(lambda: httpx2.AsyncHTTPTransport(verify=tls()))
 
 
+async def bound_body(reply: httpx2.Response) -> None:
+    """An event hook that bounds the replies of a client whose transports are the package's own."""
+    assert isinstance(reply.stream, httpx2.AsyncByteStream)
+    reply.stream = _Body(reply.stream, PlainParts(reply, limit_bytes()), _nothing)
+
+
+def bound_thread_body(reply: httpx2.Response) -> None:
+    """The same for a client that is not asynchronous."""
+    assert isinstance(reply.stream, httpx2.SyncByteStream)
+    reply.stream = _ThreadBody(reply.stream, PlainParts(reply, limit_bytes()), lambda: None)
+
+
+async def _nothing() -> None:
+    pass
+
+
 class ThreadConnections(httpx2.BaseTransport):
     """For an ``httpx2.Client`` of many threads. Raises as ``RolloutConnections`` does."""
 
     def __init__(self) -> None:
         self._transports = Transports(lambda: httpx2.HTTPTransport(verify=tls()))
+        self._max_bytes = limit_bytes()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """See ``httpx2``."""
         transport = self._transports.take(request)
+        offer_gzip(request)
         try:
             reply = transport.handle_request(request)
         except BaseException:  # whatever ended it, the transport can be used again
             self._give_back(request, transport)
             raise
         assert isinstance(reply.stream, httpx2.SyncByteStream)
-        reply.stream = _ThreadBody(reply.stream, lambda: self._give_back(request, transport))
+        parts = PlainParts(reply, self._max_bytes)
+        reply.stream = _ThreadBody(reply.stream, parts, lambda: self._give_back(request, transport))
         reply.request = request
         return reply
 
@@ -50,12 +70,15 @@ class ThreadConnections(httpx2.BaseTransport):
 
 
 class _ThreadBody(httpx2.SyncByteStream):
-    def __init__(self, inner: httpx2.SyncByteStream, give_back: Callable[[], None]) -> None:
+    def __init__(self, inner: httpx2.SyncByteStream, parts: PlainParts, give_back: Callable[[], None]) -> None:
         self._inner = inner
+        self._parts = parts
         self._give_back: Callable[[], None] | None = give_back
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._inner
+        for part in self._inner:
+            yield from self._parts.of(part)
+        yield from self._parts.end()
 
     def close(self) -> None:
         # Once, as for `AsyncBody`.

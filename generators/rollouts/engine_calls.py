@@ -4,24 +4,30 @@ import asyncio
 import concurrent.futures
 import itertools
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import httpx
-import httpx2
 import openai
+from msgspec.structs import replace
 
-from forebay.core.ids import request_id
+from forebay.core.ids import attempt_rid_prefix, call_rid
 from forebay.engines.cache_keys import CacheKey
+from forebay.engines.capture.call_spans import CallSpan, ended
 from forebay.engines.capture.notices import CaptureNotices
 from forebay.engines.capture.request_fields import asking
-from forebay.engines.capture.sampling_params import EngineDefaults
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.sampling_params import EngineDefaults, grammar_of
+from forebay.engines.capture.token_cap import TokenCap, was_cut
+from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
-from forebay.engines.router_workers import UNAVAILABLE_STATUSES
-from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup
+from forebay.generators.rollouts.call_failures import is_unavailable
+from forebay.generators.rollouts.chat_turn import ChatTurn
+from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
+from forebay.generators.rollouts.seat import Seat
+from forebay.telemetry.tracing.tracer import AttemptTrace, SpanHandle
 
 T = TypeVar("T")
 
@@ -41,13 +47,23 @@ class EngineCalls:
     SGLang engines are asked for token ids and logprobs, whatever the rollout function asks for.
     """
 
-    def __init__(self, ring: EngineRing, member: Member, group: OpenGroup, names: Iterator[str]) -> None:
+    def __init__(
+        self, ring: EngineRing, member: Member, group: OpenGroup, names: "CallNames", trace: AttemptTrace, seat: Seat
+    ) -> None:
         self.group = group
+        self.trace = trace
+        self.seat = seat
+        self.cap = TokenCap(seat.cap_tokens)
+        self._num_chosen = seat.num_chosen
+        self._choosing = asyncio.Lock()
+        self.is_broken = False
+        """Its cap has ended it: no call goes out any more."""
         self._ring = ring
         self._member = member
-        self._seat: ExitStack | None = None
+        self._occupied: ExitStack | None = None
         self._names = names
         self._loop = asyncio.get_running_loop()
+        self._ask_load = partial(ring.ask_load, loop=self._loop)
         self._lock = threading.Lock()
 
     @property
@@ -76,47 +92,109 @@ class EngineCalls:
     @contextmanager
     def occupying(self) -> Iterator[None]:
         """Count the rollout against the engine that it talks to, which may become another one."""
-        self._seat = ExitStack()
-        self._seat.enter_context(self._ring.occupied(self._member))
+        self._occupied = ExitStack()
+        self._occupy(self._occupied)
         try:
             yield
         finally:
-            self._seat.close()
-            self._seat = None
+            self._occupied.close()
+            self._occupied = None
+            self.seat.move(None)
 
-    async def when_open(self) -> None:
-        """Return when calls may go out: not while the run is held for its trainer, or its engines stand still."""
+    def _occupy(self, occupied: ExitStack) -> None:
+        occupied.enter_context(self._ring.occupied(self._member))
+        self.seat.move(self._member.server.url)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may go out: not while the run is held for its trainer, or its engines stand still."""
+        return self.group.hold.may_call and self._is_key_known and not self._must_wait
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the rollout goes on elsewhere from its tokens at its cap: not once its function has returned."""
+        return self.seat.on_wait is not None and self._occupied is not None
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether it has to be chosen again first."""
+        return self.goes_on and (self.seat.is_waiting or self.cap.is_spent or self._num_chosen != self.seat.num_chosen)
+
+    @property
+    def _is_key_known(self) -> bool:
+        return not self.target.is_sglang or self._ring.cache_keys.has(self.target.url)
+
+    async def when_open(self, turn: SpanHandle | None = None) -> None:
+        """Return when calls may go out; for a call of ``turn``."""
+        if self.is_open:
+            return
         with self.group.working():
-            await self.group.hold.wait_call()
-            if self.target.is_sglang:
-                await self._ring.cache_keys.prepare(self.target.url)
+            if self._must_wait:
+                await self._wait_chosen(turn)
+            if not self.group.hold.may_call:
+                with ended(self.trace.begin("hold", up=turn)):
+                    await self.group.hold.wait_call()
+            if not self._is_key_known:
+                with ended(self.trace.begin("engine_wait", up=turn)):
+                    await self._ring.cache_keys.prepare(self.target.url)
 
-    def wait_open(self) -> None:
+    async def _wait_chosen(self, turn: SpanHandle | None) -> None:
+        """At its cap: give the place up, and return once it is known where the rollout goes on."""
+        async with self._choosing:  # calls side by side move together
+            if not self._must_wait:
+                return
+            if self._num_chosen == self.seat.num_chosen:
+                self.seat.give_up()
+                assert self._occupied is not None
+                self._occupied.close()
+                with ended(self.trace.begin("queue", up=turn)):
+                    await self.end_calls(self.group.whole_calls)
+                    await self.seat.wait()
+            member = await self._ring.take(self.seat.preferred)
+            self._num_chosen, self.cap = self.seat.num_chosen, TokenCap(self.seat.cap_tokens)
+            with self._lock:
+                self._member = member
+            if self._occupied is not None:
+                self._occupied.close()
+                self._occupy(self._occupied)
+
+    def wait_open(self, turn: SpanHandle | None = None) -> None:
         """``when_open`` for a rollout in a thread."""
-        is_ready = not self.target.is_sglang or self._ring.cache_keys.has(self.target.url)
-        if not self.group.hold.may_call or not is_ready:
-            self.in_loop(self.when_open())
+        if not self.is_open:
+            self.in_loop(self.when_open(turn))
 
     @contextmanager
-    def one_call(self, options: Any, default_timeout: Any) -> Iterator[Any]:
+    def one_call(self, options: Any, default_timeout: Any, turn: ChatTurn | None = None) -> Iterator[Any]:
         """Around one HTTP request: yields ``options`` with address, time limit and ``rid`` set.
 
+        The ``turn`` has the call's span, which an error ends, and else whoever reads the answer.
+
         Raises ``GroupClosed`` instead, and also in place of the error that a call of a closed group ends with, and
-        ``CutShort`` in place of a time-out that nobody asked for.
+        ``CutShort`` in place of a time-out that nobody asked for; ``RolloutBroken`` where its cap leaves nothing.
         """
         self.check()
+        if self.cap.is_spent and is_chat(options):
+            if self.goes_on:  # another call has spent it since
+                raise CutShort
+            self.break_off()
+        turn = turn or ChatTurn()
         with self._lock:
             member = self._member
             call = (member.server.url, next(self._names))
+        turn.call = span = CallSpan(self.trace, turn.span, *call, self._ask_load)
+        self.group.hold.note_call(span)
         # In flight before it is sent: whoever closes the group must find every call that an engine may have.
         try:
-            with self.group.in_flight(call):
-                bound = self._bound(options, default_timeout, call)
+            with span.failing(), self.group.in_flight(call):
+                bound = self._bound(options, default_timeout, call, span.traceparent)
                 yield bound
             member.recovered()
         except (openai.APITimeoutError, asyncio.CancelledError) as error:
             self.abandon(*call)
-            self.check()
+            if isinstance(error, openai.APITimeoutError):
+                self.check()
+            else:  # a cancelled task stays one, unless its group is closed
+                self._check_group()
             is_gone = self._note_gone(member, error)
             is_timeout = isinstance(error, openai.APITimeoutError) and not is_gone
             if is_timeout and bound.timeout.read != _read_s(_given(options, default_timeout)):
@@ -128,9 +206,44 @@ class EngineCalls:
             raise
 
     def check(self) -> None:
-        """Raise ``GroupClosed`` if the group is closed, or is about to be."""
+        """Raise ``GroupClosed`` if the group is closed, or is about to be, and ``RolloutBroken`` after the cap."""
+        self._check_group()
+        if self.is_broken:
+            raise RolloutBroken(self._names.prefix)
+
+    def _check_group(self) -> None:
         if self.group.left_s() < EXPIRED_S:
             raise GroupClosed(self.group.group_id)
+
+    # --- at the cap
+
+    def gone_on_with(self, turns: list[Turn], cut_at: int | None, body: Mapping[str, Any]) -> list[Turn]:
+        """The turns of a whole chat; those that the cap has ended as if their engine had aborted them, if they can be
+        gone on with.
+        """
+        if cut_at is None or not self.goes_on or grammar_of(body) is not None:
+            return turns
+        if any(turn.prompt_ids is None or turn.sampled_ids is None for turn in turns):
+            return turns
+        return [replace(turn, finish_reason=ABORTED) if was_cut([turn], cut_at) else turn for turn in turns]
+
+    def check_cut(self, turns: Iterable[Turn], cut_at: int | None) -> None:
+        """Raise ``RolloutBroken`` if the cap, which allowed ``cut_at`` tokens, has ended a call with these turns."""
+        if was_cut(turns, cut_at):
+            self.break_off()
+
+    def break_off(self) -> NoReturn:
+        """The cap is reached: ends the other calls at their engines. Raises ``RolloutBroken``."""
+        if not self.is_broken:
+            self.is_broken = True
+            if not self._loop.is_closed():
+                asyncio.run_coroutine_threadsafe(self.end_calls(self.group.calls), self._loop)
+        self._check_group()
+        raise RolloutBroken(self._names.prefix)
+
+    async def end_calls(self, calls: Callable[[], Iterable[Call]]) -> None:
+        """Have the engines end those of ``calls`` that are this rollout's: so it is known what they have sampled."""
+        await self._ring.stop(lambda: [call for call in calls() if call[1].startswith(self._names.prefix)])
 
     async def replace_engine(self) -> None:
         """The engine is gone: go on with another one, or wait until one answers."""
@@ -138,9 +251,9 @@ class EngineCalls:
             return  # another call of the rollout was here before, or the engine is back
         with self.group.working():
             self._member = await self._ring.take()
-        if self._seat is not None:
-            self._seat.close()
-            self._seat.enter_context(self._ring.occupied(self._member))
+        if self._occupied is not None:
+            self._occupied.close()
+            self._occupy(self._occupied)
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
@@ -173,7 +286,7 @@ class EngineCalls:
         if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._ring.abandon(url, rid), self._loop)
 
-    def _bound(self, options: Any, default_timeout: Any, call: Call) -> Any:
+    def _bound(self, options: Any, default_timeout: Any, call: Call, traceparent: str) -> Any:
         url, rid = call
         changed: dict[str, Any] = {
             "url": f"{url}/v1/{options.url.lstrip('/')}",
@@ -182,11 +295,18 @@ class EngineCalls:
         # Other servers may refuse fields that they do not know.
         if self.target.is_sglang and isinstance(options.json_data, dict):
             changed["extra_json"] = self._extra_fields(options, url, rid)
+        if self.cap.tokens is not None and is_chat(options):
+            given = changed.get("extra_json", options.extra_json or {})
+            changed["extra_json"] = {**given, **self.cap.limits(body_of(options))}
+        given = headers_of(options) if traceparent else {}
+        # One that the user's code gives itself comes before ours.
+        if traceparent and not any(name.lower() == "traceparent" for name in given):
+            changed["headers"] = {**given, "traceparent": traceparent}
         return options.model_copy(update=changed)
 
     def _extra_fields(self, options: Any, url: str, rid: str) -> dict[str, Any]:
         given = {"rid": rid, **(options.extra_json or {})}
-        if not options.url.endswith(CHAT_PATH):
+        if not is_chat(options):
             return given
         body = {**options.json_data, **given}
         # Else a prompt's cache may be that of other weights, where an update did not empty it.
@@ -195,15 +315,31 @@ class EngineCalls:
         return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
 
 
-def request_ids(run_id: str, group: OpenGroup, slot: int, attempt: int) -> Iterator[str]:
-    """The ``rid`` of each call of one attempt, in order."""
-    return (request_id(run_id, group.group_id, slot, attempt, number) for number in itertools.count())
+class CallNames:
+    """The ``rid`` of each call of one attempt, in order. All begin with ``prefix``."""
+
+    def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int) -> None:
+        self.prefix = attempt_rid_prefix(run_id, group.group_id, slot, attempt)
+        self._numbers = itertools.count()
+
+    def __next__(self) -> str:
+        return call_rid(self.prefix, next(self._numbers))
+
+
+def is_chat(options: Any) -> bool:
+    """Whether a call of the openai package is a chat."""
+    return bool(options.url.endswith(CHAT_PATH))
 
 
 def body_of(options: Any) -> dict[str, Any]:
     """The body of a call of the openai package."""
     given = options.json_data if isinstance(options.json_data, dict) else {}
     return {**given, **(options.extra_json or {})}
+
+
+def headers_of(options: Any) -> dict[str, Any]:
+    """Those that a call of the openai package was given itself."""
+    return dict(options.headers) if isinstance(options.headers, Mapping) else {}
 
 
 def _given(options: Any, default_timeout: Any) -> Any:
@@ -223,12 +359,3 @@ def _at_most(given: Any, left_s: float) -> openai.Timeout:
     limit_s, read_s = max(left_s, 0.001), _read_s(given)
     read_s = limit_s if read_s is None else min(read_s, limit_s)
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))
-
-
-def is_unavailable(error: openai.APIError) -> bool:
-    """Whether a call failed because nobody answers at the engine's address, or it says 502 or 503."""
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code in UNAVAILABLE_STATUSES
-    if isinstance(error, openai.APITimeoutError):
-        return isinstance(error.__cause__, httpx2.ConnectTimeout)
-    return isinstance(error, openai.APIConnectionError)

@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Protocol
+from weakref import WeakSet
 
 from forebay.core.clock import ActiveClock
 from forebay.core.ids import group_id, group_rid_prefix, rollout_uid
 from forebay.core.task_row import TaskRow
 from forebay.core.waiting import Signal
+from forebay.engines.capture.call_spans import CallSpan
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.ring import Call
 from forebay.generators.buffer_link.abc import GroupKey, Plan, Step
+from forebay.generators.rollouts.group_age import GroupAge
 
 logger = logging.getLogger(__name__)
-# A signal is waited for with a limit; who waits looks again then, and nothing else depends on it.
-WAIT_S = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,25 @@ class GroupPlan:
     slots: tuple[int, ...]
     numbers: tuple[int, ...]
 
+    @property
+    def key(self) -> GroupKey:
+        """Its instance and epoch."""
+        return self.row.instance_id, self.epoch
 
-def rollout_numbers(plan: Plan, group: str, slots: Sequence[int], first: int = 0) -> tuple[int, ...]:
+    @property
+    def group_id(self) -> str:
+        """Of the group."""
+        return group_id(*self.key)
+
+    @property
+    def num_chars(self) -> int:
+        """Length of its prompt."""
+        return sum(len(content) for message in self.row.prompt if isinstance(content := message.get("content"), str))
+
+
+def rollout_numbers(
+    plan: Plan, group: str, slots: Sequence[int], first: int = 0, num_spares: int | None = None
+) -> tuple[int, ...]:
     """Numbers, from ``first`` on, for the rollouts that are to fill ``slots``, spares included.
 
     A slot's own number comes first. Each stands for a uid, and none is used twice.
@@ -41,7 +59,7 @@ def rollout_numbers(plan: Plan, group: str, slots: Sequence[int], first: int = 0
     beyond = count(max(first, plan.group_size))
     candidates = chain((slot for slot in slots if slot >= first), beyond)
     free = (number for number in candidates if rollout_uid(plan.run_id, group, number) not in plan.uids)
-    return tuple(islice(free, len(slots) + plan.num_spares))
+    return tuple(islice(free, len(slots) + (plan.num_spares if num_spares is None else num_spares)))
 
 
 class GroupClosed(BaseException):
@@ -49,6 +67,14 @@ class GroupClosed(BaseException):
 
     Like ``asyncio.CancelledError`` no ``Exception``, so that a rollout function that retries on errors ends too.
     """
+
+
+class RolloutBroken(BaseException):
+    """Raised by a rollout's client: it has sampled as much as its cap allows, and is to be run again elsewhere."""
+
+
+class RolloutLost(Exception):
+    """Raised in place of a rollout's samples: the worker in which it ran is gone. It is to be run again."""
 
 
 class Hold:
@@ -59,11 +85,15 @@ class Hold:
 
     def __init__(self, groups_per_step: int | None = None) -> None:
         self.on_change: Callable[[bool], None] = lambda _: None
+        self.on_news: Callable[[], None] = lambda: None
+        """Called after whatever it was told, in the event loop."""
         self.is_held = False
         self._is_paused = False
         self._groups_per_step = groups_per_step
         self._number = 0
         self._counted: set[str] = set()
+        self._calls: WeakSet[CallSpan] = WeakSet()
+        self._lock = threading.Lock()
         self._news = Signal()
 
     def note_complete(self, group_id: str) -> None:
@@ -80,11 +110,22 @@ class Hold:
         self._counted |= set(step.counted)
         self._counted -= set(step.discarded)
         self._update()
+        self.on_news()
 
     async def wait(self) -> None:
         """Return when the run is not held; at once if it is not."""
         while self.is_held:
-            await self._news.wait(WAIT_S)
+            await self._news.wait()
+
+    @property
+    def num_counted(self) -> int:
+        """Complete groups that the step has."""
+        return len(self._counted)
+
+    @property
+    def step(self) -> int:
+        """How often a weight version was announced, as far as the server has said."""
+        return self._number
 
     @property
     def may_call(self) -> bool:
@@ -95,12 +136,33 @@ class Hold:
         """The engines stand still, or go on. What has ended meanwhile is sent all the same."""
         if is_paused != self._is_paused:
             self._is_paused = is_paused
+            with self._lock:
+                calls = list(self._calls)
+            for call in calls:
+                call.note_paused(is_paused)
             self._news.notify()
+            self.on_news()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engines stand still."""
+        return self._is_paused
+
+    def follow(self, *, is_held: bool, is_paused: bool, number: int) -> None:
+        """Be as another one is, which counts."""
+        self._number, self.is_held = number, is_held
+        self.note_paused(is_paused)
+        self._news.notify()
+
+    def note_call(self, call: CallSpan) -> None:
+        """A call goes out: where its engine stands still meanwhile, that is recorded. Also used from threads."""
+        with self._lock:
+            self._calls.add(call)
 
     async def wait_call(self) -> None:
         """Return when engine calls may go out."""
         while not self.may_call:
-            await self._news.wait(WAIT_S)
+            await self._news.wait()
 
     def _update(self) -> None:
         is_held = self._groups_per_step is not None and len(self._counted) >= self._groups_per_step
@@ -114,6 +176,7 @@ class Hold:
         # First what becomes of the groups, then those who wait: they find them as they are to be.
         self.on_change(is_held)
         self._news.notify()
+        self.on_news()
 
 
 class Execution(Protocol):
@@ -126,8 +189,8 @@ class Execution(Protocol):
 class OpenGroup:
     """One group between the announcement of its first rollout and the end of its last.
 
-    ``rollouts`` are numbered; a sample gets its slot when it is admitted. ``deadline_s`` is that of a group which this
-    one goes on with, by ``clock``.
+    ``rollouts`` are numbered; a sample gets its slot when it is admitted. ``age_s`` is that of a group which this one
+    goes on with. It ages by ``clock`` while one of its rollouts is in flight.
     """
 
     def __init__(
@@ -137,13 +200,14 @@ class OpenGroup:
         clock: ActiveClock,
         hold: Hold | None = None,
         *,
-        deadline_s: float | None = None,
+        age_s: float = 0.0,
     ) -> None:
-        self.key: GroupKey = (group.row.instance_id, group.epoch)
+        self.plan = group
+        self.key: GroupKey = group.key
         self.row = group.row
         self.epoch = group.epoch
         self.numbers = group.numbers
-        self.group_id = group_id(*self.key)
+        self.group_id = group.group_id
         self.rid_prefix = group_rid_prefix(plan.run_id, self.group_id)
         self.captures = plan.captures
         """Whether its engine calls ask for tokens."""
@@ -155,14 +219,14 @@ class OpenGroup:
         """Rollouts that have not ended, those that did not begin included."""
         self.rollouts: dict[int, list[Execution]] = {}
         """The executions of its rollouts by number, one for each attempt."""
-        self._plan = plan
+        self._run_plan = plan
         self._free_slots = list(group.slots)
         self._news = Signal()
         self._is_closed = threading.Event()
+        self.on_change: Callable[[OpenGroup], object] = lambda _: None
+        """Told when it is idle, and when it is not any more."""
         self._clock = clock
-        self._timeout_s = plan.group_timeout_s
-        self._deadline_s = clock.now_s() + plan.group_deadline_s if deadline_s is None else deadline_s
-        self._ends_s = self._deadline_s
+        self._age = GroupAge(clock, plan.group_timeout_s, plan.group_deadline_s, age_s)
         # How many times each task has entered `working`.
         self._tasks: dict[asyncio.Task[object], int] = {}
         self._calls: set[Call] = set()
@@ -182,7 +246,30 @@ class OpenGroup:
 
     def left_s(self) -> float:
         """Seconds until it is closed unless another sample comes; 0 once it is."""
-        return 0.0 if self.is_closed else max(0.0, self._ends_s - self._clock.now_s())
+        return 0.0 if self.is_closed else self._age.left_s()
+
+    def deadline_left_s(self) -> float:
+        """Seconds until it is closed at the latest."""
+        return self._age.deadline_left_s()
+
+    @property
+    def is_idle(self) -> bool:
+        """It still needs rollouts, and none is in flight: it does not age."""
+        return self._age.stands_still and not self.is_finished
+
+    def enter(self) -> None:
+        """One of its rollouts is in flight from now on."""
+        was_idle = self.is_idle
+        self._age.enter()
+        if was_idle:
+            self._news.notify()
+            self.on_change(self)
+
+    def leave(self) -> None:
+        """It is not any more."""
+        self._age.leave()
+        if self.is_idle:
+            self.on_change(self)
 
     def note_rollout(self, number: int, rollout: Execution) -> None:
         """An attempt of a rollout begins."""
@@ -200,24 +287,28 @@ class OpenGroup:
         self._free_slots.remove(slot)
         return slot
 
-    def afresh(self) -> "OpenGroup":
-        """The same group with other rollouts for the slots that are free; this one takes no more samples."""
-        slots = tuple(self._free_slots)
+    def afresh(self, *, is_whole: bool = False) -> "OpenGroup":
+        """The same group with other rollouts for the slots that are free; this one takes no more samples.
+
+        ``is_whole``: for all of its slots, as nothing of it was stored, and without spares.
+        """
+        slots = self.plan.slots if is_whole else tuple(self._free_slots)
         self._free_slots.clear()  # one that ends only now has no slot any more
-        numbers = rollout_numbers(self._plan, self.group_id, slots, first=max(self.numbers) + 1)
+        first, num_spares = max(self.numbers) + 1, 0 if is_whole else None
+        numbers = rollout_numbers(self._run_plan, self.group_id, slots, first, num_spares)
         group = GroupPlan(self.row, self.epoch, slots, numbers)
-        return OpenGroup(self._plan, group, self._clock, self.hold, deadline_s=self._deadline_s)
+        return OpenGroup(self._run_plan, group, self._clock, self.hold, age_s=self._age.now_s())
 
     def note_sample(self) -> None:
         """A sample was finished: the group's time-out begins again, within its deadline."""
-        self._ends_s = min(self._deadline_s, self._clock.now_s() + self._timeout_s)
+        self._age.note_sample()
         self._news.notify()
 
     async def wait_expired(self) -> bool:
         """Wait until its time is up (true), or it is finished before."""
         while not self.is_finished and (left_s := self.left_s()):
             # The clock may stand still meanwhile, and a sample may move the end either way: it is asked again.
-            await self._news.wait(max(left_s, 0.05))
+            await self._news.wait(None if self.is_idle else max(left_s, 0.05))
         return not self.is_finished
 
     def note_rollout_ended(self) -> None:
@@ -227,8 +318,11 @@ class OpenGroup:
             self._finish()
 
     def _finish(self) -> None:
+        was_idle = self.is_idle
         self.is_finished = True
         self._news.notify()
+        if was_idle:
+            self.on_change(self)
 
     @contextmanager
     def working(self) -> Iterator[None]:

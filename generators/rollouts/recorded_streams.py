@@ -30,7 +30,9 @@ class RecordedStream(openai.Stream[ChatCompletionChunk]):
             for chunk in self._chunks:
                 if self.recorder.feed(chunk):
                     yield chunk
+            self.recorder.check_begun()
         self.recorder.end_in_thread()
+        yield from self.recorder.last_chunks()
 
     def close(self) -> None:
         """As in the package; before that, the engine tells the tokens that it has sampled."""
@@ -69,7 +71,10 @@ class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
             async for chunk in self._chunks:
                 if self.recorder.feed(chunk):
                     yield chunk
+            self.recorder.check_begun()
         await self.recorder.end()
+        for chunk in self.recorder.last_chunks():
+            yield chunk
 
     async def close(self) -> None:
         """As in the package; before that, the engine tells the tokens that it has sampled."""

@@ -2,22 +2,28 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
-import msgspec
+import httpx2
 import openai
 from openai.types.chat import ChatCompletionChunk
 
+from forebay.core.addresses import without_login
+from forebay.core.errors import EngineError
+from forebay.engines.capture.call_spans import ended
 from forebay.engines.capture.fill_gaps import complete, weight_version_of
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
+from forebay.engines.capture.reply_shape import CHUNK, check_chunk, check_has_choice, read_chat
 from forebay.engines.capture.request_fields import strip
 from forebay.engines.capture.sampling_params import drawn, sampling_of
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_over_generate import TemplatedCall
 from forebay.engines.continuation.parts import Part
+from forebay.engines.read_json import UNREADABLE, unreadable
+from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
 from forebay.generators.rollouts.rollout import OpenStream, Rollout
 
@@ -27,7 +33,14 @@ logger = logging.getLogger(__name__)
 class CallRecorder:
     """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``client_body`` that of the user's code."""
 
-    def __init__(self, rollout: Rollout, url: str, sent: Mapping[str, Any], client_body: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rollout: Rollout,
+        url: str,
+        sent: Mapping[str, Any],
+        client_body: Mapping[str, Any],
+        turn: ChatTurn,
+    ) -> None:
         self._rollout = rollout
         self._calls = rollout.calls
         self._is_sglang = rollout.calls.target.is_sglang
@@ -39,18 +52,24 @@ class CallRecorder:
         self._reader = StreamReader(sent, **self._origin)
         self._key = self._calls.key_of(url, sent)
         self._version: str | None = None
+        self._turns: list[Turn] = []
         self._is_ended = False
         self._defaults = self._calls.defaults
         self._template = self._calls.template_at(url)
+        self._cut_at = self._calls.cap.cut_at(sent, client_body)
+        self._withheld: list[ChatCompletionChunk] = []
         self._templated: TemplatedCall | None = None
+        assert turn.call is not None
+        self._turn = turn
+        self._span = turn.call
 
     @classmethod
-    def of(cls, rollout: Rollout, bound: Any, options: Any) -> Self | None:
+    def of(cls, rollout: Rollout, bound: Any, options: Any, turn: ChatTurn) -> Self | None:
         """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
         if not options.url.endswith(CHAT_PATH):
             return None
         url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
-        return cls(rollout, url, body_of(bound), body_of(options))
+        return cls(rollout, url, body_of(bound), body_of(options), turn)
 
     @property
     def renders(self) -> bool:
@@ -65,17 +84,23 @@ class CallRecorder:
 
     async def note_version(self) -> None:
         """Look up the engine's weights before a stream, which does not tell them."""
+        self._turn.note_stream()
         if self._is_sglang:
-            self._version = await weight_version_of(self._calls.http, self._url)
+            with self._asking():
+                self._version = await weight_version_of(self._calls.http, self._url)
 
     def part(self, raw: Any) -> Part:
         """Read a whole reply, given as a raw response of the package. Its tokens are counted, not yet recorded."""
-        if self._templated is not None:
-            raw.http_response = self._templated.response(raw.http_response)
-        body = _decoded(raw.http_response.content)
-        turns = [self._drawn(turn) for turn in turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())]
-        turns = self._calls.judged(self._key, turns)
+        with self._span.failing():
+            if self._templated is not None:
+                raw.http_response = self._templated.response(raw.http_response)
+            body = read_chat(raw.http_response.content)
+            turns = [self._drawn(turn) for turn in turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())]
+            turns = self._calls.judged(self._key, turns)
+        turns = self._calls.gone_on_with(turns, self._cut_at, self._client_body)
+        self._span.end(turns)
         self._rollout.count(turns)
+        self._calls.check_cut(turns, self._cut_at)
         return Part(body, turns, raw)
 
     def note_stream(self, stream: OpenStream) -> None:
@@ -88,19 +113,52 @@ class CallRecorder:
         """Around the reading of a stream: one that breaks off with an error leaves nothing to record."""
         try:
             yield
-        except openai.APIError as error:
-            logger.info("rollout %s: a stream broke off: %r", self._rollout.rollout_id, error)
-            self._close()
+        except (openai.APIError, EngineError) as error:
+            self._note_broken(error)
             raise
+        except (*UNREADABLE, httpx2.NetworkError, httpx2.ProtocolError) as error:
+            self._note_broken(error)
+            raise EngineError(f"the engine's stream cannot be read to its end: {error!r:.300}") from error
+
+    def _note_broken(self, error: Exception) -> None:
+        logger.info("rollout %s: a stream broke off: %r", self._rollout.rollout_id, error)
+        self._close()
+        self._end_spans(error=type(error).__name__)
 
     def feed(self, chunk: ChatCompletionChunk) -> bool:
-        """Record one chunk. False: the user's code did not ask for it."""
+        """Record one chunk. False: the user's code did not ask for it, or gets it with ``last_chunks``.
+
+        Raises ``EngineError`` for what is none.
+        """
+        if not isinstance(chunk, ChatCompletionChunk):  # the package makes the best of whatever comes
+            raise unreadable(chunk, CHUNK, TypeError("it is no object"))
         fields = chunk.model_dump(exclude_unset=True, warnings=False)
+        check_chunk(fields)
         self._reader.feed(fields)
         stripped = strip(fields, self._client_body)
         if stripped is not None and "usage" not in stripped:
             chunk.usage = None  # we asked the engine for it, the user's code did not
+        if stripped is not None and self._may_be_cut(chunk):
+            self._withheld.append(chunk)
+            return False
         return stripped is not None
+
+    def _may_be_cut(self, chunk: ChatCompletionChunk) -> bool:
+        """Whether the cap may have ended the stream, which is known when all of it is there."""
+        if self._cut_at is None:
+            return False
+        return bool(self._withheld) or any(choice.finish_reason == "length" for choice in chunk.choices)
+
+    def last_chunks(self) -> list[ChatCompletionChunk]:
+        """Those that come once the stream is recorded. Raises ``RolloutBroken`` where the cap has ended it."""
+        if self._calls.is_broken:  # by another call
+            self._calls.check()
+        self._calls.check_cut(self._turns, self._cut_at)
+        return self._withheld
+
+    def check_begun(self) -> None:
+        """At the end of the stream: raises ``EngineError`` if nothing came."""
+        check_has_choice(self._reader.is_begun)
 
     def stop(self) -> bool:
         """Nobody reads any further: the engine is told so. Whether it is worth while to hear what it still tells."""
@@ -116,6 +174,7 @@ class CallRecorder:
         """Nobody asks what the stream told: its engine is told to stop."""
         self.stop()
         self._close()
+        self._end_spans(error="dropped")
 
     async def end(self) -> None:
         """Record the stream, as far as it was read."""
@@ -126,16 +185,29 @@ class CallRecorder:
         turns = [self._drawn(turn) for turn in self._reader.turns(ended_s=time.time())]
         if self._is_sglang:
             extra_key = self._sent.get("extra_key")
-            turns = await complete(self._calls.http, self._url, turns, self._version, extra_key=extra_key)
-        turns = self._calls.judged(self._key, turns)
+            with self._asking():
+                turns = await complete(self._calls.http, self._url, turns, self._version, extra_key=extra_key)
+        self._turns = turns = self._calls.judged(self._key, turns)
+        self._end_spans(turns)
         self._rollout.count(turns)
         self._rollout.record(turns)
+
+    def _asking(self) -> AbstractContextManager[None]:
+        """Around what the engine is asked beside the chat."""
+        return ended(
+            self._calls.trace.begin("engine", up=self._turn.span, engine=without_login(self._url), asked="weights")
+        )
+
+    def _end_spans(self, turns: Sequence[Turn] = (), **at: str) -> None:
+        self._span.end(turns, **at)
+        self._turn.end(turns, **at)
 
     def _drawn(self, turn: Turn) -> Turn:
         return drawn(turn, sampling_of(self._sent, self._defaults, is_generate=self._templated is not None))
 
     def _close(self) -> None:
         self._is_ended = True
+        self._span.note_answer()
         self._rollout.open_streams.pop(self, None)
         self._calls.group.end_stream(self._call)
 
@@ -143,11 +215,3 @@ class CallRecorder:
         """``end`` for a stream that is read in a thread."""
         if not self._is_ended:
             self._calls.in_loop(self.end())
-
-
-def _decoded(content: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(content, type=dict[str, Any])
-    # Whatever else an engine may have answered, the package reports it to the rollout function.
-    except msgspec.DecodeError:
-        return {}

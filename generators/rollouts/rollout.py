@@ -1,15 +1,19 @@
 """One execution of a rollout function: what it knows about itself, and what is recorded of it."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 from forebay.core.ids import InstanceId, rollout_uid
+from forebay.engines.capture.call_spans import num_sampled
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
-from forebay.generators.rollouts.engine_calls import EngineCalls
+from forebay.generators.rollouts.chat_turn import ChatTurn
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, EngineCalls
 from forebay.generators.rollouts.open_group import OpenGroup
+from forebay.telemetry.tracing.records import TurnSummary
 
 
 class OpenStream(Protocol):
@@ -56,6 +60,13 @@ class Rollout:
         self.num_sampled_tokens = 0
         """By all its calls so far, those that were aborted included."""
         self.calls = calls
+        self.trace = calls.trace
+        """Where the time of this execution is recorded."""
+        self.num_turns = 0
+        """Chats that its own client was asked for."""
+        self.gateway_turns: Sequence[TurnSummary] = ()
+        """Those of an agent, as the gateway has recorded them."""
+        self._turn_lock = threading.Lock()
         group.note_rollout(slot, self)
 
     @property
@@ -68,9 +79,19 @@ class Rollout:
         """The engine that this rollout talks to, without ``/v1``; another one after it failed."""
         return self.calls.target.url
 
+    def turn(self, options: Any) -> ChatTurn:
+        """The turn that a call of the openai package begins."""
+        if not options.url.endswith(CHAT_PATH):
+            return ChatTurn()
+        with self._turn_lock:
+            number, self.num_turns = self.num_turns, self.num_turns + 1
+        return ChatTurn(self.trace.turn(number))
+
     def count(self, turns: Iterable[Turn]) -> None:
         """Count the tokens that one call has sampled."""
-        self.num_sampled_tokens += sum(map(_num_sampled, turns))
+        number = sum(map(num_sampled, turns))
+        self.num_sampled_tokens += number
+        self.calls.cap.num_sampled += number
 
     def record(self, turns: Iterable[Turn], *, num_merged: int = 0) -> None:
         """Take in turns that have come to their end; ``num_merged`` parts went into them."""
@@ -91,11 +112,3 @@ class Rollout:
         # Those of an attempt that failed: their engines would go on for nobody.
         for recorder in list(self.open_streams):
             recorder.drop()
-
-
-def _num_sampled(turn: Turn) -> int:
-    if turn.sampled_ids is not None:
-        return len(turn.sampled_ids)
-    # The engine counts all choices of a call together: the first one stands for them.
-    number = turn.usage.get("completion_tokens")
-    return number if isinstance(number, int) and turn.choice == 0 else 0

@@ -4,11 +4,12 @@ import secrets
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from forebay.core.errors import InvalidInput
+from forebay.core.ids import InstanceId
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import Message
 from forebay.generators.rewards import RewardOutcome
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
 TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_turns"})
 """Finish reasons of rollouts that a limit on tokens or turns ended."""
+
+
+class RolloutHead(Protocol):
+    """What a sample says of its rollout: a ``Rollout``."""
+
+    uid: str
+    instance_id: InstanceId
+    epoch: int
+    slot: int
+    attempt: int
+    rollout_id: str
+    prompt: list[Message]
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
     return [*made, main]
 
 
-def failed_sample(rollout: "Rollout", error: BaseException, outcome: RolloutOutcome) -> "Sample":
+def failed_sample(rollout: "RolloutHead", error: BaseException, outcome: RolloutOutcome) -> "Sample":
     """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
     problem = {
         "type": type(error).__name__,
@@ -124,7 +137,7 @@ ENDING = ("outcome", "reward", "status")
 """And of how it ended."""
 
 
-def _head(rollout: "Rollout") -> "Sample":
+def _head(rollout: "RolloutHead") -> "Sample":
     return {name: getattr(rollout, name) for name in HEAD}
 
 

@@ -1,21 +1,27 @@
 """A chat of a rollout function whose answer comes in one piece, however many calls that takes."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from forebay.engines.capture.turn import ABORTED
+from forebay.core.addresses import without_login
+from forebay.core.errors import EngineError
+from forebay.engines.capture.call_spans import ended
+from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.chat_over_generate import with_body
 from forebay.engines.continuation.continued_call import Join, Rest
 from forebay.engines.continuation.message import Whole, whole_message, whole_text
 from forebay.engines.continuation.parts import Json, Part
 from forebay.engines.continuation.reply import joined_reply
+from forebay.engines.read_json import UNREADABLE
 from forebay.engines.router_workers import WorkerAdmin
-from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of, headers_of
 
 if TYPE_CHECKING:
     from forebay.generators.rollouts.rollout import Rollout
+
+T = TypeVar("T")
 
 RAW_HEADER = "X-Stainless-Raw-Response"
 """What ``with_raw_response`` of the openai package sets; ``stream`` there stands for ``with_streaming_response``."""
@@ -23,7 +29,7 @@ RAW_HEADER = "X-Stainless-Raw-Response"
 
 def is_whole_chat(options: Any, *, is_stream: bool) -> bool:
     """Whether a call of the openai package is a chat that will be answered in one piece."""
-    return options.url.endswith(CHAT_PATH) and not is_stream and _headers(options).get(RAW_HEADER) != "stream"
+    return options.url.endswith(CHAT_PATH) and not is_stream and headers_of(options).get(RAW_HEADER) != "stream"
 
 
 class WholeChat:
@@ -35,8 +41,8 @@ class WholeChat:
 
     def __init__(self, rollout: "Rollout", options: Any) -> None:
         self._rollout = rollout
-        self._is_raw = bool(_headers(options).get(RAW_HEADER))
-        self._options = options.model_copy(update={"headers": {**_headers(options), RAW_HEADER: "true"}})
+        self._is_raw = bool(headers_of(options).get(RAW_HEADER))
+        self._options = options.model_copy(update={"headers": {**headers_of(options), RAW_HEADER: "true"}})
         self._first = Part({}, [])
         self._rests: dict[int, Rest] = {}
 
@@ -59,7 +65,13 @@ class WholeChat:
         template = calls.template_at(url)
         if template is not None:
             return await whole_text(template.text_of, join.turn, join.body)
-        return await whole_message(WorkerAdmin(calls.http, url), join.turn, join.body)
+        with ended(calls.trace.begin("engine", engine=without_login(url), asked="text")):
+            return await whole_message(WorkerAdmin(calls.http, url), join.turn, join.body)
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Each choice as it is in the end."""
+        return [self._rests[turn.choice].turn if turn.choice in self._rests else turn for turn in self._first.turns]
 
     def record(self) -> None:
         """Record what there is: whole turns, and what is left of one that could not be gone on with."""
@@ -76,13 +88,12 @@ class WholeChat:
         raw = self._first.raw
         if self._rests:
             raw.http_response = self._joined(raw.http_response)
-        return raw if self._is_raw else raw.parse()
+        return raw if self._is_raw else readable(raw.parse)
 
     def _joined(self, response: Any) -> Any:
         """The HTTP response to the first call, with what came of all of them."""
-        turns = [self._rests[turn.choice].turn if turn.choice in self._rests else turn for turn in self._first.turns]
         logprobs = {choice: rest.parts.logprobs for choice, rest in self._rests.items()}
-        content = msgspec.json.encode(joined_reply(self._first.reply, turns, logprobs))
+        content = msgspec.json.encode(joined_reply(self._first.reply, self.turns, logprobs))
         return with_body(response, content)
 
     def _note_segments(self) -> None:
@@ -99,6 +110,9 @@ class WholeChat:
         self._rollout.extra_info.setdefault("segments", []).append(segments)
 
 
-def _headers(options: Any) -> dict[str, Any]:
-    """Those that the call itself was given."""
-    return dict(options.headers) if isinstance(options.headers, Mapping) else {}
+def readable(read: Callable[[], T]) -> T:
+    """What ``read``, which is the openai package's, makes of a reply. Raises ``EngineError`` where it cannot."""
+    try:
+        return read()
+    except UNREADABLE as error:
+        raise EngineError(f"the engine's reply cannot be read: {error!r:.300}", status_code=200) from error

@@ -25,6 +25,7 @@ import msgspec
 
 from forebay.core.errors import InvalidInput
 from forebay.generators.sandbox.output import Kept, Tail, feed
+from forebay.telemetry.tracing.tracer import span, trace_environment
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Finished:
     stderr: str
     wall_s: float
     is_output_cut: bool
+    cpu_s: float | None = None
+    """Of all its processes; None if it killed the one that counts them."""
     printed: str = ""
     """The last ``output_bytes`` of both outputs together, as they came."""
 
@@ -98,7 +101,8 @@ class Sandbox:
         async with Sandbox() as sandbox:
             finished = await sandbox.run(["python", "-c", code], limits=Limits(wall_s=10))
 
-    ``env`` is what every command finds beside ``HOME`` and ``TMPDIR`` (the folder) and ``INHERITED``.
+    ``env`` is what every command finds beside ``HOME`` and ``TMPDIR`` (the folder) and ``INHERITED``; in a run that is
+    traced also ``TRACEPARENT``, for spans of its own.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
@@ -121,16 +125,26 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
         stop: asyncio.Event | None = None,
+        phase: str = "environment",
     ) -> Finished:
         """Run ``command`` to its end, or kill it at its limits, as soon as ``stop`` is set, or when we are cancelled.
 
         When this returns or raises, every process that the command started is gone, also those that made themselves a
-        session of their own. Raises ``InvalidInput`` for a command that cannot be started.
+        session of their own. Raises ``InvalidInput`` for a command that cannot be started. In a trace its time is a
+        ``phase`` of the rollout for which it runs.
         """
+        with span(phase) as recorded:
+            finished = await self._run(command, stdin, env or {}, limits, stop)
+            recorded.set(exit_status=finished.exit_status, cpu_s=finished.cpu_s)
+        return finished
+
+    async def _run(
+        self, command: Command, stdin: bytes, env: Mapping[str, str], limits: Limits, stop: asyncio.Event | None
+    ) -> Finished:
         spec = {
             "argv": _words(command),
             "folder": str(self.folder),
-            "env": self._environment(env or {}),
+            "env": self._environment(env),
             "limits": limits.resources(),
             "wall_s": limits.wall_s,
         }
@@ -148,7 +162,8 @@ class Sandbox:
                 await _gone(keeper)
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        return {**_inherited(), "HOME": str(self.folder), "TMPDIR": str(self.folder), **self._env, **extra}
+        own = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        return {**_inherited(), **own, **trace_environment(), **self._env, **extra}
 
 
 def _inherited() -> dict[str, str]:
@@ -218,6 +233,7 @@ async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_byt
         stdout=stdout.text(),
         stderr=stderr.text(),
         wall_s=result["wall_s"],
+        cpu_s=result.get("cpu_s"),
         is_output_cut=stdout.is_cut or stderr.is_cut,
         printed=tail.text(),
     )

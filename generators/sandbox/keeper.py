@@ -43,8 +43,10 @@ def main(socket_fd: int) -> None:
             if os.getppid() != parent:
                 # Nobody else is left to do it.
                 shutil.rmtree(spec["folder"], ignore_errors=True)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        answer = {**result, "num_left": num_left, "cpu_s": used.ru_utime + used.ru_stime}
         with suppress(BrokenPipeError, ConnectionResetError):
-            sandbox.sendall(json.dumps({**result, "num_left": num_left}).encode())
+            sandbox.sendall(json.dumps(answer).encode())
 
 
 def _read_line(sandbox: socket.socket) -> dict[str, Any]:

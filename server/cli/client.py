@@ -1,15 +1,22 @@
 """The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
 
 import json
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.server.cli.run_lookup import pick_run
 
 if TYPE_CHECKING:
-    from forebay.client.calls.flow import Call
+    from forebay.client.calls.flow import Call, Lost, ServerReply
 
 JSON_BODY = {"Content-Type": "application/json"}
+
+
+class NoServer(ForebayError, ConnectionError):
+    """Nobody answers at the server's address."""
+
+    code = "no_server"
+    status = 503
 
 
 class ServerClient:
@@ -40,23 +47,44 @@ class ServerClient:
 
         return self._ask(Call("POST", path, _encoded(body or {}), JSON_BODY))
 
+    def save(self, path: str, file: BinaryIO) -> None:
+        """Write the reply to a GET, which may be long, to ``file``."""
+        from forebay.client.calls.flow import Call, decoded
+
+        call = Call("GET", path)
+        reply = self._answered(self._transport.save(call, file))
+        if reply.is_success:
+            return
+        try:
+            decoded(reply, call)
+        except ForebayError as error:
+            raise self._as_refusal(error, reply.status) from None
+
     def find_run(self, run: str) -> dict[str, Any]:
         """The run with this id or name, or with the only one that begins so: see ``pick_run``, also for its errors."""
         return pick_run(self.get("/v1/runs")["runs"], run)
 
     def _ask(self, call: "Call") -> dict[str, Any]:
-        from forebay.client.calls.flow import Lost, decoded
+        from forebay.client.calls.flow import decoded
 
-        reply = self._transport.ask(call)
-        if isinstance(reply, Lost):
-            hint = "start one with `forebay serve`, or name another with --url"
-            raise ForebayError(f"no server answers at {self._url}: {reply.reason}", hint=hint)
+        reply = self._answered(self._transport.ask(call))
         try:
             return decoded(reply, call)
         except ForebayError as error:
-            # As what the server calls it, InvalidInput say, it would end the command like a wrong flag.
-            hint = "pass --token, or set FOREBAY_TOKEN" if reply.status == 401 else error.hint
-            raise ForebayError(error.message, hint=hint) from None
+            raise self._as_refusal(error, reply.status) from None
+
+    def _answered(self, reply: "ServerReply | Lost") -> "ServerReply":
+        from forebay.client.calls.flow import Lost
+
+        if isinstance(reply, Lost):
+            hint = "start one with `forebay serve`, or name another with --url"
+            raise NoServer(f"no server answers at {self._url}: {reply.reason}", hint=hint)
+        return reply
+
+    @staticmethod
+    def _as_refusal(error: ForebayError, status: int) -> ForebayError:
+        # As what the server calls it, InvalidInput say, it would end the command like a wrong flag.
+        return ForebayError(error.message, hint="pass --token, or set FOREBAY_TOKEN" if status == 401 else error.hint)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

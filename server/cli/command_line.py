@@ -11,11 +11,14 @@ from forebay.server.cli import (
     demo,
     gc_command,
     generator_commands,
+    profile_command,
     run_commands,
     serve_commands,
+    simulate_command,
     start_command,
+    trace_commands,
 )
-from forebay.server.cli.output import show_error
+from forebay.server.cli.output import echo, show_error
 
 USAGE_EXIT_CODE = 2
 
@@ -31,14 +34,17 @@ app.command("start")(start_command.command)
 app.command("status")(run_commands.status)
 app.command("stop")(run_commands.stop)
 app.command("gc", short_help="Remove stored samples that nobody can ask for any more.")(gc_command.command)
+app.command("profile", short_help="Tell why steps were slow.")(profile_command.command)
+app.command("simulate", short_help="Try schedulers on a recorded run, in virtual time.")(simulate_command.command)
 app.add_typer(generator_commands.app, name="generators")
 app.add_typer(serve_commands.engine_app, name="engine")
+app.add_typer(trace_commands.app, name="trace")
 app.command("demo", short_help="Try everything at once, on this machine.")(demo.command)
 
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"forebay {version('forebay')}")
+        echo(f"forebay {version('forebay')}")
         raise typer.Exit
 
 

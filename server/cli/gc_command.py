@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import typer
-
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
-from forebay.server.cli.output import facts_table, make_console, print_json, show_table
+from forebay.server.cli.output import echo, facts_table, make_console, print_json, show_table
 
 REASONS = {
     "open": "of groups that are not complete",
@@ -51,4 +49,4 @@ def _show(done: dict[str, Any]) -> None:
 def show_storage(view: dict[str, Any]) -> None:
     """A line under a list of runs: how much is stored."""
     over = f", {view['num_bytes_over']:,} bytes over the budget" if view["num_bytes_over"] else ""
-    typer.echo(f"stored: {storage_text(view['num_bytes'], view['num_segments'])}{over}")
+    echo(f"stored: {storage_text(view['num_bytes'], view['num_segments'])}{over}")

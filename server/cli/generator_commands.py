@@ -20,7 +20,7 @@ from forebay.hooks.host_client import HostClient
 from forebay.hooks.plugin_loading import installed_plugins
 from forebay.hooks.run_hooks import HookRunner
 from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths, own_command
-from forebay.server.cli.output import columns_table, facts_table, make_console, print_json, show_table
+from forebay.server.cli.output import columns_table, echo, facts_table, make_console, print_json, show_table
 from forebay.server.cli.serve_commands import read_settings
 
 START_LIMIT_S = 120.0
@@ -84,12 +84,12 @@ def new(
         path = write_scaffold(task_type, folder)
     except OSError as error:
         raise ForebayError(f"{folder} cannot be written: {error.strerror}") from None
-    typer.echo(str(path))
+    echo(str(path))
     # A server looks into ./generators by itself.
     where = "" if folder.resolve() == OWN_FOLDER.resolve() else f" --generators {shlex.quote(str(folder))}"
     command = own_command()
-    typer.echo(f"check it: {command} generators check {shlex.quote(str(path))}", err=True)
-    typer.echo(f"serve it: {command} serve{where}", err=True)
+    echo(f"check it: {command} generators check {shlex.quote(str(path))}", err=True)
+    echo(f"serve it: {command} serve{where}", err=True)
 
 
 async def _look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:

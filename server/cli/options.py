@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from forebay.core.errors import InvalidInput
+from forebay.core.private_files import FOLDER_MODE
 
 DEFAULT_URL = "http://127.0.0.1:8889"
 
@@ -30,7 +31,7 @@ def make_writable(folder: Path) -> Path:
     """``folder``, made if it is not there. Raises ``InvalidInput`` where nothing can be written in it."""
     reason = ""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
     # Asked before anything is opened: the first write would fail in the middle of a start, with a traceback.

@@ -1,43 +1,70 @@
-"""How the commands write: tables for people, JSON for scripts, errors as a line and a hint."""
+"""How the commands write: tables for people, JSON for scripts, errors as a line and a hint.
 
-import json
-from collections.abc import Iterator, Mapping
+Everything that a command prints goes through here, where ``telemetry/visible_text.py`` makes harmless what others
+wrote.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Column, Table
+from rich.text import Text
+
+from forebay.telemetry.visible_text import visible, visible_json
 
 WIDTH_OF_NO_TERMINAL = 160
 WIDEST = 10_000
 
 
+class VisibleConsole(Console):
+    """A console on which only rich itself moves the cursor and chooses colours."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+class VisibleTable(Table):
+    """A table whose strings are texts, without markup, before their widths are looked at."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
+def echo(text: str, *, err: bool = False, fg: str | None = None) -> None:
+    """A line, on standard output or error."""
+    typer.secho(visible(text), err=err, fg=fg)
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output (or error); where that is no terminal, wide enough not to break paths."""
-    console = Console(stderr=stderr, highlight=False)
+    console = VisibleConsole(stderr=stderr, highlight=False)
     # Where there is no terminal, rich assumes 80 columns and breaks paths in two.
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=WIDTH_OF_NO_TERMINAL)
+        console = VisibleConsole(stderr=stderr, highlight=False, width=WIDTH_OF_NO_TERMINAL)
     return console
 
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(visible_json(value))
 
 
 def show_error(error: Exception) -> None:
     """The error as one paragraph on standard error, and its hint, if it has one, on a line of its own."""
-    typer.secho(f"error: {error}", err=True, fg="red")
+    echo(f"error: {error}", err=True, fg="red")
     hint = getattr(error, "hint", "")
     if hint:
-        typer.echo(f"hint: {hint}", err=True)
+        echo(f"hint: {hint}", err=True)
 
 
 def columns_table(*headers: str) -> Table:
     """A table of several columns, without lines."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = VisibleTable(box=None, padding=(0, 2, 0, 0))
     for header in headers:
         table.add_column(header, overflow="fold")
     return table
@@ -64,7 +91,7 @@ def _cells(column: Column) -> Iterator[RenderableType]:
 
 def facts_table(facts: Mapping[str, Any]) -> Table:
     """Names and values in two columns, without lines. Values may be rich renderables; empty ones are left out."""
-    table = Table.grid(padding=(0, 2))
+    table = VisibleTable.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():

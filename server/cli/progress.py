@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from forebay.server.cli.output import counts_text, facts_table
 from forebay.server.cli.run_facts import groups_of, samples_of, state_text
@@ -101,7 +102,7 @@ class RunProgress:
             bar.add_row(ProgressBar(total, self.num_done, width=BAR_WIDTH), f"{self.num_done} of {total} groups")
             facts = {"done": bar, **facts}
         # A title that is too long for the frame would be cut: what must not be stands inside it.
-        title = f"{state_text(self.view)} · {elapsed_s:.0f} s"
+        title = Text(f"{state_text(self.view)} · {elapsed_s:.0f} s")
         return Panel(facts_table(facts), title=title, title_align="left", expand=False, padding=(0, 1))
 
 

@@ -9,7 +9,15 @@ from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.gc_command import show_storage
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
-from forebay.server.cli.output import columns_table, counts_text, facts_table, make_console, print_json, show_table
+from forebay.server.cli.output import (
+    columns_table,
+    counts_text,
+    echo,
+    facts_table,
+    make_console,
+    print_json,
+    show_table,
+)
 from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
 
 MOST_LINES = 10_000
@@ -55,7 +63,7 @@ def _show_printed(lines: list[str], as_json: bool) -> None:
     if as_json:
         print_json({"lines": lines})
     else:
-        typer.echo("\n".join(lines))
+        echo("\n".join(lines))
 
 
 def stop(run: RunName, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
@@ -65,7 +73,7 @@ def stop(run: RunName, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJso
     if as_json:
         print_json(view)
     else:
-        typer.echo(f"{view['run_id']} is {state_text(view)}")
+        echo(f"{view['run_id']} is {state_text(view)}")
 
 
 def _show_all(reply: dict[str, Any], as_json: bool) -> None:
@@ -75,7 +83,7 @@ def _show_all(reply: dict[str, Any], as_json: bool) -> None:
     if reply["runs"]:
         _show_table(reply["runs"])
     else:
-        typer.echo("no run was started yet")
+        echo("no run was started yet")
     show_storage(reply["storage"])
 
 
@@ -94,7 +102,7 @@ def _show_table(views: Sequence[dict[str, Any]]) -> None:
     show_table(make_console(), table)
     for view in views:
         if view["alarm"]:
-            typer.echo(f"alarm of {view['run_id']}: {alarm_of(view)}")
+            echo(f"alarm of {view['run_id']}: {alarm_of(view)}")
 
 
 def _show_one(view: dict[str, Any]) -> None:

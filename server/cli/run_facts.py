@@ -72,8 +72,11 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
         "run defaults": ", ".join(f"{name}={json.dumps(value)}" for name, value in view["run_defaults"].items()),
+        "scheduler": _scheduler_text(view.get("scheduler")),
+        "workers": "\n".join(map(_worker_text, view.get("workers", []))),
         "reward range": range_text(view["settings"]["reward_range"]),
         "groups": _groups_text(view),
+        "idle": _idle_text(view.get("num_groups_idle", 0)),
         "discarded": _discarded_text(view),
         "samples": counts_text(samples_of(view)),
         "rewards": _rewards_text(view["rewards"]),
@@ -81,6 +84,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "tokens": _tokens_text(view["tokens"]),
         "counts": counts_text(view["counts"]) if view["counts"] else "",
         "buffered": f"{view['samples']['buffered']} samples, {view['samples']['buffered_bytes']:,} bytes",
+        "trace": _trace_text(view.get("trace")),
         "hooks": "\n".join(f"{hook}: {', '.join(by)}" for hook, by in view["hooks"].items() if by),
     }
 
@@ -104,9 +108,29 @@ def has_usable_groups(view: dict[str, Any]) -> bool:
     return any(groups[state] for state in ("full", "ready", "leased", "delivered"))
 
 
+def _worker_text(worker: dict[str, Any]) -> str:
+    where = f" on {worker['node']}" if worker["node"] else ""
+    num_restarts = worker["num_restarts"]
+    restarts = f", {num_restarts} restart{'s' * (num_restarts > 1)}" if num_restarts else ""
+    memory = f", {worker['rss_bytes'] / 2**20:.0f} MiB" if worker["rss_bytes"] else ""
+    text = f"{worker['number']}{where}: {worker['state']}, {worker['num_in_flight']} in flight{restarts}{memory}"
+    if worker["blocked_s"]:
+        text += f"; its loop stands still for {worker['blocked_s']:.0f} s: {worker['blocked_at']}"
+    if worker["reason"]:
+        what = "waits for a place" if worker["state"] == "unplaced" else "the one before it"
+        text += f"; {what}: {worker['reason']}"
+    return text
+
+
 def _groups_text(view: dict[str, Any]) -> str:
     total = view["num_groups_total"]
     return counts_text(groups_of(view)) + (f" (of {total})" if total is not None else "")
+
+
+def _idle_text(number: int) -> str:
+    """Which groups do not age; "" for none."""
+    have = "has" if number == 1 else "have"
+    return f"{number} of the open groups {have} no rollout in flight: deadlines stand still" if number else ""
 
 
 def _discarded(view: dict[str, Any]) -> list[tuple[str, int]]:
@@ -133,6 +157,23 @@ def _tokens_text(tokens: dict[str, Any]) -> str:
         if tokens[f"mean_{ending}"] is not None
     ]
     return " · ".join([f"{tokens['kept']:,} kept", f"{tokens['wasted']:,} wasted", *means])
+
+
+def _scheduler_text(scheduler: dict[str, Any] | None) -> str:
+    """The policy, and what it reads; "" where there is none, and of a server that does not tell."""
+    if not scheduler:
+        return ""
+    settings = [f"{name}={json.dumps(value)}" for name, value in scheduler.items() if name != "policy"]
+    return f"{scheduler['policy']}: {', '.join(settings)}"
+
+
+def _trace_text(trace: dict[str, Any] | None) -> str:
+    """What is wrong with what was recorded; "" for nothing, and of a server that records nothing."""
+    if not trace:
+        return ""
+    ended = "ended, since the disk takes no more; the run's next start is recorded again" if trace["has_ended"] else ""
+    dropped = counts_text({f"{what} left out": number for what, number in trace["dropped"].items() if number})
+    return " · ".join(part for part in (ended, dropped) if part)
 
 
 def samples_of(view: dict[str, Any]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.errors import InvalidInput, RunNotFound
 
 MAX_CANDIDATES = 20
 """How many runs an error lists that could be meant."""
@@ -16,7 +16,7 @@ def pick_run(views: Sequence[View], given: str) -> View:
 
     That is the run with this id; else the newest of this name; else the only one that has an id or a name which begins
     so, where several runs of one name are its newest. Raises ``InvalidInput`` if ``given`` is empty or begins several,
-    ``ForebayError`` if it begins none.
+    ``RunNotFound`` if it begins none.
     """
     if not given:
         raise InvalidInput("RUN is empty", hint="give a run's id or name; `forebay status` lists them")
@@ -29,7 +29,8 @@ def pick_run(views: Sequence[View], given: str) -> View:
         view["run_id"]: view for known in (by_id, by_name) for text, view in known.items() if text.startswith(given)
     }
     if not begun:
-        raise ForebayError(f"the server knows no run {given!r}", hint="`forebay status` lists the runs")
+        message = f"the server knows no run {given!r}"
+        raise RunNotFound(given, message=message, hint="`forebay status` lists the runs")
     if len(begun) > 1:
         hint = "give more of the id, or the whole name"
         raise InvalidInput(f"{given!r} could be any of {_listed(list(begun.values()))}", hint=hint)

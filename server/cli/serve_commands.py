@@ -10,7 +10,15 @@ from pydantic import ValidationError
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
+from forebay.server.cli.output import echo
 from forebay.telemetry.log import set_up_logging
+
+AllowedHosts = Annotated[
+    str | None,
+    typer.Option(
+        "--allowed-hosts", metavar="NAMES", help="Names by which it may be called besides the machine's own: a,b,.c"
+    ),
+]
 
 
 def serve(
@@ -22,16 +30,14 @@ def serve(
     generators: GeneratorPaths = None,
     config: ConfigPath = None,
     is_insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow other than loopback addresses without a token.")
+        bool, typer.Option("--insecure", help="Allow other addresses than loopback, and every name, without a token.")
     ] = False,
+    allowed_hosts: AllowedHosts = None,
 ) -> None:
     """Run the rollout buffer server.
 
     Every setting can also come from --config or from a FOREBAY_* environment variable; docs/settings.md lists them.
     """
-    with loading():
-        from forebay.server import server_process
-
     settings = read_settings(
         config,
         host=host,
@@ -39,11 +45,15 @@ def serve(
         data_dir=data_dir,
         generators=generators or None,
         insecure=is_insecure or None,
+        allowed_hosts=allowed_hosts,
     )
     make_writable(settings.data_dir)
+    with loading():  # only now: what is wrong is told without it
+        from forebay.server import server_process
+
     set_up_logging(settings.log_level)
     bound = server_process.listen(settings)
-    server_process.serve(settings, bound, lambda url: typer.echo(f"forebay listens on {url}"))
+    server_process.serve(settings, bound, lambda url: echo(f"forebay listens on {url}"))
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:
@@ -85,6 +95,8 @@ def tiny(
         Path | None, typer.Option(help="Hugging Face folder of a causal language model; else the built-in one.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Cores that torch may use.")] = 1,
+    allowed_hosts: AllowedHosts = None,
+    is_insecure: Annotated[bool, typer.Option("--insecure", help="Let it be called by every name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Tell the address as one line of JSON.")] = False,
 ) -> None:
     """Serve a small model on the CPU, with the API of SGLang as far as Forebay uses it.
@@ -95,6 +107,14 @@ def tiny(
     from forebay.engines.tiny.server import announce, serve
 
     def show(url: str) -> None:
-        typer.echo(f"the tiny engine listens on {url}")
+        echo(f"the tiny engine listens on {url}")
 
-    serve(host, port, model_path=model_path, threads=threads, on_ready=announce if as_json else show)
+    serve(
+        host,
+        port,
+        model_path=model_path,
+        threads=threads,
+        allowed_hosts=allowed_hosts or "",
+        insecure=is_insecure,
+        on_ready=announce if as_json else show,
+    )

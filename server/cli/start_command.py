@@ -12,12 +12,19 @@ from rich.console import Console
 from forebay.core.errors import InvalidInput
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, own_command
-from forebay.server.cli.output import facts_table, make_console, print_json, show_table
+from forebay.server.cli.output import echo, facts_table, make_console, print_json, show_table
 from forebay.server.cli.progress import RateMeter, RunProgress, make_display
 from forebay.server.cli.run_facts import alarm_of, failure_of, has_usable_groups, nothing_usable, run_facts
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
+OBJECTS = {
+    "sampling_params": '{"temperature": 1.0}',
+    "scheduler": '{"policy": "longest-first"}',
+    "oversampling": '{"rollouts_per_group": 10}',
+    "retry_budgets": '{"engine_failure": 5}',
+}
+"""Fields of a run that are objects, and what each looks like."""
 
 
 def command(
@@ -33,11 +40,21 @@ def command(
     ] = None,
     name: Annotated[str | None, typer.Option(help="A label, to find the run by.")] = None,
     num_epoch: Annotated[int | None, typer.Option(help="Passes over the input.")] = None,
-    num_process: Annotated[int | None, typer.Option(help="Rollouts at once.")] = None,
+    num_process: Annotated[str | None, typer.Option(help="Rollouts at once; or auto.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Processes that run its rollouts; or their numbers by node, as 2,4.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="Where these are: processes, ray, inline.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer at most.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Which rollout is started next, and where: its policy.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=JSON", help="Any other field of the run; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=JSON",
+            help="Any other field of the run, or one in it: scheduler.top=0.3; repeatable.",
+        ),
     ] = None,
     is_followed: Annotated[
         bool, typer.Option("--follow", help="Show progress until the run has ended, then its summary.")
@@ -56,11 +73,17 @@ def command(
         "name": name,
         "num_epoch": num_epoch,
         "num_process": num_process,
+        "workers": workers and _counts_by_node(workers),
+        "backend": backend,
     }
     payload = (read_payload(file) if file else {}) | {key: value for key, value in flags.items() if value is not None}
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    set_sampling(payload, {key: value for key, value in sampling.items() if value is not None})
-    payload |= dict(map(parse_assignment, assignments or ()))  # last: --set overrules flags, and flags the file
+    set_inside(payload, "sampling_params", {key: value for key, value in sampling.items() if value is not None})
+    set_inside(payload, "scheduler", {"policy": policy} if policy is not None else {})
+    for name, value in map(parse_assignment, assignments or ()):  # last: --set overrules flags, and flags the file
+        assign(payload, name, value)
+    if policy is not None and isinstance(payload["scheduler"], dict):  # one that was set whole may not name it
+        payload["scheduler"].setdefault("policy", policy)
     if not payload.get("task_type"):
         raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
     with ServerClient(url, token) as server:
@@ -68,9 +91,9 @@ def command(
             payload["run_id"] = server.find_run(str(payload["run_id"]))["run_id"]
         view = server.post("/v1/runs", payload)
         if not as_json:
-            typer.echo(view["run_id"])
+            echo(view["run_id"])
         for warning in view["warnings"]:
-            typer.secho(f"warning: {warning}", err=True, fg="yellow")
+            echo(f"warning: {warning}", err=True, fg="yellow")
         if is_followed:
             view = follow(server, view["run_id"])
     if as_json:
@@ -79,6 +102,12 @@ def command(
         raise failure_of(view)
     if is_followed and not has_usable_groups(view):
         raise nothing_usable(view)
+
+
+def _counts_by_node(text: str) -> str | list[str]:
+    """``4`` as it is; ``2,4`` as a list, also where it is written as one."""
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    return inner.split(",") if inner != text.strip() or "," in inner else text
 
 
 def read_payload(file: Path) -> dict[str, Any]:
@@ -107,13 +136,22 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def set_sampling(payload: dict[str, Any], given: dict[str, Any]) -> None:
-    """Put ``given`` into the sampling parameters of a payload. Raises ``InvalidInput`` where those are no object."""
-    params = payload.get("sampling_params")
-    if params is not None and not isinstance(params, dict):
-        raise InvalidInput(f"sampling_params is {params!a}, no object", hint='it looks like {"temperature": 1.0}')
+def assign(payload: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field of a payload, or with ``OBJECT.FIELD`` a field in it. Raises ``InvalidInput``."""
+    outer, is_inside, inner = name.partition(".")
+    if is_inside and outer in OBJECTS:
+        set_inside(payload, outer, {inner: value})
+    else:
+        payload[name] = value
+
+
+def set_inside(payload: dict[str, Any], name: str, given: dict[str, Any]) -> None:
+    """Put ``given`` into an object of a payload. Raises ``InvalidInput`` where that is none."""
+    before = payload.get(name)
+    if before is not None and not isinstance(before, dict):
+        raise InvalidInput(f"{name} is {before!a}, no object", hint=f"it looks like {OBJECTS[name]}")
     if given:
-        payload["sampling_params"] = {**(params or {}), **given}
+        payload[name] = {**(before or {}), **given}
 
 
 def _found_here(path_text: str) -> str:

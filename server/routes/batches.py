@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
 from forebay.core.group import BatchState
-from forebay.server.services import Services, body_of, services_of
+from forebay.server.services import Services, services_of
 from forebay.server.views import batch_view, checkpoint_views
 from forebay.web.request_models import LeaseSeconds, Step, parse
 
@@ -53,7 +53,7 @@ RunLeases = Annotated[Leases, Depends(leases_of)]
 @router.get("/batches")
 async def list_batches(leases: RunLeases, state: BatchState | None = None) -> dict[str, Any]:
     """Every batch that was handed out, oldest first."""
-    rows = leases.buffer.batches.in_state(*([state] if state else BatchState))
+    rows = await leases.buffer.gone.all_batches(*([state] if state else []))
     return {"batches": [batch_view(row) for row in rows]}
 
 
@@ -74,7 +74,7 @@ async def release(batch_id: str, leases: RunLeases) -> dict[str, Any]:
 @router.post("/batches/{batch_id}/extend")
 async def extend(batch_id: str, request: Request, leases: RunLeases) -> dict[str, Any]:
     """Keep a lease: its time begins anew."""
-    asked = parse(ExtendRequest, await body_of(request) or b"{}")
+    asked = parse(ExtendRequest, await request.body() or b"{}")
     row = await leases.extend(batch_id, asked.lease_s)
     return {"batch_id": row.batch_id, "state": BatchState.LEASED.value, "lease_s": row.lease_s}
 
@@ -82,13 +82,14 @@ async def extend(batch_id: str, request: Request, leases: RunLeases) -> dict[str
 @router.get("/checkpoints")
 async def list_checkpoints(leases: RunLeases) -> dict[str, Any]:
     """Every checkpoint that can be gone back to, by step."""
-    return {"checkpoints": checkpoint_views(leases.buffer.batches)}
+    acked = await leases.buffer.gone.all_batches(BatchState.ACKED)
+    return {"checkpoints": checkpoint_views(leases.buffer.batches.checkpoints, acked)}
 
 
 @router.post("/checkpoints")
 async def set_checkpoint(request: Request, leases: RunLeases, services: Server) -> dict[str, Any]:
     """Fix batches to the trainer's checkpoint of a step, and acknowledge them, all or none."""
-    asked = parse(CheckpointRequest, await body_of(request))
+    asked = parse(CheckpointRequest, await request.body())
     fixed = await checkpoint(leases, asked.step, asked.batch_ids)
     services.retention.ask()  # what no checkpoint needs any more may go now
     ids = [row.batch_id for row in fixed]
@@ -99,7 +100,7 @@ async def set_checkpoint(request: Request, leases: RunLeases, services: Server) 
 async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
     """Make everything ready again that the trainer's checkpoint of a step does not hold; null for everything."""
     # No body is no request for everything: null must be written.
-    asked = parse(RewindRequest, await body_of(request))
+    asked = parse(RewindRequest, await request.body())
     undone = await rewind(leases, asked.step)
     num_groups = sum(len(row.group_ids) for row in undone.batches)
     steps = leases.buffer.batches.steps

@@ -28,8 +28,6 @@ async def list_groups(
 ) -> dict[str, Any]:
     """A page of groups in the order in which they opened; ``after`` is the last ``group_id`` of the page before."""
     entry = services.buffer.get(run_id)
-    if after and after not in entry.buffer.groups.by_id:
-        raise GroupNotFound(run_id, after)
     rows = await services.buffer.store.groups(run_id, state=state.value if state else None, after=after, limit=limit)
     # The store gives the order; memory is ahead of it, and knows the groups that may change.
     known = entry.buffer.groups.by_id
@@ -40,10 +38,12 @@ async def list_groups(
 async def show_group(run_id: str, group_id: str, services: Server, bodies: bool = False) -> dict[str, Any]:
     """One group and its samples, late and surplus ones included; with ``bodies`` what was written, if it is there."""
     group = services.buffer.get(run_id).buffer.groups.by_id.get(group_id)
-    if group is None:
-        raise GroupNotFound(run_id, group_id)
-    stored = await services.buffer.store.samples(run_id, group_id)
     store = services.buffer.store
+    [found] = await store.find(run_id, [group_id], has_uids=False)
+    row = group.row if group else found.row
+    if row is None:
+        raise GroupNotFound(run_id, group_id)
+    stored = await store.samples(run_id, group_id)
     # Retention may remove a segment at any time: what is there is asked once, for both.
     readable = [store.holds(sample.location) for sample in stored]
     samples = [sample_view(sample, has_body=has_body) for sample, has_body in zip(stored, readable, strict=True)]
@@ -51,7 +51,7 @@ async def show_group(run_id: str, group_id: str, services: Server, bodies: bool 
         raw = iter(await store.read([s.location for s, has_body in zip(stored, readable, strict=True) if has_body]))
         for sample in samples:
             sample["body"] = json.loads(as_json(next(raw))) if sample["has_body"] else None
-    return {**group_view(group.row), "samples": samples}
+    return {**group_view(row), "samples": samples}
 
 
 @router.get("/closed_groups")
@@ -66,13 +66,13 @@ async def closed_groups(
 async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, Any]:
     """The feed of closed groups, for its native route and for run processes."""
     patience = Patience(wait_s)
-    closed = entry.buffer.groups.closed
-    while len(closed) <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
+    groups = entry.buffer.groups
+    while groups.num_closed <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
         pass
-    return closed_since(entry, after)
+    return await closed_since(entry, after)
 
 
 @router.get("/skip_instance_ids")
 async def skip_instance_ids(run_id: str, services: Server) -> dict[str, Any]:
     """The ids, with multiplicity, that need not be generated for this run any more."""
-    return {"skip_instance_ids": services.buffer.skip_instance_ids(run_id)}
+    return {"skip_instance_ids": await services.buffer.skip_instance_ids(run_id)}

@@ -1,11 +1,38 @@
-"""What the framework says of the routes that carry samples, which it does not serve: to readers, to other methods."""
+"""What the document at ``/openapi.json`` says beyond what the framework finds out by itself.
+
+That is the routes that carry samples, which the framework does not serve, and the bodies that routes read themselves.
+"""
 
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+
+from forebay.core.run import RunSettings
+from forebay.server.routes.batches import CheckpointRequest, ExtendRequest, RewindRequest
+from forebay.server.routes.run_process import ProgressBody
+from forebay.server.routes.weights import ContinueRequest, PauseRequest, WeightVersionRequest
+
+
+class StartBody(RunSettings):
+    """What a start takes. All of it is handed to ``run_rollout``: what is not listed here is the generator's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_type: str
+    input_file: str | None = None
+    num_epoch: int | None = None
+    remote_engine_url: str | list[str] | None = None
+    skip_instance_ids: list[str | int] | None = None
+    name: str | None = None
+    run_id: str | None = None
+    start_id: str | None = None
+    capture: bool | None = None
+
 
 _SAMPLE = {
     "type": "object",
@@ -54,9 +81,24 @@ SAMPLE_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/v1/runs/{run_id}/batches": ("batches", "Lease whole groups, waiting up to wait_s for them.", _BATCH),
 }
 
+_RUN = "/v1/runs/{run_id}"
+BODIES: dict[tuple[str, str], type[BaseModel]] = {
+    ("post", "/start_rollout"): StartBody,
+    ("post", "/s/{name}/start_rollout"): StartBody,
+    ("post", "/v1/runs"): StartBody,
+    ("post", f"{_RUN}/batches/{{batch_id}}/extend"): ExtendRequest,
+    ("post", f"{_RUN}/checkpoints"): CheckpointRequest,
+    ("post", f"{_RUN}/rewind"): RewindRequest,
+    ("put", f"{_RUN}/weight_version"): WeightVersionRequest,
+    ("post", f"{_RUN}/engines/pause"): PauseRequest,
+    ("post", f"{_RUN}/engines/continue"): ContinueRequest,
+    ("post", "/w/{run_key}/progress"): ProgressBody,
+}
+"""The bodies that routes of the framework read themselves, within the limits for bodies."""
 
-def add_sample_routes(app: FastAPI) -> None:
-    """Let ``app.openapi()`` name the routes of samples too, and ``app`` answer 405 to other methods on their paths.
+
+def complete_document(app: FastAPI) -> None:
+    """Let ``app.openapi()`` name the routes of samples and all bodies, and ``app`` answer 405 on paths of samples.
 
     To be called when ``app`` has all its routes.
     """
@@ -69,9 +111,19 @@ def add_sample_routes(app: FastAPI) -> None:
             document = framework()
             for path, described in SAMPLE_PATHS.items():
                 document["paths"].setdefault(path, {})["post"] = _operation(path, *described)
+            _add_bodies(document)
         return framework()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _add_bodies(document: dict[str, Any]) -> None:
+    models = [(model, "validation") for model in dict.fromkeys(BODIES.values())]
+    refs, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    document["components"]["schemas"] |= schemas["$defs"]
+    for (method, path), model in BODIES.items():
+        content = {"application/json": {"schema": refs[model, "validation"]}}
+        document["paths"][path][method]["requestBody"] = {"content": content}
 
 
 class _OtherMethods:

@@ -8,10 +8,12 @@ from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from forebay.buffer.buffer import Buffer
+from forebay.buffer.idle_groups import oldest_age_s
 from forebay.core.group import GroupState
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import WORKING
 from forebay.server.services import Services, services_of
+from forebay.server.tracing.trace_upkeep import TraceUpkeep
 from forebay.server.views import alarm_view
 from forebay.telemetry.metrics import Snapshot
 
@@ -28,18 +30,24 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(services: Server, response: Response) -> dict[str, Any]:
-    """Whether writes are taken; 503 while the journal cannot be written. Runs of which nothing comes are only named."""
+    """Whether samples are taken; 503 while the disk refuses them. Runs of which nothing comes are only named."""
     # A run of which nothing comes is its trainer's matter: a 503 would take the server from all the others.
     is_ready = services.buffer.is_healthy
     response.status_code = 200 if is_ready else 503
     stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]
     return {
         "ready": is_ready,
-        "storage": "ok" if is_ready else "the journal cannot be written",
+        "storage": _storage_text(services.buffer),
         "retention": _retention_text(services.retention.num_bytes_over),
         "stalled_runs": stalled,
         "alarms": [{"run_id": run_id, **alarm} for run_id, alarm in _alarms(services.buffer).items()],
     }
+
+
+def _storage_text(buffer: Buffer) -> str:
+    if buffer.store.is_on_reserve:
+        return "the disk is full: what is stored can be read and acknowledged, and nothing new is taken"
+    return "ok" if buffer.is_healthy else "the journal cannot be written"
 
 
 def _retention_text(num_bytes_over: int) -> str:
@@ -63,10 +71,11 @@ def _alarms(buffer: Buffer) -> dict[str, dict[str, Any]]:
 @router.get("/metrics")
 async def metrics(services: Server) -> Response:
     """Everything in Prometheus' text format."""
+    await services.trace_upkeep.read_on()
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def snapshot(buffer: Buffer) -> Snapshot:
+def snapshot(buffer: Buffer, upkeep: TraceUpkeep) -> Snapshot:
     """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
     # By no run's name: Prometheus keeps a series for each value of a label that it has ever seen.
     entries = buffer.entries
@@ -76,6 +85,7 @@ def snapshot(buffer: Buffer) -> Snapshot:
     outcomes = sum((entry.buffer.outcomes for entry in entries), Counter())
     reasons = sum((each.discard_reasons for each in groups), Counter())
     stats = buffer.store.stats()
+    oldest_s = max((oldest_age_s(entry.buffer) for entry in entries), default=0.0)
     return {
         "forebay_samples": {(o,): counts[o] for o in ("member", "failed", "late", "surplus", "duplicate")},
         "forebay_rollouts": {(outcome.value,): outcomes[outcome] for outcome in RolloutOutcome},
@@ -83,7 +93,11 @@ def snapshot(buffer: Buffer) -> Snapshot:
         "forebay_run_counts": {(name,): number for name, number in run_counts.items()},
         "forebay_rows_cut": {(): counts["rows_cut"]},
         "forebay_groups_discarded": {(reason,): number for reason, number in reasons.items()},
+        "forebay_rollout_seconds": {(phase,): seconds for phase, seconds in upkeep.seconds.items()},
+        "forebay_trace_dropped": {(what,): upkeep.dropped[what] for what in ("spans", "summaries")},
         "forebay_groups": {(state.value,): sum(each.states[state] for each in groups) for state in GroupState},
+        "forebay_groups_idle": {(): sum(len(each.idle) for each in groups)},
+        "forebay_oldest_open_group_seconds": {(): round(oldest_s, 3)},
         "forebay_buffered_samples": {(): sum(each.num_live_samples for each in groups)},
         "forebay_buffered_bytes": {(): sum(each.num_live_bytes for each in groups)},
         "forebay_runs": {(s,): n for s, n in Counter(entry.run.state.value for entry in entries).items()},
@@ -94,4 +108,5 @@ def snapshot(buffer: Buffer) -> Snapshot:
         "forebay_journal_segments": {(): stats.num_segments},
         "forebay_journal_quarantined": {(): stats.num_quarantined},
         "forebay_storage_healthy": {(): float(buffer.is_healthy)},
+        "forebay_journal_on_reserve": {(): float(buffer.store.is_on_reserve)},
     }

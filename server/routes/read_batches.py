@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.types import Receive
 
 from forebay.buffer.reads.delivery import Delivery, LeasedBatch
-from forebay.buffer.reads.reply_rows import ReplyRows
+from forebay.buffer.reads.reply_rows import PROVED_BYTES, ReplyRows
 from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
@@ -21,6 +21,7 @@ from forebay.server.direct_send import direct_body, direct_reply
 from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
 from forebay.server.stalled_clients import watched
+from forebay.server.tracing.read_records import TracedRead
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply
 from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
 
@@ -71,22 +72,29 @@ class BatchRoute(SampleRoute):
         wait_s = min(wait_s, call.services.settings.max_wait_s)
         # The body has come: what is received from now on can only be the client's end.
         client = asyncio.create_task(_disconnected(call.receive))
+        read = call.services.traces.reads(call.entry.run.run_id).begin(request)
         try:
             batch = await _unless_gone(client, self.lease(call.entry.delivery, request, wait_s))
             if batch is None:
+                read.in_vain()
                 return False
-            await self._send(call, batch, client)
+            await self._send(call, batch, client, read)
             return True
+        except BaseException as error:
+            read.failed(error)
+            raise
         finally:
             client.cancel()
 
-    async def _send(self, call: SampleCall, batch: LeasedBatch, client: "asyncio.Task[None]") -> None:
+    async def _send(self, call: SampleCall, batch: LeasedBatch, client: "asyncio.Task[None]", read: TracedRead) -> None:
         began_s = time.perf_counter()
+        read.found(batch)
         delivery = call.entry.delivery
         has_begun = has_arrived = False
         try:
             reply = await self.reply(call, batch)
             has_begun = True
+            read.begins(reply.num_bytes)
             with watched(call.scope, client, partial(delivery.leases.patience_s, batch.batch_id)):
                 has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
         except StorageFailed as error:
@@ -99,6 +107,7 @@ class BatchRoute(SampleRoute):
                 delivery.leases.arrived(batch.batch_id)
             else:  # the client went away: its groups are for the next one
                 delivery.leases.abandoned(batch.batch_id)
+        read.ended(is_sent=has_arrived)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
     async def reply(self, call: SampleCall, batch: LeasedBatch) -> HttpReply:
@@ -108,6 +117,8 @@ class BatchRoute(SampleRoute):
         may_be_direct = direct_body(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
+            # What is wrong with the first ones is answered; a reply that has begun can only be broken off.
+            await rows.prove(PROVED_BYTES)
             whole = [frame[0], *pieces, frame[1]]
             num_bytes = sum(map(num_sent, whole))
             return direct_reply(

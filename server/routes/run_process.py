@@ -5,21 +5,44 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.buffer import Entry
+from forebay.buffer.groups.sample_group import SampleGroup
+from forebay.buffer.idle_groups import note_groups, note_new_process
 from forebay.buffer.write import announce
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.core.run import Run
 from forebay.server.routes.groups import follow_closed
 from forebay.server.runs.steps import follow_steps, step_view
-from forebay.server.services import Services, body_of, services_of
+from forebay.server.services import Services, services_of
 from forebay.web.request_models import parse
 
 CountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Epoch = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""Of 64 bits, as the store has it: what the store refuses makes every run be loaded again."""
+# A JSON array becomes a tuple; what is in it stays strict.
+Key = Annotated[tuple[InstanceId, Epoch], Field(strict=False)]
+"""A group by instance and epoch."""
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
+
+
+class WorkerBody(BaseModel):
+    """How one worker of the run is, as the fields of ``WorkerReport``."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    number: Annotated[int, Field(ge=0, lt=1 << 31)]
+    node: Annotated[str, StringConstraints(max_length=255)]
+    state: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}$")]
+    num_in_flight: Count
+    num_restarts: Count
+    rss_bytes: Count
+    blocked_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    blocked_at: str
+    reason: str
 
 
 class ProgressBody(BaseModel):
@@ -27,8 +50,11 @@ class ProgressBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    # A JSON array becomes a tuple; what is in it stays strict.
-    opened: list[Annotated[tuple[InstanceId, Annotated[int, Field(ge=0)]], Field(strict=False)]] = []
+    opened: list[Key] = []
+    idle: list[Key] = []
+    """Groups that have no rollout in flight any more."""
+    busy: list[Key] = []
+    """Those of them that have one again."""
     waiting_for_engine: bool | None = None
     held: bool | None = None
     num_groups_total: int | None = None
@@ -36,6 +62,7 @@ class ProgressBody(BaseModel):
     process_id: Annotated[str, StringConstraints(max_length=64)] = ""
     counts: dict[CountName, Count] | None = Field(default=None, max_length=256)
     """All that the process of this id has counted."""
+    workers: list[WorkerBody] | None = Field(default=None, max_length=65_536)
     is_gateway: bool = False
     """The gateway counts for the run beside its own process."""
 
@@ -57,8 +84,18 @@ class ProgressBody(BaseModel):
 
 @router.get("/plan")
 async def plan(run_key: str, services: Server) -> dict[str, Any]:
-    """What the run holds already: groups to leave alone, and the slots of incomplete groups that are there."""
+    """What the run holds already: groups to leave alone, and the slots of incomplete groups that are there.
+
+    Who asks begins anew: no group ages until it is announced.
+    """
     entry = services.buffer.by_key(run_key)
+    async with entry.buffer.gone.everything():
+        entry.buffer.workers = []
+        await note_new_process(entry.buffer)
+        return _plan(entry)
+
+
+def _plan(entry: Entry) -> dict[str, Any]:
     groups, settings = entry.buffer.groups, entry.run.settings
     closed, taken = [], []
     for group in groups.by_id.values():
@@ -75,9 +112,10 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
         "group_deadline_seconds": settings.group_deadline_seconds,
         "closed": closed,
         "taken": taken,
-        "is_resumed": bool(groups.by_id),
-        "last_closed_seq": len(groups.closed),
+        "is_resumed": groups.num_opened > 0,
+        "last_closed_seq": groups.num_closed,
         "oversampling": settings.oversampling.model_dump() if settings.oversampling else None,
+        "scheduler": settings.scheduler.model_dump() if settings.scheduler else None,
         "step": step_view(entry.buffer),
     }
 
@@ -96,9 +134,13 @@ async def gateway(run_key: str, services: Server) -> dict[str, str]:
 @router.post("/progress")
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
-    report = parse(ProgressBody, await body_of(request))
+    report = parse(ProgressBody, await request.body())
     entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
     await announce(entry.buffer, report.opened)
+    if not report.is_gateway:
+        await note_groups(entry.buffer, report.idle, report.busy)
+    if report.workers is not None:
+        entry.buffer.workers = [worker.model_dump() for worker in report.workers]
     if report.apply(entry.run):
         await entry.buffer.save_run()
     return {"state": entry.run.state.value}

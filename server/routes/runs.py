@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 
 from forebay.core.run import check_name
-from forebay.server.services import Services, body_of, services_of
+from forebay.server.services import Services, services_of
 from forebay.server.views import run_view, storage_view
-from forebay.web.request_models import parse_object
+from forebay.web.request_models import parse_request
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -19,17 +19,17 @@ RUNS: list[str | Enum] = ["runs"]
 @router.post("/runs", status_code=201, tags=RUNS)
 async def start(request: Request, services: Server) -> dict[str, Any]:
     """Start a run. The whole object is handed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
-    payload = parse_object(await body_of(request))
+    payload = parse_request(await request.body())
     # A name of null is none: clients send the fields that they have no value for.
     run = await services.runs.start(payload, check_name(str(payload.get("name") or "")), "native")
-    return run_view(services.buffer.get(run.run_id))
+    return _view(run.run_id, services)
 
 
 @router.get("/runs", tags=RUNS)
 async def list_runs(services: Server) -> dict[str, Any]:
     """Every run, oldest first, and what is stored of all of them."""
     return {
-        "runs": [run_view(entry) for entry in services.buffer.entries],
+        "runs": [_view(entry.run.run_id, services) for entry in services.buffer.entries],
         "storage": storage_view(services.buffer.store.stats(), services.retention.num_bytes_over),
     }
 
@@ -37,14 +37,14 @@ async def list_runs(services: Server) -> dict[str, Any]:
 @router.get("/runs/{run_id}", tags=RUNS)
 async def show(run_id: str, services: Server) -> dict[str, Any]:
     """One run: its state, and its groups and samples in numbers."""
-    return run_view(services.buffer.get(run_id))
+    return _view(run_id, services)
 
 
 @router.post("/runs/{run_id}/stop", tags=RUNS)
 async def stop(run_id: str, services: Server) -> dict[str, Any]:
     """End the run's process. Its data stays, and what is complete can still be read."""
     await services.runs.stop(run_id)
-    return run_view(services.buffer.get(run_id))
+    return _view(run_id, services)
 
 
 @router.get("/runs/{run_id}/log", tags=RUNS)
@@ -61,3 +61,7 @@ async def log(
 async def list_generators(services: Server) -> dict[str, Any]:
     """Look again, and list every file with its task type, hooks and status; failed ones with their traceback."""
     return {"generators": [info.as_json() for info in await services.catalog.scan()]}
+
+
+def _view(run_id: str, services: Services) -> dict[str, Any]:
+    return {**run_view(services.buffer.get(run_id)), "trace": services.traces.get(run_id).view()}

@@ -10,7 +10,7 @@ from forebay.buffer.buffer import Entry
 from forebay.core.errors import ForebayError, NoRun, RunNotFound
 from forebay.server.services import Services
 from forebay.web.bodies import RequestBody
-from forebay.web.replies import ClientGone, encode, error_body, error_headers, send_json
+from forebay.web.replies import ClientGone, encode, envelope, error_body, error_headers, send_json
 
 FindRun = Callable[[Services, str], Entry]
 """How a route finds its run: by name, by key or by id."""
@@ -47,7 +47,7 @@ class SlimeRoute(SampleRoute):
     """Has errors in slime's envelope."""
 
     def error_reply(self, error: ForebayError) -> dict[str, object]:
-        return {"success": False, "message": error.message, "data": None, **error_body(error)}
+        return envelope(error)
 
 
 SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]

@@ -12,8 +12,8 @@ from forebay.core.group import GroupState
 from forebay.core.run import check_name
 from forebay.server.routes.sample_routes import by_name
 from forebay.server.runs.resumed_run import what_is_left
-from forebay.server.services import Services, body_of, services_of
-from forebay.web.request_models import parse_object
+from forebay.server.services import Services, services_of
+from forebay.web.request_models import parse_object, parse_request
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -51,9 +51,9 @@ async def greet(name: str = "") -> dict[str, Any]:
 @router.post("/s/{name}/start_rollout")
 async def start_rollout(request: Request, services: Server, name: str = "") -> dict[str, Any]:
     """Start a run under ``name``, or attach to the one that the payload or its ``skip_instance_ids`` belong to."""
-    body = await body_of(request)
+    body = await request.body()
     try:
-        run = await services.runs.start(parse_object(body), check_name(name), "slime")
+        run = await services.runs.start(parse_request(body), check_name(name), "slime")
     except ForebayError:
         refusals: Refusals = request.app.state.refusals
         if refusals.is_repeated(body):  # slime's client tries again at once, for ever

@@ -12,11 +12,10 @@ from starlette.types import Scope
 
 from forebay.buffer.reads.reply_rows import Planned, ReplyRows
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.abc import Slice, Store
+from forebay.buffer.store.abc import Slice, Store, stretches
 from forebay.buffer.store.rows import Location
 from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
 from forebay.core.binary_sample import HEAD_BYTES, Places, as_json, is_binary, read_places
-from forebay.core.chunking import stretches
 from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
 from forebay.server.direct_send import direct_reply
@@ -122,7 +121,7 @@ async def stored_blob(
 ) -> Blob[Slice] | None:
     """The blob that ``tensor_blob`` would make; None unless every row is of a binary sample in the store.
 
-    Of the samples, only the JSON is read. Raises ``StorageFailed``.
+    Of the samples, only the JSON stays in memory; all of them are proved. Raises ``StorageFailed``.
     """
     locations = [at for each in planned if (at := _location(each)) is not None]
     if len(locations) < len(planned):
@@ -150,7 +149,7 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes, response_l
     # The span counts from the beginning of the body, and ``text`` is its JSON alone.
     rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
     return make_row(
-        Stretch(places.num_tokens, Slice(at, HEAD_BYTES, places.logprobs)),
+        Stretch(places.num_tokens, _proved(at, HEAD_BYTES, places.logprobs)),
         _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
         _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
         rest,
@@ -159,7 +158,12 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes, response_l
 
 
 def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Slice]:
-    return Stretch((stop - start) // item_size, Slice(at, start, stop))
+    return Stretch((stop - start) // item_size, _proved(at, start, stop))
+
+
+def _proved(at: Location, start: int, stop: int) -> Slice:
+    # The whole body was, when its JSON was read: one array of all rows is sent before the next.
+    return Slice(at, start, stop, is_proved=True)
 
 
 def _response_lengths(texts: Sequence[bytes]) -> Iterable[Any]:

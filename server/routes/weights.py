@@ -11,7 +11,7 @@ from forebay.engines import weight_updates
 from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.server.engine_pauses import Announce, RunEngines
 from forebay.server.runs.steps import announce
-from forebay.server.services import Services, body_of, services_of
+from forebay.server.services import Services, services_of
 from forebay.web.request_models import Step, parse
 
 Server = Annotated[Services, Depends(services_of)]
@@ -57,7 +57,7 @@ class ContinueRequest(BaseModel):
 @router.put("/weight_version")
 async def set_weight_version(run_id: str, request: Request, services: Server) -> dict[str, Any]:
     """Announce the weights that the trainer has now, any version; with ``model_path`` the engines load them first."""
-    asked = parse(WeightVersionRequest, await body_of(request))
+    asked = parse(WeightVersionRequest, await request.body())
     announcement = _announcement(run_id, services)
     if asked.model_path is None:
         await announcement(Loaded(asked.weight_version))
@@ -71,7 +71,7 @@ async def set_weight_version(run_id: str, request: Request, services: Server) ->
 @router.post("/engines/pause")
 async def pause_engines(run_id: str, request: Request, services: Server) -> dict[str, Any]:
     """Pause the run's engines; answered when they are idle. They go on when asked to, or after ``limit_s`` seconds."""
-    asked = parse(PauseRequest, await body_of(request) or b"{}")
+    asked = parse(PauseRequest, await request.body() or b"{}")
     engines = RunEngines.of(services.buffer.get(run_id).run)
     pause = await services.pauses.pause(engines, asked.mode, asked.limit_s)
     return {"mode": pause.mode, "limit_s": pause.limit_s, "workers": pause.urls}
@@ -80,7 +80,7 @@ async def pause_engines(run_id: str, request: Request, services: Server) -> dict
 @router.post("/engines/continue")
 async def continue_engines(run_id: str, request: Request, services: Server) -> dict[str, Any]:
     """Let paused engines go on, with the weights that the trainer gave them, if it names some."""
-    asked = parse(ContinueRequest, await body_of(request) or b"{}")
+    asked = parse(ContinueRequest, await request.body() or b"{}")
     version = asked.weight_version
     was_paused = await services.pauses.resume(run_id, version, _announcement(run_id, services))
     return {"weight_version": version, "was_paused": was_paused}

@@ -1,16 +1,16 @@
 """Taking samples in."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.write import Receipt, write, write_when_room
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
-from forebay.core.sample import WRITER_HEADER, read_any_sample, read_sample
+from forebay.core.sample import PLACE_HEADER, WRITER_HEADER, Incoming, read_any_sample, read_sample
 from forebay.server.routes.sample_routes import (
     SampleCall,
     SamplePaths,
@@ -25,7 +25,7 @@ from forebay.web.replies import encode, error_body, error_headers, send_json
 
 NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 
-_WRITER = WRITER_HEADER.lower().encode()
+_WRITER, _PLACE = WRITER_HEADER.lower().encode(), PLACE_HEADER.lower().encode()
 
 _Refusal = InvalidInput | BufferFull
 _Answer = Receipt | _Refusal
@@ -50,7 +50,13 @@ class SlimeWrite(SlimeRoute):
         await receipt.stored
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
         head = _KNOWN if receipt.is_duplicate else _STORED
-        await send_json(call.send, 200, b"".join((head, sample.body, _END)))
+        headers = _place_headers(receipt) if call.header(_PLACE) else ()
+        await send_json(call.send, 200, b"".join((head, sample.body, _END)), headers)
+
+
+def _place_headers(receipt: Receipt) -> list[tuple[bytes, bytes]]:
+    row = receipt.row
+    return [] if row is None else [(_PLACE, f"{row.group_id} {row.epoch} {row.slot}".encode())]
 
 
 class NativeWrite(SampleRoute):
@@ -65,7 +71,8 @@ class NativeWrite(SampleRoute):
         is_array = is_binary or lines is not None or body.lstrip()[:1] == b"["
         split = split_samples if is_binary else _items
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
-        answers = [_accept(call.entry, item) for item in items]
+        _check_number(len(items), call.services.settings.max_batch_samples)
+        answers = await _accept_all(call.entry.buffer, items)
         # All are taken in before one is waited for: the journal then writes them with one sync.
         results = [await _result(answer) for answer in answers]
         _number_lines(results, lines or ())
@@ -75,6 +82,12 @@ class NativeWrite(SampleRoute):
             raise answers[0]
         full = next((answer for answer in answers if isinstance(answer, BufferFull)), None)
         await send_json(call.send, 200, encode({"results": results}), error_headers(full) if full else ())
+
+
+def _check_number(num_samples: int, limit: int) -> None:
+    if num_samples > limit:
+        hint = f"send up to {limit} in each of several requests, or raise max_batch_samples of the server"
+        raise InvalidInput(f"{num_samples} samples in one write: none was taken", hint=hint, field="body")
 
 
 def _split_lines(body: bytes) -> dict[int, bytes]:
@@ -97,9 +110,25 @@ def _items(body: bytes) -> list[bytes]:
         raise InvalidInput(f"the body is not a JSON array: {error}", field="body") from None
 
 
-def _accept(entry: Entry, item: bytes) -> _Answer:
+async def _accept_all(buffer: RunBuffer, items: Sequence[bytes]) -> list[_Answer]:
+    """Take samples in, one after the other, without waiting in between."""
+    samples = [_read(item) for item in items]
+    places = [(each.instance_id, each.epoch) for each in samples if isinstance(each, Incoming)]
+    if not all(buffer.gone.knows(*place) for place in places):
+        await buffer.gone.look_up(places)
+    return [_accept(buffer, sample) for sample in samples]
+
+
+def _read(item: bytes) -> Incoming | InvalidInput:
     try:
-        return write(entry.buffer, read_any_sample(item))
+        return read_any_sample(item)
+    except InvalidInput as error:  # the others are taken
+        return error
+
+
+def _accept(buffer: RunBuffer, sample: Incoming | InvalidInput) -> _Answer:
+    try:
+        return sample if isinstance(sample, InvalidInput) else write(buffer, sample)
     except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
         return error
 

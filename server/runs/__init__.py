@@ -1,16 +1,21 @@
 """A run from its start to its end.
 
 A start comes in as a payload, which ``run_defaults`` completes. ``start_checks`` reads it and looks at generator, input
-file and engines, and ``start_warnings`` at what is only likely to be wrong; ``resumed_run`` says whether it goes on
-with a run that is there, by its list and by ``input_contents``, or makes a new one; ``service`` does so, with
-``folders`` making the start's own copy of the generator's code and the hooks out of that copy. Then the reply goes
-out, and ``launches`` does the rest in the background: a slow generator's verdict, the process, the rest of the input.
+file and engines, ``worker_checks`` at the workers that it asks for, and ``start_warnings`` at what is only likely to be
+wrong; ``resumed_run`` says whether it goes on with a run that is there, by its list and by ``input_contents``, or makes
+a new one; ``service`` does so, with ``folders`` making the start's own copy of the generator's code and the hooks out
+of that copy. Then the reply goes out, and ``launches`` does the rest in the background: a slow generator's verdict, the
+process, the rest of the input.
 
 ``supervisor`` keeps one ``process`` for each run: it restarts one that crashed, after a pause that doubles, and has
-the engines drop the calls of one that is gone. ``records`` gives it what each process is started with, and writes down
-what becomes of processes and runs; from there the buffer, the gateway and the readers know that a run has ended.
+the engines drop the calls of one that is gone. ``records`` gives it what each process is started with
+(``earlier_traces``: where runs of the same input are recorded), and writes down what becomes of processes and runs;
+from there the buffer, the gateway and the readers know that a run has ended.
 ``gateway_registration`` gives the gateway the keys of a run, and takes them back when it is over.
+``code_copies`` removes the copies of code that no run needs any more.
 ``steps`` is what a run's process follows while it works: the trainer's step, closed groups, standstills.
+
+Whatever touches a file that a start names does so in ``file_threads``: one on a dead mount holds up nobody else.
 
 Two orders matter everywhere: the code before the hooks before the process, so that an edited file changes no run
 half-way; and aborts before a new process, whose request ids begin like those of the old one.

@@ -1,4 +1,4 @@
-"""What each start of a run has on the disk: its copy of the generator, and what its processes print."""
+"""What a run has on the disk: for each start a copy of the generator and what its processes print; and its trace."""
 
 import asyncio
 import errno
@@ -10,21 +10,27 @@ from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.generators.process.agent_logs import read_agent_log
-from forebay.generators.process.code_copy import copied_module, copy_code, packages_folder
+from forebay.generators.process.code_copy import copied_module, copy_code, has_code, packages_folder, remove_code
 from forebay.hooks.run_hooks import HookRunner
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class RunFolders:
-    """The folders ``runs/<run_id>/start-<n>`` of a data directory."""
+    """The folders ``runs/<run_id>/start-<n>`` of a data directory, and ``runs/<run_id>/trace``."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, max_log_bytes: int) -> None:
+        """Of what a start's hooks print, the newest ``max_log_bytes`` are kept."""
+        self._max_log_bytes = max_log_bytes
         self._runs_dir = data_dir.resolve() / "runs"
 
     def of(self, run: Run) -> Path:
         """The folder of the run's present start."""
         return self._of_start(run.run_id, run.num_starts)
+
+    def trace(self, run_id: str) -> Path:
+        """Where all processes of the run write its trace: over its starts."""
+        return self._runs_dir / run_id / "trace"
 
     def agent_log(self, run: Run, uid: str) -> str | None:
         """The end of what the agent of sample ``uid`` printed, in the newest start that has it; None if none has."""
@@ -52,6 +58,15 @@ class RunFolders:
         except OSError as error:
             raise _refusal(Path(run.generator_path), run_dir, error) from error
 
+    def has_code(self, run: Run) -> bool:
+        """Whether any start of the run has its copy of the generator."""
+        return any(has_code(self._of_start(run.run_id, number)) for number in range(1, run.num_starts + 1))
+
+    async def remove_code(self, run: Run) -> None:
+        """Remove the copies of all starts so far; logs stay. Raises OSError."""
+        for number in range(1, run.num_starts + 1):
+            await asyncio.to_thread(remove_code, self._of_start(run.run_id, number))
+
     async def remove(self, run_id: str) -> None:
         """Leave nothing of a run that was never taken in."""
         await asyncio.to_thread(shutil.rmtree, self._runs_dir / run_id, ignore_errors=True)
@@ -70,6 +85,7 @@ class RunFolders:
             user_hooks=run.generator_hooks,
             time_limit_s=run.settings.hook_time_limit_s,
             log_path=run_dir / "hooks.log",
+            log_limit_bytes=self._max_log_bytes,
         )
 
 

@@ -11,6 +11,7 @@ from forebay.core.errors import InvalidInput, RunEnded, RunNotFound
 from forebay.core.fields import read_flag
 from forebay.core.run import WORKING, Run, RunState
 from forebay.server.gateway_process import GatewayProcess
+from forebay.server.tracing.run_traces import RunTraces
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,12 @@ class RunGateway:
     Keys are made out of a run's own key: they stay what they are when the server or the gateway starts again.
     """
 
-    def __init__(self, buffer: Buffer, process: GatewayProcess, own_url: str) -> None:
+    def __init__(self, buffer: Buffer, process: GatewayProcess, own_url: str, traces: RunTraces) -> None:
         """``own_url`` is where the gateway reaches this server."""
         self._buffer = buffer
         self._process = process
         self._own_url = own_url
+        self._traces = traces
         self._watching: dict[str, asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
@@ -86,6 +88,7 @@ class RunGateway:
             "buffer_url": f"{self._own_url}/w/{run.run_key}",
             "api_key": _text(payload, "api_key"),
             "model": _text(payload, "model"),
+            "trace": self._traces.process_settings(run),
         }
         if is_captured(run):
             registration["capturing"] = {

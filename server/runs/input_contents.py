@@ -2,10 +2,8 @@
 
 import asyncio
 import hashlib
-import stat
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
 from forebay.core.errors import InputRefused
@@ -36,7 +34,7 @@ class InputContents:
 
     async def of(self, input_file: str) -> str:
         """The digest in hex; "" for a file that cannot be read, is none, or changes while it is read."""
-        file = (input_file, self._check.fingerprint(input_file))
+        file = (input_file, await self._check.fingerprint(input_file))
         if file in self._known:
             return self._known[file]
         task = self._reading.get(file)
@@ -56,36 +54,37 @@ class InputContents:
 
     async def of_start(self, input_file: str, fingerprint: str) -> str:
         """The digest that a file had when it had this fingerprint; "" if it has changed since."""
-        if self._check.fingerprint(input_file) == fingerprint:
+        if await self._check.fingerprint(input_file) == fingerprint:
             await self.of(input_file)
         return self.known(input_file, fingerprint)
 
-    def num_bytes(self, input_file: str) -> int | None:
+    async def num_bytes(self, input_file: str) -> int | None:
         """The size of the file as it is now; None for one that cannot be read."""
-        return num_bytes_of(self._check.fingerprint(input_file))
+        return num_bytes_of(await self._check.fingerprint(input_file))
 
     async def _read(self, file: File) -> str:
         async with self._turn:
             try:
-                digest = await _sha256(self._check.allowed(file[0]))
+                digest = await self._sha256(file[0])
             except (OSError, InputRefused):  # the check of the start says so
                 return ""
-        if not digest or self._check.fingerprint(file[0]) != file[1]:
+        if not digest or await self._check.fingerprint(file[0]) != file[1]:
             return ""
         self._known[file] = digest
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return digest
 
-
-async def _sha256(path: Path) -> str:
-    if not stat.S_ISREG((await asyncio.to_thread(path.stat)).st_mode):
-        return ""  # a pipe or a device may have no end
-    whole = hashlib.sha256()
-    with await asyncio.to_thread(path.open, "rb") as file:
-        while await asyncio.to_thread(_add_step, whole.update, file):
-            pass
-    return whole.hexdigest()
+    async def _sha256(self, input_file: str) -> str:
+        check, whole = self._check, hashlib.sha256()
+        # Not `with`: to close a file may take as long as to read it.
+        file = await check.threads.call(lambda: check.limits.open(check.allowed(input_file)))
+        try:
+            while await check.threads.call(_add_step, whole.update, file):
+                pass
+        finally:
+            check.threads.leave(file.close)
+        return whole.hexdigest()
 
 
 def _add_step(add: Callable[[bytes], object], file: BinaryIO) -> bool:

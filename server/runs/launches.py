@@ -10,6 +10,7 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError
 from forebay.core.run import Run, RunState
+from forebay.core.starts.worker_counts import DEFAULT_BACKEND
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
@@ -147,5 +148,13 @@ class Launches:
             await self._parts.supervisor.launch(self._spec(run, may_have_calls=True))
 
     def _spec(self, run: Run, *, may_have_calls: bool) -> LaunchSpec:
-        urls = engine_urls(run.payload)
-        return LaunchSpec(run.run_id, Path(run.generator_path), self._parts.folders.of(run), urls, may_have_calls)
+        urls, settings = engine_urls(run.payload), run.settings
+        return LaunchSpec(
+            run.run_id,
+            Path(run.generator_path),
+            self._parts.folders.of(run),
+            urls,
+            may_have_calls,
+            settings.workers or [],
+            settings.backend or DEFAULT_BACKEND,
+        )

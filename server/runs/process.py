@@ -3,16 +3,19 @@
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
-from forebay.core.child_process import child_environment, memory_file, python_argv, read_back
-from forebay.generators.process.run_log import LOG_LIMIT_BYTES, log_path
+from forebay.core.child_process import child_environment, end_session, memory_file, python_argv, read_back
+from forebay.generators.process.run_log import log_path
 from forebay.generators.process.spec import Report, RunSpec, read_report
 
-_KILLED_WITHIN_S = 5.0
+_KILLED_WITHIN_S = 1.0
+RUNTIME = "forebay.workers.runtime"
+"""The main of a run process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,25 @@ class RunProcess:
     _report: BinaryIO
 
     @classmethod
-    async def start(cls, spec: RunSpec, *, run_dir: Path, working_dir: Path) -> Self:
-        """Start a process that runs ``spec`` in ``working_dir`` and logs to ``run_dir``. Raises OSError."""
+    async def start(
+        cls,
+        spec: RunSpec,
+        *,
+        run_dir: Path,
+        working_dir: Path,
+        environment: Mapping[str, str] | None = None,
+        max_log_bytes: int = 32 << 20,
+    ) -> Self:
+        """Start a process that runs ``spec`` in ``working_dir``, with ``environment`` added to ours.
+
+        It logs to ``run_dir``. Raises OSError.
+        """
+        monitor, limit = "forebay.generators.process.monitor", str(max_log_bytes)
+        command = python_argv(monitor, RUNTIME, str(log_path(run_dir)), limit)
         report = memory_file("forebay-report")
         reader, writer = os.pipe()
         try:
-            process = await _start_monitor(spec, report, reader, run_dir, working_dir)
+            process = await _start_monitor(command, spec, report, reader, working_dir, environment or {})
         except BaseException:  # nobody will read the report: its ends are closed here
             os.close(writer)
             report.close()
@@ -54,11 +70,15 @@ class RunProcess:
         return cls(process, writer, report)
 
     async def wait(self) -> Report:
-        """Wait until the process and everything in its group have ended."""
+        """Wait until the process and everything in its session have ended."""
         await self._process.wait()
         self._close_lifeline()
         with self._report:
-            return read_report(read_back(self._report))
+            report = read_report(read_back(self._report))
+        if report.session:
+            # What left the process group is still there, and everything is if the monitor was killed.
+            await asyncio.to_thread(end_session, report.session)
+        return report
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to the process group; when ``grace_s`` are over, SIGKILL. ``wait`` then returns soon."""
@@ -87,16 +107,21 @@ class RunProcess:
 
 
 async def _start_monitor(
-    spec: RunSpec, report: BinaryIO, lifeline: int, run_dir: Path, working_dir: Path
+    command: list[str],
+    spec: RunSpec,
+    report: BinaryIO,
+    lifeline: int,
+    working_dir: Path,
+    environment: Mapping[str, str],
 ) -> asyncio.subprocess.Process:
     with memory_file("forebay-spec") as file:
         spec.write(file)
         return await asyncio.create_subprocess_exec(
-            *python_argv("forebay.generators.process.monitor", str(log_path(run_dir)), str(LOG_LIMIT_BYTES)),
+            *command,
             *(str(file.fileno()), str(report.fileno())),  # the payload may hold keys: no argument, no environment
             stdin=lifeline,
             pass_fds=[file.fileno(), report.fileno()],
             cwd=working_dir,
-            env=child_environment(os.environ),
+            env=child_environment(os.environ) | dict(environment),
             start_new_session=True,
         )

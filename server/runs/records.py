@@ -1,15 +1,19 @@
 """What run processes are given, and what becomes of them and their runs, written down in the buffer."""
 
 import logging
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 from forebay.buffer import write
 from forebay.buffer.buffer import Buffer
+from forebay.buffer.idle_groups import note_new_process
 from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
+from forebay.server.runs.earlier_traces import EarlierTraces
 from forebay.server.runs.gateway_registration import RunGateway, is_captured
 from forebay.server.runs.process import ProcessOutcome
+from forebay.server.tracing.run_traces import RunTraces
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +23,15 @@ _STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed":
 class RunRecords:
     """What the supervisor of run processes asks, and where it notes what they do."""
 
-    def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str) -> None:
+    def __init__(
+        self, buffer: Buffer, gateway: RunGateway, own_url: str, traces: RunTraces, earlier: EarlierTraces
+    ) -> None:
         """``own_url`` is where run processes reach this server."""
+        self._earlier = earlier
         self._buffer = buffer
         self._gateway = gateway
         self._own_url = own_url
+        self._traces = traces
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
         """The caller's payload with the run's private buffer address, and with every id that it need not generate.
@@ -32,7 +40,7 @@ class RunRecords:
         """
         run = self._buffer.get(run_id).run
         # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
-        skip = run.base_skip if run.is_native_generator else self._buffer.skip_instance_ids(run_id)
+        skip = run.base_skip if run.is_native_generator else await self._buffer.skip_instance_ids(run_id)
         return {
             "num_repeat_per_sample": run.settings.group_size,  # a caller may have sent group_size instead
             **run.payload,
@@ -59,16 +67,37 @@ class RunRecords:
             run.state, run.process_ended_s = RunState.RUNNING, None
             run.is_waiting_for_engine = run.is_held = run.is_last_slot_reported = False
 
+        # Before anybody can see that it runs: from then on its trace is there, for a standstill too.
+        self.note_process(run_id, "restarted" if attempt > 1 else "started")
         await self._buffer.update(run_id, change)
+
+    async def earlier_traces(self, run_id: str) -> list[str]:
+        """Where earlier runs of the same input are recorded; what goes wrong in finding them costs no start."""
+        try:
+            return await self._earlier.of(run_id)
+        except Exception:
+            logger.exception("run %s: what earlier runs have recorded cannot be found, and is not used", run_id)
+            return []
+
+    def process_settings(self, run_id: str) -> dict[str, Any]:
+        """What the run's process is told about its trace."""
+        return self._traces.process_settings(self._buffer.get(run_id).run)
+
+    def note_process(self, run_id: str, what: Literal["started", "ended", "failed", "restarted"]) -> None:
+        """Record in the run's trace what became of its process."""
+        with suppress(RunNotFound):
+            self._buffer.get(run_id).buffer.changes.process_changed(what)
 
     async def expect_repeats(self, run_id: str) -> None:
         """Another process of the run follows one that died; only our base knows which samples the first one wrote."""
-        if self._buffer.get(run_id).run.is_native_generator:
-            return
+        entry = self._buffer.get(run_id)
+        is_native = entry.run.is_native_generator
         try:
-            await write.expect_repeats(self._buffer.get(run_id).buffer)
+            # Its groups are idle from now on, and not only once it asks for its plan: it may take its time to begin.
+            await (note_new_process if is_native else write.expect_repeats)(entry.buffer)
         except StorageFailed:
-            logger.warning("run %s: the journal fails, repeated samples may open further groups", run_id)
+            what = "its groups age meanwhile" if is_native else "repeated samples may open further groups"
+            logger.warning("run %s: the journal fails, %s", run_id, what)
 
     async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
         """The run has no process any more."""

@@ -7,6 +7,7 @@ that has reported least beyond the list, then the one started most alike, then t
 
 import logging
 from collections import Counter
+from contextlib import AsyncExitStack
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.errors import BodiesGone, InvalidInput
@@ -26,7 +27,11 @@ async def find_run(
     The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
     ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload, or the stream's name, names.
     """
-    entry = await _find_resumable(buffer, contents, request, name, origin)
+    # A list is held against all that a run has reported: without one, nothing of it is looked at.
+    async with AsyncExitStack() as held:
+        for each in buffer.entries if request.listed else ():
+            await held.enter_async_context(each.buffer.gone.everything())
+        entry = await _find_resumable(buffer, contents, request, name, origin)
     if entry is None or keeps_deliveries(request, origin):
         return entry
     try:
@@ -112,7 +117,7 @@ def _belongs_to_another(run: Run, request: StartRequest) -> bool:
     Two streams that both lost their data list the same; the second must not take over the first one's new run.
     """
     # Multisets: an id that is listed twice was finished in two epochs.
-    return run.state in WORKING and Counter(request.listed) <= Counter(run.start_skip)
+    return run.state in WORKING and Counter(request.listed) <= Counter(run.start.first_listed)
 
 
 async def _had_content(contents: InputContents, run: Run, request: StartRequest, digest: str) -> bool:
@@ -125,7 +130,7 @@ async def _had_content(contents: InputContents, run: Run, request: StartRequest,
     if own:
         return own == digest
     # It was changed, or written anew, and nobody knows what it held: then the path and the size are all there is.
-    size = contents.num_bytes(request.input_file)
+    size = await contents.num_bytes(request.input_file)
     return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
 
 
@@ -142,7 +147,7 @@ def what_is_left(buffer: Buffer, run: Run) -> str | None:
 
     A trainer that died before it saved anything starts like one that begins anew: nothing tells them apart.
     """
-    if run.origin == "native" or run.start_skip or run.num_starts > 1:
+    if run.origin == "native" or run.start.first_listed or run.num_starts > 1:
         return None
     before = _started_before(buffer, run)
     if before is None:

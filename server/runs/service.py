@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 from forebay.buffer import write
@@ -59,6 +60,11 @@ class RunService:
 
         self._tasks.start(scan())
 
+    async def end_processes(self) -> None:
+        """The server ends: have all run processes end, which start again in its next life."""
+        await self._launches.aclose()
+        await self._supervisor.end_all()
+
     async def aclose(self) -> None:
         """Stop what goes on in the background. Run processes are the supervisor's."""
         await self._tasks.cancel()
@@ -72,6 +78,7 @@ class RunService:
         Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
         """
         request = StartRequest.parse(payload, origin, self._parts.defaults.missing_in(payload))
+        self._buffer.check_start(request.start)
         if origin == "native":
             return await self._start_natively(request, name)
         async with self._starting[name]:
@@ -117,9 +124,10 @@ class RunService:
         if entry is None or not entry.run.is_alive or entry.run.has_delivered:
             return None
         # A run that an earlier version stored has none of slime's defaults.
-        if with_slime_defaults(entry.run.payload, "slime") != request.payload:
+        start = entry.run.start
+        if not replace(start, payload=with_slime_defaults(start.payload, "slime")).is_like(request.start):
             return None
-        if entry.run.input_fingerprint != self._parts.input.fingerprint(request.input_file):
+        if entry.run.input_fingerprint != await self._parts.input.fingerprint(request.input_file):
             return None  # the same path, but other rows
         if entry.run.state is RunState.VALIDATING:
             return entry.run
@@ -130,13 +138,15 @@ class RunService:
         return entry.run if now == (entry.run.generator_path, entry.run.generator_sha256) else None
 
     async def _add(self, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin) -> Run:
+        self._buffer.store.check_room()
         run = self._new_run(request, name, origin)
+        fingerprint = await self._parts.input.fingerprint(request.input_file)
         try:
             if generator is not None:
                 await self._parts.folders.copy_code(run.run_id, 1, generator.path)
             if origin == "slime":  # a stream has one run at a time; a native start may share its name
                 await self._stop_earlier(name)
-            self._adopt(run, request, 1, generator)
+            self._adopt(run, request, 1, generator, fingerprint)
             await self._buffer.add(run)
         except BaseException:  # also a start that is cancelled: nobody knows of the run
             await self._parts.folders.remove(run.run_id)
@@ -155,16 +165,17 @@ class RunService:
             origin=origin,
             task_type=request.task_type,
             settings=request.settings,
-            payload=request.payload,
+            start=request.start,
             created_at_s=self._clock.wall(),
-            base_skip=list(request.listed),
-            start_skip=list(request.listed),
         )
 
-    def _adopt(self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None) -> None:
+    def _adopt(
+        self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None, fingerprint: str
+    ) -> None:
         """Let a run begin (again) with this payload, and with this generator if it is known."""
-        run.payload, run.settings, run.defaults = request.payload, request.settings, request.defaults
-        run.input_fingerprint = self._parts.input.fingerprint(request.input_file)
+        run.start = run.start.again(request.start)
+        run.settings, run.defaults = request.settings, request.defaults
+        run.input_fingerprint = fingerprint
         run.input_sha256 = self._parts.contents.known(request.input_file, run.input_fingerprint)
         run.started_at_s = self._clock.wall()
         run.state, run.reason, run.has_ended, run.warnings = RunState.VALIDATING, "", False, []
@@ -188,6 +199,7 @@ class RunService:
         self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin
     ) -> Run:
         number = self._buffer.get(run_id).run.num_starts + 1
+        fingerprint = await self._parts.input.fingerprint(request.input_file)
         if generator is not None:
             await self._parts.folders.copy_code(run_id, number, generator.path)
         if origin == "slime":
@@ -195,7 +207,7 @@ class RunService:
         await self.stop(run_id, RESUME_GRACE_S)
         # Its process is gone, and its lock is taken: no other start changes the run from here on.
         entry = self._buffer.get(run_id)
-        self._adopt(entry.run, request, number, generator)
+        self._adopt(entry.run, request, number, generator, fingerprint)
         # Without a name a native start must not make a stream's run that of the default name.
         entry.run.name = name if name or origin == "slime" else entry.run.name
         if keeps_deliveries(request, origin):

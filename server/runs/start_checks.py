@@ -7,18 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from forebay.core.addresses import engine_urls, is_http_url
-from forebay.core.errors import InputRefused, InvalidInput
+from forebay.core.errors import EngineError, InputRefused, InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId, read_instance_id
 from forebay.core.run import Origin, RunSettings
+from forebay.core.scheduling.scheduler_checks import TWO_KINDS, check_engines, check_scheduler
 from forebay.core.settings import Settings
+from forebay.core.starts.input_file import InputLimits
+from forebay.core.starts.run_start import RunStart
 from forebay.engines.chat_template import check_template
+from forebay.engines.detect import DetectedEngine
+from forebay.engines.sglang import SGLangEngine
+from forebay.generators.base import places_of
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.failures import retry_budgets
 from forebay.generators.job.input_rows import validate_rows
+from forebay.server.runs.file_threads import FileThreads
+from forebay.server.runs.worker_checks import check_workers
 
 ROWS_BEFORE_REPLY = 1_000
 MAX_START_ID_LENGTH = 200
+ENGINE_WAIT_S = 3.0
+"""For an engine to say what it is, where that decides whether a run can start; else its process finds out."""
 SLIME_NUM_EPOCH = 10
 """Passes over the input of a start over slime's routes that does not say how many, as slime's buffer has it."""
 SLIME_SETTINGS = (
@@ -35,7 +45,7 @@ SLIME_SETTINGS = (
 class StartRequest:
     """A start payload, its own fields checked."""
 
-    payload: dict[str, Any]
+    start: RunStart
     task_type: str
     settings: RunSettings
     listed: list[InstanceId]
@@ -47,6 +57,11 @@ class StartRequest:
     """A native start repeated under it is the same start; "" means that the caller gave none."""
     defaults: dict[str, Any]
     """What of the payload the caller did not say: the server's own defaults."""
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """All of it but the list."""
+        return self.start.payload
 
     @classmethod
     def parse(cls, given: dict[str, Any], origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
@@ -65,11 +80,12 @@ class StartRequest:
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
         read_flag("capture", payload.get("capture"))  # only for what it raises: the run's payload keeps it
+        listed = _listed(payload)
         return cls(
-            payload=payload,
+            start=RunStart.of(payload, listed),
             task_type=task_type,
             settings=RunSettings.parse(payload, origin),
-            listed=_listed(payload),
+            listed=listed,
             input_file=input_file or None,
             lists_ids=payload.get("skip_instance_ids") is not None,
             start_id=_start_id(payload),
@@ -129,18 +145,26 @@ def _check_engine_given(request: StartRequest) -> None:
 
 
 class InputCheck:
-    """Looks at a run's input file, as its generator will need it."""
+    """Looks at a run's input file, as its generator will need it; always beside the loop, and never for ever."""
 
     def __init__(self, settings: Settings, working_dir: Path) -> None:
-        self._roots = [root.resolve() for root in settings.input_roots]
+        self.limits = InputLimits([root.resolve() for root in settings.input_roots], settings.max_input_line_bytes)
+        self.threads = FileThreads(settings.input_wait_s)
+        self._settings = settings
         self._working_dir = working_dir
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
         _check_oversampling(request, generator)
+        _check_scheduler(request, generator)
+        check_workers(request.settings, engine_urls(request.payload), generator, self._settings)
         if generator.imports_base:
             _check_engines(request.payload)
-            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)  # for what it raises
+            await _check_found_engines(request)
+            # For what they raise.
+            retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
+            if (num_process := request.payload.get("num_process")) is not None:
+                places_of(num_process)
             await self._check_template(request.payload.get("template_path"))
         if request.input_file is None:
             if generator.imports_base:
@@ -150,39 +174,58 @@ class InputCheck:
                     field="input_file",
                 )
             return
-        path = self.allowed(request.input_file)
-        await asyncio.to_thread(_check_readable, path, request.input_file)
-        if generator.imports_base:
-            await asyncio.to_thread(_check_rows, path, ROWS_BEFORE_REPLY)
+        await self.threads.call(self._check_file, request.input_file, has_rows=generator.imports_base)
         if generator.source == "built-in":
             _check_engine_given(request)
+
+    def _check_file(self, given: str, *, has_rows: bool) -> None:
+        path = self.allowed(given)
+        try:
+            with self.limits.open(path) as file:
+                file.read(1)
+        except OSError as error:
+            raise InputRefused(
+                f"input_file {given!r} cannot be read: {error.strerror}",
+                hint="relative paths start at the server's working directory; it must be a regular file",
+                field="input_file",
+            ) from None
+        if has_rows:
+            self._check_rows(path, ROWS_BEFORE_REPLY)
+
+    def _check_rows(self, path: Path, first: int | None) -> None:
+        problem = validate_rows(path, first, self.limits)
+        if problem is not None:
+            raise problem.as_error()
 
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """The whole file. Raises ``InputRefused``."""
         if request.input_file is not None and generator.imports_base:
-            await asyncio.to_thread(_check_rows, self.allowed(request.input_file), None)
+            await self.threads.call_patiently(self._check_all, request.input_file)
+
+    def _check_all(self, given: str) -> None:
+        self._check_rows(self.allowed(given), None)
 
     async def _check_template(self, path: object) -> None:
         if path is None:
             return
-        if not isinstance(path, str) or not path or "\0" in path:
+        if not isinstance(path, str) or not path:
             raise InvalidInput(f"template_path must be the path of a folder, got {path!r}", field="template_path")
-        await asyncio.to_thread(check_template, self.allowed(path, "template_path"))
+        await self.threads.call(lambda: check_template(self.allowed(path, "template_path")))
 
-    def fingerprint(self, input_file: str | None) -> str:
+    async def fingerprint(self, input_file: str | None) -> str:
         """What changes when the input file does."""
         if input_file is None:
             return ""
         try:
-            stat = self._resolved(input_file).stat()
-        except OSError:  # the check that follows says so; here it only must differ from any file
+            stat = await self.threads.call(lambda: self._resolved(input_file).stat())
+        except (OSError, ValueError):  # the check that follows says so; here it only must differ from any file
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
     def allowed(self, given: str, field: str = "input_file") -> Path:
-        """Where a file of a payload lies. Raises ``InputRefused`` outside the folders to read from."""
+        """Where a file of a payload lies; it may take its time. Raises ``InputRefused`` outside the folders."""
         path = self._resolved(given)
-        if self._roots and not any(path.is_relative_to(root) for root in self._roots):
+        if not self.limits.allow(path):
             raise InputRefused(
                 f"{field} {given!r} is outside the allowed folders",
                 hint="the server's setting input_roots lists the folders to read from",
@@ -209,19 +252,33 @@ def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None
         )
 
 
-def _check_readable(path: Path, given: str) -> None:
+def _check_scheduler(request: StartRequest, generator: GeneratorInfo) -> None:
+    scheduler = request.settings.scheduler
+    if scheduler is None:
+        return
+    if not generator.imports_base:
+        raise InvalidInput(
+            f"scheduler does nothing for {generator.path.name}, which starts its rollouts itself",
+            hint="leave it out, or let the generator use forebay.generators.base.BaseGenerator",
+            field="scheduler",
+        )
+    check_scheduler(scheduler, engine_urls(request.payload))
+
+
+async def _check_found_engines(request: StartRequest) -> None:
+    """Ask a single address whether it is a router, if the policy needs several engines and somebody answers."""
+    scheduler, named = request.settings.scheduler, engine_urls(request.payload)
+    if scheduler is None or scheduler.policy not in TWO_KINDS or len(named) != 1:
+        return
     try:
-        with path.open("rb") as file:
-            file.read(1)
-    except OSError as error:
-        raise InputRefused(
-            f"input_file {given!r} cannot be read: {error.strerror}",
-            hint="relative paths start at the server's working directory",
-            field="input_file",
-        ) from None
+        async with asyncio.timeout(ENGINE_WAIT_S), DetectedEngine(named[0], api_key=_api_key(request)) as engine:
+            found = await engine.found()
+            urls = [found.url] if not isinstance(found, SGLangEngine) else await found.workers()
+    except (EngineError, TimeoutError):
+        return  # then the run process says so, once it answers
+    check_engines(scheduler, named, urls)
 
 
-def _check_rows(path: Path, first: int | None) -> None:
-    problem = validate_rows(path, first)
-    if problem is not None:
-        raise problem.as_error()
+def _api_key(request: StartRequest) -> str | None:
+    given = request.payload.get("api_key")
+    return given if isinstance(given, str) else None

@@ -9,7 +9,7 @@ from forebay.buffer.groups.groups import Groups
 from forebay.buffer.reads.staleness import UNANNOUNCED
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
-from forebay.core.run import Run, StepStart
+from forebay.core.run import StepStart
 from forebay.core.waiting import Patience
 from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
@@ -29,9 +29,10 @@ def announce(buffer: RunBuffer, loaded: Loaded) -> None:
     run.weights = run.weights.followed_by(loaded)
     if weight_version != run.step.weight_version:
         # Groups that are full now have samples of the old weights: they count for the step that ends.
-        full = _full(groups) if counts_groups(run) else []
-        run.step = StepStart(run.step.number + 1, len(groups.closed), full, weight_version)
+        full = _full(groups) if run.counts_groups else []
+        run.step = StepStart(run.step.number + 1, groups.num_closed, full, weight_version)
     run.weight_version = weight_version
+    buffer.changes.weights_changed("announced", weight_version)
     run.warnings = [warning for warning in run.warnings if warning != UNANNOUNCED]
 
 
@@ -49,12 +50,6 @@ def _warn_of_foreign_names(buffer: RunBuffer, first: int) -> None:
     logger.warning("run %s (%s): %s", buffer.run.run_id, buffer.run.name or buffer.run.task_type, warning)
 
 
-def counts_groups(run: Run) -> bool:
-    """Whether the run is held once a step has its groups."""
-    oversampling = run.settings.oversampling
-    return oversampling is not None and oversampling.groups_per_step is not None
-
-
 def _full(groups: Groups) -> list[str]:
     """Open groups that have all their samples: they are judged when somebody reads."""
     return [group.group_id for group in groups.in_state(GroupState.OPEN) if groups.is_full(group)]
@@ -65,9 +60,12 @@ def step_view(buffer: RunBuffer) -> dict[str, Any]:
     run, groups = buffer.run, buffer.groups
     weights = asdict(run.weights)
     step = {"number": run.step.number, "weight_version": run.step.weight_version, "weights": weights}
-    if not counts_groups(run):
+    if not run.counts_groups:
         return {**step, "counted": [], "discarded": []}
-    closed = groups.closed[run.step.num_closed :]
+    # All in memory: they are not forgotten while their step goes on.
+    numbers = range(run.step.num_closed + 1, groups.num_closed + 1)
+    # A damaged log may have lost one.
+    closed = [groups.closed[number] for number in numbers if number in groups.closed]
     discarded = [group.group_id for group in closed if group.state is GroupState.DISCARDED]
     usable = [group.group_id for group in closed if group.state is not GroupState.DISCARDED]
     counted = set(usable + _full(groups)) - set(run.step.full)
@@ -76,7 +74,7 @@ def step_view(buffer: RunBuffer) -> dict[str, Any]:
 
 def news_number(buffer: RunBuffer) -> int:
     """Grows with each announcement, and when a group is discarded that could count."""
-    discarded = sum(buffer.groups.discard_reasons.values()) if counts_groups(buffer.run) else 0
+    discarded = sum(buffer.groups.discard_reasons.values()) if buffer.run.counts_groups else 0
     return buffer.run.weights.number + discarded
 
 
@@ -91,7 +89,7 @@ async def follow_steps(
     patience, buffer = Patience(wait_s), entry.buffer
 
     def is_news() -> bool:
-        is_later = len(buffer.groups.closed) > after or news_number(buffer) != seen
+        is_later = buffer.groups.num_closed > after or news_number(buffer) != seen
         is_other = entry.run.is_paused != is_paused or is_still not in (None, not buffer.active.is_running)
         return is_later or is_other or not entry.run.is_alive
 
@@ -99,7 +97,7 @@ async def follow_steps(
     while not is_news() and await patience.wait(buffer.news):
         pass
     return {
-        **closed_since(entry, after),
+        **await closed_since(entry, after),
         "step": step_view(buffer),
         "seen": news_number(buffer),
         "paused": entry.run.is_paused,

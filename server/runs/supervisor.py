@@ -4,14 +4,15 @@ import asyncio
 import logging
 import signal
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
+from forebay.core.starts.worker_counts import DEFAULT_BACKEND
 from forebay.generators.process.code_copy import copied_module
 from forebay.generators.process.run_log import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec
@@ -21,6 +22,8 @@ from forebay.server.runs.records import RunRecords
 logger = logging.getLogger(__name__)
 
 OUTCOME_LOG_LINES = 50
+LAST_ABORTS_S = 2.0
+"""For engines to drop the calls of runs that end with the server: one that hangs must not hold it up."""
 restart_pauses = partial(Backoff, 1.0, 30.0, is_exact=True)
 """Before a run's first restart, its second, and so on."""
 AbortCalls = Callable[[str, str, float], Awaitable[object]]
@@ -50,9 +53,12 @@ class EngineAborts:
         if run_id in self._tasks:
             await asyncio.shield(self._tasks[run_id])
 
-    async def wait_for_all(self) -> None:
-        """Return when none is under way."""
-        await asyncio.gather(*self._tasks.values())
+    async def wait_for_all(self, limit_s: float) -> None:
+        """Return when none is under way, or ``limit_s`` are over; then they are given up."""
+        if tasks := list(self._tasks.values()):
+            _, left = await asyncio.wait(tasks, timeout=limit_s)
+            for task in left:
+                task.cancel()
 
     async def _abort_all(self, run_id: str, engine_urls: Sequence[str]) -> None:
         prefix = run_rid_prefix(run_id)
@@ -85,6 +91,9 @@ class LaunchSpec:
     engine_urls: list[str] = field(default_factory=list)
     may_have_calls: bool = False
     """Whether a process of another server's life may have left calls at the engines; they are aborted first."""
+    workers: list[int] = field(default_factory=list)
+    """How many each node has; none: its process runs its rollouts itself."""
+    backend: str = DEFAULT_BACKEND
 
 
 @dataclass(slots=True)
@@ -101,7 +110,8 @@ class _Supervised:
 class Supervisor:
     """Runs one process per launched run. Leaving the context stops them all, of which ``records`` notes nothing.
 
-    ``stop_grace_s`` lies between SIGTERM and SIGKILL. ``working_dir`` (default: this process's) is that of the runs.
+    ``stop_grace_s`` lies between SIGTERM and SIGKILL. ``working_dir`` (default: this process's) is that of the runs,
+    whose environment has ``environment`` added. Of what each prints, the newest ``max_log_bytes`` are kept.
     """
 
     def __init__(
@@ -109,12 +119,21 @@ class Supervisor:
         records: RunRecords,
         *,
         max_restarts: int = 3,
-        stop_grace_s: float = 10.0,
+        stop_grace_s: float = 4.0,
         restart_pauses: Callable[[], Backoff] = restart_pauses,
         abort_timeout_s: float = 5.0,
         working_dir: Path | None = None,
         abort_calls: AbortCalls | None = None,
+        environment: Mapping[str, str] | None = None,
+        max_engine_reply_bytes: int = 64 << 20,
+        max_log_bytes: int = 32 << 20,
+        cluster: Mapping[str, Any] | None = None,
     ) -> None:
+        """``cluster``: ``worker_silence_s``, ``ray_address`` and ``ray_namespace`` of the settings."""
+        self._environment = dict(environment or {})
+        self._max_engine_reply_bytes = max_engine_reply_bytes
+        self._max_log_bytes = max_log_bytes
+        self._cluster = dict(cluster or {})
         self._records = records
         self._max_restarts = max_restarts
         self._stop_grace_s = stop_grace_s
@@ -127,12 +146,16 @@ class Supervisor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.end_all()
+        await self._aborts.wait_for_all(LAST_ABORTS_S)
+
+    async def end_all(self) -> None:
+        """End every process, of which ``records`` notes nothing."""
         runs = list(self._runs.values())
         for run in runs:
             run.is_shutdown = True
             run.stopping.set()
         await asyncio.gather(*(run.task for run in runs if run.task))
-        await self._aborts.wait_for_all()
 
     async def launch(self, spec: LaunchSpec) -> None:
         """Start a process of the run, and watch over it. Raises RuntimeError if the run has one already."""
@@ -202,13 +225,26 @@ class Supervisor:
         """One process from start to end; None if the run was stopped before it started."""
         spec = run.spec
         payload = await self._records.launch_payload(spec.run_id)
+        earlier = await self._records.earlier_traces(spec.run_id)
         if run.stopping.is_set():  # the payload may have taken its time: a gateway is started for it
             return None
         module_path = copied_module(spec.module_path, spec.run_dir)
         process = await RunProcess.start(
-            RunSpec(str(module_path), str(spec.module_path.parent), payload),
+            RunSpec(
+                str(module_path),
+                str(spec.module_path.parent),
+                payload,
+                self._max_engine_reply_bytes,
+                self._records.process_settings(spec.run_id),
+                earlier,
+                spec.workers,
+                spec.backend,
+                **self._cluster,
+            ),
             run_dir=spec.run_dir,
             working_dir=self._working_dir,
+            environment=self._environment,
+            max_log_bytes=self._max_log_bytes,
         )
         ended = asyncio.create_task(process.wait())
         try:
@@ -218,6 +254,8 @@ class Supervisor:
             if not ended.done():  # a stop, or what `process_started` raised: no process is left behind
                 await process.stop(run.grace_s)
             report = await ended
+            is_well = report.is_returned or run.stopping.is_set()
+            self._records.note_process(spec.run_id, "ended" if is_well else "failed")
         return report
 
     async def _prepare_restart(self, run: _Supervised, report: Report) -> None:

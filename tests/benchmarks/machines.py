@@ -1,8 +1,10 @@
-"""What the benchmarks measure with: the floor, CPU time of a process, a loopback transfer, and a table."""
+"""What the benchmarks measure with: the floor, CPU time of a process, a loopback transfer, a pass, and a table."""
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,8 +14,11 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.table import Table
+from xxhash import xxh3_64_intdigest
 
 CHUNK_BYTES = 256 << 10
+WINDOW_BYTES = 128 << 10
+PROVED_BYTES = 128 << 20
 
 
 @contextmanager
@@ -59,6 +64,21 @@ def loopback_seconds(num_bytes: int) -> float:
             took_s = time.perf_counter() - began_s
         sender.join()
     return took_s
+
+
+def proof_seconds(num_bytes: int) -> float:
+    """How long one pass over so many bytes of a file in the page cache takes that computes their checksum."""
+    with tempfile.TemporaryFile() as file:
+        # Less than all of it, several times: what counts is that it does not fit into a cache.
+        num_written = min(num_bytes, PROVED_BYTES)
+        file.write(b"x" * num_written)
+        file.flush()
+        window = memoryview(bytearray(WINDOW_BYTES))
+        began_s = time.perf_counter()
+        for at in range(0, num_bytes, WINDOW_BYTES):
+            os.preadv(file.fileno(), [window], at % num_written)
+            xxh3_64_intdigest(window)
+        return time.perf_counter() - began_s
 
 
 def _send_all(listener: socket.socket, chunk: bytes, num_bytes: int) -> None:

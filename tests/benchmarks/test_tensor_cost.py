@@ -14,7 +14,7 @@ from forebay.client import BufferClient, SampleWriter
 from forebay.client.tensors import collate
 from forebay.core.safetensors_format import TENSORS_TYPE
 from tests.benchmarks.load import post
-from tests.benchmarks.machines import loopback_seconds, request_seconds, show
+from tests.benchmarks.machines import loopback_seconds, proof_seconds, request_seconds, show
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun
 
@@ -29,6 +29,7 @@ NUM_BYTES = NUM_SAMPLES * NUM_TOKENS * 9
 """int32 tokens, float32 logprobs and a uint8 loss mask."""
 MIN_TIMES_FASTER = 8.0
 MAX_READ_RATIO = 3.0
+"""Times a loopback transfer; one pass over the bytes comes on top, since each body is proved before it is sent."""
 
 TOKENS = array("i", (n * 7_919 % 150_000 for n in range(NUM_TOKENS)))
 LOGPROBS = array("f", (-(n % 997) / 331 for n in range(NUM_TOKENS)))
@@ -114,7 +115,7 @@ def bare_read(run: NativeRun) -> tuple[float, float]:
 
 def test_arrays_cost_a_fraction_of_json_and_a_small_multiple_of_sending_them(make_server: MakeServer) -> None:
     server = make_server(log_level="warning")
-    tensors, json, bare, floor = [], [], [], []
+    tensors, json, bare, floor, passes = [], [], [], [], []
     for _ in range(ROUNDS):
         run = server.start_run(group_size=GROUP_SIZE)
         tensors.append(ours(run))
@@ -122,14 +123,16 @@ def test_arrays_cost_a_fraction_of_json_and_a_small_multiple_of_sending_them(mak
             read_s, floor_s = bare_read(run)
             bare.append(read_s)
             floor.append(floor_s)
+            passes.append(proof_seconds(NUM_BYTES))
         json.append(by_json(server.start_run(group_size=GROUP_SIZE)))
     times_faster = median(took.total_s for took in json) / median(took.total_s for took in tensors)
-    read_ratio = median(bare) / median(floor)
-    _show(tensors, json, [("the reply alone", *_ms(bare)), ("loopback transfer", *_ms(floor))])
+    read_ratio, aim = median(bare) / median(floor), MAX_READ_RATIO + median(passes) / median(floor)
+    others = [("the reply alone", *_ms(bare)), ("loopback transfer", *_ms(floor)), ("one pass", *_ms(passes))]
+    _show(tensors, json, others)
     print(f"arrays are {times_faster:.1f} times faster than JSON (target {MIN_TIMES_FASTER});")
-    print(f"the reply takes {read_ratio:.1f} times a loopback transfer (target {MAX_READ_RATIO})")
+    print(f"the reply takes {read_ratio:.1f} times a loopback transfer (target {aim:.1f})")
     assert times_faster >= MIN_TIMES_FASTER
-    assert read_ratio <= MAX_READ_RATIO
+    assert read_ratio <= aim
 
 
 def _ms(seconds: list[float]) -> tuple[float]:

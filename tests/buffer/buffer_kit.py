@@ -18,6 +18,7 @@ from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run, RunSettings, RunState
 from forebay.core.sample import read_sample
+from forebay.core.starts.run_start import RunStart
 from forebay.hooks.check import check_hooks
 from forebay.hooks.run_hooks import HookRunner
 from tests.kit import make_sample
@@ -54,21 +55,20 @@ def make_run(run_id: str = "run-1", group_size: int = 2, *, name: str = "", **pa
         origin="slime",
         task_type="task",
         settings=RunSettings.parse({"num_repeat_per_sample": group_size, **payload}),
-        payload={"num_repeat_per_sample": group_size, **payload},
+        start=RunStart.of({"num_repeat_per_sample": group_size, **payload, "skip_instance_ids": skip}, list(skip)),
         created_at_s=1.0,
         started_at_s=1.0,
         state=RunState.RUNNING,
-        base_skip=list(skip),
-        start_skip=list(skip),
     )
 
 
 @asynccontextmanager
 async def open_buffer(
-    store: Store, clock: ManualClock | None = None, make_hooks: MakeHooks = built_in_hooks
+    store: Store, clock: ManualClock | None = None, make_hooks: MakeHooks = built_in_hooks, **more: Any
 ) -> AsyncIterator[Buffer]:
     """A buffer without a timer: the test calls ``tick``."""
-    async with asyncio.timeout(TIME_LIMIT_S), Buffer(store, make_hooks, clock or ManualClock(), tick_s=None) as buffer:
+    made = Buffer(store, make_hooks, clock or ManualClock(), tick_s=None, **more)
+    async with asyncio.timeout(TIME_LIMIT_S), made as buffer:
         yield buffer
 
 
@@ -151,9 +151,11 @@ def check_books(entry: Entry) -> None:
     assert groups.num_live_samples == sum(len(group.samples) for group in live)
     assert groups.num_live_bytes == sum(group.num_bytes for group in live)
     assert +groups.states == Counter(group.state for group in groups.by_id.values())
-    assert [group.row.closed_seq for group in groups.closed] == list(range(1, len(groups.closed) + 1))
+    assert list(groups.closed) == [group.row.closed_seq for group in groups.closed.values()]
+    assert set(groups.closed) <= set(range(1, groups.num_closed + 1))
     assert set(groups.unreported) == {
         g.group_id for g in groups.by_id.values() if g.state == "discarded" and not g.row.is_reported
     }
+    assert set(groups.idle) == {g.group_id for g in groups.by_id.values() if g.row.idle_since_s is not None}
     for group in groups.by_id.values():
         assert (group.state in ("open", "ready", "leased")) or not group.samples

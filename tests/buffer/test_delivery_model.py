@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
+from forebay.buffer.store.rows import BatchRow
 from forebay.core.clock import ManualClock
 from forebay.core.errors import (
     BatchAcked,
@@ -43,6 +44,8 @@ ResultT = TypeVar("ResultT")
 
 class DeliveryModel(RuleBasedStateMachine):
     """Writers add whole groups; readers do everything that the API lets them do, and crashes come in between."""
+
+    options: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +80,10 @@ class DeliveryModel(RuleBasedStateMachine):
     def groups(self) -> dict[str, SampleGroup]:
         return self.entry.buffer.groups.by_id
 
+    @property
+    def batches(self) -> dict[str, BatchRow]:
+        return self.entry.buffer.batches.by_id
+
     @initialize()
     def start(self) -> None:
         self.open(self.store)
@@ -85,7 +92,7 @@ class DeliveryModel(RuleBasedStateMachine):
 
     def open(self, store: Store) -> None:
         self.store = store
-        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock)))
+        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock, **self.options)))
 
     def teardown(self) -> None:
         self.do(self.stack.aclose())
@@ -303,15 +310,15 @@ class DeliveryModel(RuleBasedStateMachine):
         assert len(self.groups) == self.num_groups
         assert self.entry.buffer.batches.steps == sorted(self.model.steps)
         assert self.entry.run.weight_version == self.model.version
-        for row in self.entry.buffer.batches.by_id.values():
-            batch = self.model.batches[row.batch_id]
-            assert (row.state.value, row.checkpoint_step) == (batch.state, batch.checkpoint)
+        assert {key: (row.state.value, row.checkpoint_step) for key, row in self.batches.items()} == {
+            key: (batch.state, batch.checkpoint) for key, batch in self.model.batches.items()
+        }
 
     @invariant()
     def each_undelivered_group_is_told_of_by_one_batch_or_by_the_next(self) -> None:
         if not hasattr(self, "buffer"):
             return
-        held = [row for row in self.entry.buffer.batches.by_id.values() if row.state in ("leased", "acked")]
+        held = [row for row in self.batches.values() if row.state in ("leased", "acked")]
         told = Counter(key for row in held for key in row.reported_ids if self.groups[key].row.batch_id == row.batch_id)
         told.update(list(self.entry.buffer.groups.unreported))
         assert told == Counter(self.model.discarded)

@@ -149,7 +149,7 @@ async def test_first_listings_stand_for_epochs_before_this_run(
         await resume(buffer, *listed)
         assert states(entry) == {(7, 2): state}
         assert entry.run.base_skip == base_skip
-        assert Counter(buffer.skip_instance_ids("run-1")) == Counter([*base_skip, 7])
+        assert Counter(await buffer.skip_instance_ids("run-1")) == Counter([*base_skip, 7])
 
 
 async def test_list_is_covered_only_as_often_as_ids_were_reported(store: Store) -> None:
@@ -278,7 +278,7 @@ async def test_another_process_skips_complete_and_closed_groups(store: Store, cl
         await buffer.tick()
         await fill(entry, "full", [0.0, 1.0])
         await fill(entry, "short", [0.0])
-        assert Counter(buffer.skip_instance_ids("run-1")) == {"dead": 1, "full": 1}
+        assert Counter(await buffer.skip_instance_ids("run-1")) == {"dead": 1, "full": 1}
 
 
 async def test_restarted_process_fills_what_is_missing_and_the_rest_is_surplus(store: Store) -> None:

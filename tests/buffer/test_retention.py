@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.buffer.batches import Undone
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.buffer.leases.batches import Undone
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.retention import Retention
@@ -35,9 +35,10 @@ def store(store: Store, tmp_path: Path) -> Store:
     return JournalStore(tmp_path / "small", segment_bytes=SEGMENT_BYTES)
 
 
-@pytest.fixture
-async def buffer(store: Store, clock: ManualClock) -> AsyncIterator[Buffer]:
-    async with open_buffer(store, clock) as buffer:
+@pytest.fixture(params=[65_536, 0], ids=["remembered", "gone"])
+async def buffer(store: Store, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Buffer]:
+    """Also one in which each batch leaves memory with its groups."""
+    async with open_buffer(store, clock, remembered_samples=request.param) as buffer:
         yield buffer
 
 
@@ -68,6 +69,7 @@ async def train(entry: Entry, step: int) -> None:
     await write(entry, *range(12 * step, 12 * step + 12))
     batch = await lease(entry, 12)
     await checkpoint(entry.delivery.leases, step, [batch.batch_id])
+    await entry.buffer.gone.forget()
 
 
 def segments_of(entry: Entry, instance: InstanceId) -> set[int]:
@@ -243,14 +245,15 @@ async def test_failed_samples_and_discarded_groups_go_by_age(
     await fill(entry, "failed", [None, None], text="x" * 700)
     await write(entry, *range(12))
     batch = await lease(entry, 12)
-    assert [g.row.reason for g in entry.buffer.groups.in_state(GroupState.DISCARDED)] == ["failed"]
+    [failed] = entry.buffer.groups.in_state(GroupState.DISCARDED)
+    assert failed.row.reason == "failed"
     assert (await retention.collect()).kept.keys() == {Keep.IN_BUDGET, Keep.LEASED}
     await checkpoint(entry.delivery.leases, 1, [batch.batch_id])
     assert (await retention.collect()).kept.keys() == {Keep.RECENT, Keep.CHECKPOINTED}
     clock.advance(10)
     await train(entry, 2)
     assert (await retention.collect()).num_segments_freed >= 1
-    shown = await entry.buffer.store.samples("run-1", entry.buffer.groups.by_instance["failed"][0].group_id)
+    shown = await entry.buffer.store.samples("run-1", failed.group_id)
     assert [(s.row.reward, s.row.error) for s in shown] == [(None, "no")] * 2
     assert not any(entry.buffer.store.holds(sample.location) for sample in shown)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.groups.groups import SampleGroup
+from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
@@ -241,7 +241,7 @@ class RunModel(RuleBasedStateMachine):
         if not hasattr(self, "buffer"):
             return
         check_books(self.entry)
-        assert self.entry.buffer.uids == set(self.accepted)
+        assert set(self.entry.buffer.uids) == set(self.accepted)
         in_groups = Counter(sample.uid for group in self.groups for sample in group.samples)
         assert all(count == 1 and self.accepted[uid] == "member" for uid, count in in_groups.items())
         for group in self.groups:

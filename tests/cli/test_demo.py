@@ -19,9 +19,13 @@ from tests.cli.conftest import Forebay
 from tests.kit import poll_until
 
 LIMIT_S = 240.0
-IN_A_TERMINAL = (
-    "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-)
+# As a shell does for what it runs in the foreground. The tests themselves may run where SIGINT is ignored: behind `&`.
+IN_A_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.login_tty(int(sys.argv[1]))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 
 
 class Marked:

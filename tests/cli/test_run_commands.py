@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Forebay
 from tests.kit import ServerProcess, make_group, make_sample, poll_until
+from tests.lent import lend_runs
 
 MakeServer = Callable[..., ServerProcess]
 
@@ -75,6 +76,48 @@ def test_status_shows_which_rewards_count(forebay: Forebay, target: list[str], s
     run_id = start(forebay, target, "--set", f"reward_range={json.dumps(said)}")
     assert re.search(rf"reward range +{shown} *\n", forebay("status", run_id, *target).out)
     forebay("stop", run_id, *target)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ([], "pull: window=64, affinity=1.25"),
+        (["--policy", "static"], "static: window=64"),
+        (["--policy", "longest-first", "--set", "scheduler.window=7"], "longest-first: window=7, affinity=1.25"),
+        (["--policy", "static", "--set", 'scheduler={"window": 8}'], "static: window=8"),
+        (["--policy", "static", "--set", "scheduler.policy=pull"], "pull: window=64, affinity=1.25"),
+        (["--policy", "static", "--set", "oversampling.groups_per_step=5"], "static: window=5"),
+    ],
+)
+def test_status_shows_the_policy_that_a_start_chose(
+    forebay: Forebay, server: ServerProcess, target: list[str], tmp_path: Path, said: list[str], shown: str
+) -> None:
+    lend_runs(server)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q"}\n')
+    given = ["--task-type", "lent", "--group-size", "2", "--input-file", str(tmp_path / "rows.jsonl")]
+    outcome = forebay("start", *given, *said, *target)
+    assert outcome.code == 0, outcome
+    run_id = outcome.out.strip()
+    assert re.search(rf"scheduler +{re.escape(shown)} *\n", forebay("status", run_id, *target).out)
+    forebay("stop", run_id, *target)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (["--policy", "fastest"], "the known ones are longest-first, probe, pull, static"),
+        (["--policy", "pull", "--set", "scheduler.top=0.3"], "'pull' does not read top"),
+        (["--set", "scheduler=3", "--policy", "pull"], "scheduler: must be an object, got 3"),
+        (["--set", "scheduler=3", "--set", "scheduler.top=0.3"], "scheduler is 3, no object"),
+    ],
+)
+def test_a_scheduler_that_cannot_work_is_refused(
+    forebay: Forebay, server: ServerProcess, target: list[str], said: list[str], message: str
+) -> None:
+    lend_runs(server)
+    outcome = forebay("start", "--task-type", "lent", "--group-size", "2", "--input-file", "x", *said, *target)
+    assert outcome.code in (1, 2), outcome
+    assert message in " ".join(outcome.err.split())
 
 
 def test_status_shows_the_mean_of_rewards_whose_sum_is_beyond_float64(

@@ -236,6 +236,19 @@ async def test_batches_and_checkpoints_come_back_equal_and_in_order(store: Store
     assert await store.load_batches("run-2") == await store.load_checkpoints("run-2") == []
 
 
+async def test_batches_are_loaded_in_pages_and_found_by_their_ids(store: Store) -> None:
+    rows = [make_batch(number) for number in range(1, 8)]
+    await store.append([*reversed(rows), make_batch(3, run_id="run-2")])
+    assert await store.load_batches("run-1", after=2, limit=3) == rows[2:5]
+    assert await store.load_batches("run-1", after=5, limit=3) == rows[5:]
+    assert await store.load_batches("run-1", after=7, limit=3) == []
+    store.append([changed := make_batch(4, state=BatchState.ACKED)])
+    wanted = [rows[5].batch_id, rows[3].batch_id, "batch-none"]
+    found = await store.find_batches("run-1", wanted)
+    assert sorted(found, key=lambda row: row.number) == [changed, rows[5]], "as it was last appended"
+    assert await store.find_batches("run-none", wanted) == await store.find_batches("run-1", []) == []
+
+
 async def test_samples_of_many_groups_are_found_together(store: Store) -> None:
     for uid in range(6):
         await put(store, str(uid), group_id=f"g{uid % 3}")

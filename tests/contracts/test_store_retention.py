@@ -151,8 +151,8 @@ async def test_segments_tell_what_bodies_are_in_them(store: Store) -> None:
     assert len(segments) > 3
     assert [segment.number for segment in segments] == sorted(segment.number for segment in segments)
     located: dict[tuple[int, str], list[StoredSample]] = {}
-    for number in range(NUM_GROUPS):
-        for sample in await store.samples(RUN, f"g{number}"):
+    for group_id in (*(f"g{number}" for number in range(NUM_GROUPS)), "nobody's"):
+        for sample in await store.samples(RUN, group_id):
             located.setdefault((sample.location.segment, sample.row.group_id), []).append(sample)
     for segment in segments:
         for each in segment.groups:

@@ -179,7 +179,7 @@ def test_reward_of_a_failed_sample_counts_as_none() -> None:
     assert read_sample(json.dumps(make_sample(reward=1.0, status="failed")).encode(), is_lenient=False).reward is None
 
 
-@pytest.mark.parametrize("instance_id", [0, -5, 2**80, "0", " ", "\u0000", "🜁"])
+@pytest.mark.parametrize("instance_id", [0, -5, 2**80, "0", " ", "\u0001", "🜁"])
 def test_instance_keeps_type_and_value(instance_id: str | int) -> None:
     sample = read_sample(json.dumps(make_sample(instance_id=instance_id)).encode(), is_lenient=False)
     assert (type(sample.instance_id), sample.instance_id) == (type(instance_id), instance_id)

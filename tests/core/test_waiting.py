@@ -16,6 +16,16 @@ async def test_notification_wakes_everybody_who_waits() -> None:
     assert not signal.has_waiters
 
 
+async def test_without_a_limit_only_notification_and_closing_end_a_wait() -> None:
+    signal = Signal()
+    waiting = asyncio.create_task(signal.wait())
+    await asyncio.sleep(0)
+    signal.notify()
+    assert await waiting
+    signal.close()
+    assert not await signal.wait()
+
+
 async def test_notification_of_before_wakes_nobody_but_is_counted() -> None:
     signal = Signal()
     signal.notify()

@@ -81,16 +81,15 @@ def run_process_of(server: ServerProcess) -> psutil.Process:
     """The process that runs the generator's code, once there is one."""
 
     def found() -> list[psutil.Process]:
-        return [
-            process for process in processes_below(server.pid) if "forebay.generators.process.main" in _words(process)
-        ]
+        return [process for process in processes_below(server.pid) if _module(process) == "forebay.workers.runtime"]
 
     (process,) = poll_until(found)
     return process
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _module(process: psutil.Process) -> str:
+    """What it runs; those that it may start further are named after that."""
     try:
-        return process.cmdline()
+        return next((word for word in process.cmdline() if word.startswith("forebay.")), "")
     except psutil.Error:  # it has ended since it was listed
-        return []
+        return ""

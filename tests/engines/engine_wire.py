@@ -5,7 +5,9 @@ The shapes are those of SGLang 0.5.23. An engine may tell more fields; it may no
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -30,6 +32,16 @@ META_INFO = {
     "weight_version": str,
     "weight_versions": SPANS,
 }
+TIMES = dict.fromkeys(
+    [
+        *("e2e_latency", "queue_time", "forward_entry_time", "prefill_finished_time", "first_token_latency"),
+        *("request_received_ts", "request_finished_ts", "decode_throughput"),
+    ],
+    float,
+)
+"""In ``meta_info`` too, of an engine that tells metrics."""
+CLOCKS_S = 0.05
+"""So far apart may the clocks of an engine's processes be."""
 LOGPROBS = {"content": [{"token": str, "bytes": list, "logprob": float, "top_logprobs": list}]}
 CHAT = {
     "id": str,
@@ -139,8 +151,41 @@ class Wire:
         return [logprob for logprob, _, _ in rest]
 
 
+def check_times(info: dict[str, Any], within_s: float) -> None:
+    """Fail unless the times follow each other, and account for the call, which its client saw take ``within_s``."""
+    check(info, TIMES, "meta_info")
+    moments = [info[name] for name in ("request_received_ts", "forward_entry_time", "prefill_finished_time")]
+    moments.append(info["request_finished_ts"])
+    for earlier, later in pairwise(moments):
+        assert earlier <= later + CLOCKS_S, moments
+    # Between what the engine counts as waiting and as reading lies what its processes take to talk to each other.
+    parts_s = info["queue_time"] + moments[3] - moments[1]
+    assert 0 < parts_s <= info["e2e_latency"] + CLOCKS_S
+    assert info["e2e_latency"] == pytest.approx(moments[3] - moments[0], abs=CLOCKS_S)
+    assert info["first_token_latency"] == pytest.approx(moments[2] - moments[0], abs=CLOCKS_S)
+    assert info["e2e_latency"] <= within_s
+    assert info["decode_throughput"] > 0
+
+
 class EngineWire:
     """The calls. A subclass gives the fixture ``wire``."""
+
+    async def test_replies_tell_the_times_of_their_call(self, wire: Wire) -> None:
+        began_s = time.monotonic()
+        chat = await wire.chat(20, **TOLD)
+        (choice,) = chat["choices"]
+        check_times(choice["meta_info"], time.monotonic() - began_s)
+        began_s = time.monotonic()
+        generated = await wire.generate(20, input_ids=choice["prompt_token_ids"])
+        check_times(generated["meta_info"], time.monotonic() - began_s)
+        events = await wire.events("/generate", text="what is 1 + 2?", sampling_params={"max_new_tokens": 4})
+        assert "e2e_latency" in events[-1]["meta_info"]
+        info = (await wire.http.get("/server_info")).json()
+        assert info["enable_metrics"] is True
+
+    async def test_a_traceparent_changes_no_reply(self, wire: Wire) -> None:
+        wire.http.headers["traceparent"] = f"00-{'a' * 32}-{'b' * 16}-01"
+        check(await wire.chat(**TOLD), CHAT)
 
     async def test_a_whole_chat(self, wire: Wire) -> None:
         told = await wire.chat(rid="whole-1", **TOLD)

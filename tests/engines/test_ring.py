@@ -2,7 +2,8 @@
 
 from forebay.core.clock import ManualClock
 from forebay.engines.detect import DetectedEngine
-from forebay.engines.ring import Member, Target, least_loaded
+from forebay.engines.ring import EngineRing, Member, Target, least_loaded
+from forebay.engines.scripted import ScriptedEngine
 
 
 def target(name: str) -> Target:
@@ -37,3 +38,26 @@ def test_next_is_awake_then_least_loaded_then_not_asked_for_longest() -> None:
         order.append(least_loaded(left).server.url)
         left.remove(least_loaded(left))
     assert order == ["fresh", "used", "busy", "resting"]
+
+
+async def test_what_one_ring_finds_out_another_is_told() -> None:
+    async with ScriptedEngine(lambda _: "x") as first, ScriptedEngine(lambda _: "x") as second:
+        urls = [first.url, second.url]
+        told: list[tuple[str, bool]] = []
+        async with ring_of(urls) as asking, ring_of(urls) as hearing:
+            asking.on_server = lambda url, is_failing: told.append((url, is_failing))
+            member = await asking.take(first.url)
+            assert set(await hearing.when_up()) == set(urls)
+            asking.failed(member)
+            asking.failed(member)
+            member.recovered()
+            assert told == [(first.url, True), (first.url, False)]
+            hearing.note_server(first.url, is_failing=True)
+            assert await hearing.when_up() == (second.url,)
+            hearing.note_server(first.url, is_failing=False)
+            assert set(await hearing.when_up()) == set(urls)
+            hearing.note_server("http://nobody.invalid", is_failing=True)
+
+
+def ring_of(urls: list[str]) -> EngineRing:
+    return EngineRing(urls, api_key=None, model=None, on_waiting=lambda _: None)

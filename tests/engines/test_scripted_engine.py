@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import encode_chat
 from tests.kit import TIME_LIMIT_S
 
-ASK = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
 async def post(engine: ScriptedEngine, body: dict[str, Any]) -> httpx.Response:
@@ -53,6 +54,66 @@ async def test_script_is_asked_once_for_each_choice() -> None:
         assert [choice["message"]["content"] for choice in reply["choices"]] == ["choice 0", "choice 1", "choice 2"]
         assert [call.number for call in engine.calls] == [0, 1, 2]
         assert [call.finished for call in engine.calls] == ["stop"] * 3
+
+
+PLANTED = Reply(text="one two three", queue_s=0.2, prefill_s=0.3, delay_s=0.4, cached_tokens=7)
+
+
+async def test_queue_prefill_and_decode_take_and_tell_what_the_reply_plants() -> None:
+    async with ScriptedEngine(lambda _: PLANTED) as engine:
+        began_s = time.monotonic()
+        info = (await post(engine, {**ASK, "return_meta_info": True})).json()["choices"][0]["meta_info"]
+        took_s = time.monotonic() - began_s
+    decode_s = info["request_finished_ts"] - info["prefill_finished_time"]
+    prefill_s = info["prefill_finished_time"] - info["forward_entry_time"]
+    for told_s, planted_s in ((info["queue_time"], 0.2), (prefill_s, 0.3), (decode_s, 0.4)):
+        # As measured: on a busy machine more than was planted, never less.
+        assert planted_s - 0.02 <= told_s <= took_s - (0.9 - planted_s) + 0.02
+    assert 0.9 <= info["e2e_latency"] <= took_s
+    assert info["cached_tokens"] == 7
+
+
+async def load_of(http: httpx.AsyncClient) -> tuple[int, int]:
+    """The choices that run, and those that wait."""
+    (load,) = (await http.get("/v1/loads")).json()["loads"]
+    return load["num_running_reqs"], load["num_waiting_reqs"]
+
+
+async def test_a_call_that_is_aborted_in_the_queue_tells_no_stage_that_it_never_reached() -> None:
+    async with (
+        ScriptedEngine(lambda _: Reply(text="late", queue_s=30)) as engine,
+        httpx.AsyncClient(base_url=engine.url, timeout=TIME_LIMIT_S) as http,
+    ):
+        body = {**ASK, "rid": "waits", "return_meta_info": True}
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        await engine.wait_in_flight(1)
+        async with asyncio.timeout(TIME_LIMIT_S):
+            while await load_of(http) != (0, 1):  # noqa: ASYNC110 -- it turns to the call a moment later
+                await asyncio.sleep(0.01)
+        await http.post("/abort_request", json={"rid": "waits"})
+        (choice,) = (await asking).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("abort", "")
+    assert 0 < choice["meta_info"]["e2e_latency"] < 20
+    assert not {"forward_entry_time", "prefill_finished_time", "first_token_latency"} & choice["meta_info"].keys()
+
+
+async def test_an_engine_without_metrics_tells_how_long_a_call_took_and_nothing_of_its_stages() -> None:
+    async with ScriptedEngine(lambda _: PLANTED, has_metrics=False) as engine:
+        info = (await post(engine, {**ASK, "return_meta_info": True})).json()["choices"][0]["meta_info"]
+    assert info["e2e_latency"] >= 0.9
+    assert not {"queue_time", "forward_entry_time", "prefill_finished_time", "request_finished_ts"} & info.keys()
+
+
+async def test_the_traceparent_of_a_request_is_known_of_each_of_its_choices() -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with (
+        ScriptedEngine(lambda _: "4") as engine,
+        httpx.AsyncClient(base_url=engine.url, headers={"traceparent": traceparent}, timeout=TIME_LIMIT_S) as http,
+    ):
+        await http.post("/v1/chat/completions", json={**ASK, "n": 2})
+        await http.post("/generate", json={"input_ids": encode_chat(ASK["messages"])})
+        await post(engine, ASK)
+        assert [call.traceparent for call in engine.calls] == [traceparent] * 3 + [None]
 
 
 async def test_calls_that_arrive_together_have_numbers_of_their_own() -> None:
@@ -123,6 +184,22 @@ async def test_delay_passes_and_an_abort_in_it_leaves_some_of_the_words() -> Non
         text = (await asked).json()["choices"][0]["message"]["content"]
     assert words.startswith(text)
     assert 0 < len(text) < len(words)
+
+
+async def test_a_long_reply_takes_its_time_and_no_more_on_a_busy_machine() -> None:
+    """Each of its sleeps lasts longer than it should: that does not add up."""
+
+    async def keep_busy() -> None:
+        while True:
+            time.sleep(0.01)  # noqa: ASYNC251 - other work of the machine
+            await asyncio.sleep(0)
+
+    async with ScriptedEngine(lambda _: Reply(text="a " * 300, delay_s=1.0)) as engine:
+        busy = asyncio.create_task(keep_busy())
+        info = (await post(engine, {**ASK, "return_meta_info": True})).json()["choices"][0]["meta_info"]
+        busy.cancel()
+    # Two hundred sleeps, each of at least one turn of the loop: without a clock at least 2 s.
+    assert 1.0 <= info["request_finished_ts"] - info["prefill_finished_time"] < 1.5
 
 
 @pytest.mark.parametrize("stream", [False, True])

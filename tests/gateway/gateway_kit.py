@@ -41,6 +41,9 @@ class FakeBuffer:
         self.weight_version: int | None = None
         self.is_still = False
         self._known_still: bool | None = None
+        self.is_paused = False
+        self._known_paused = False
+        self.step = 0
         self.num_asked = 0
         """How often the feed was asked."""
         self._closed: list[Json] = []
@@ -70,6 +73,12 @@ class FakeBuffer:
         self._news.notify()
         await eventually(lambda: self._known_still is is_still)
 
+    async def pause(self, is_paused: bool) -> None:
+        """The engines are paused, or go on. Returns once the gateway has heard of it."""
+        self.is_paused = is_paused
+        self._news.notify()
+        await eventually(lambda: self._known_paused is is_paused)
+
     def end(self) -> None:
         """Answer those who wait."""
         self._news.close()
@@ -93,11 +102,13 @@ class FakeBuffer:
         self.num_asked += 1
         after, wait_s = int(request.query_params["after"]), float(request.query_params["wait_s"])
         self._known_still = {"true": True, "false": False}.get(request.query_params.get("still", ""))
-        if len(self._closed) <= after and self._known_still in (None, self.is_still):
+        self._known_paused = request.query_params.get("paused") == "true"
+        is_known = self._known_still in (None, self.is_still) and self._known_paused is self.is_paused
+        if len(self._closed) <= after and is_known:
             await self._news.wait(wait_s)
         told = {"groups": self._closed[after:], "last": len(self._closed), "seen": 0}
-        step = {"number": 0, "weight_version": self.weight_version, "weights": asdict(self._weights)}
-        return JSONResponse({**told, "step": step, "paused": False, "still": self.is_still})
+        step = {"number": self.step, "weight_version": self.weight_version, "weights": asdict(self._weights)}
+        return JSONResponse({**told, "step": step, "paused": self.is_paused, "still": self.is_still})
 
 
 @dataclass
@@ -114,9 +125,9 @@ class OpenedAt:
         """The official client of an agent."""
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.key, max_retries=0, **options)
 
-    async def post(self, path: str, body: Any, *, key: str | None = None) -> httpx.Response:
+    async def post(self, path: str, body: Any, *, key: str | None = None, **headers: str) -> httpx.Response:
         """A plain request of the agent, below its base URL."""
-        headers = {"Authorization": f"Bearer {self.key if key is None else key}"}
+        headers["Authorization"] = f"Bearer {self.key if key is None else key}"
         return await self.gateway.http.post(f"{self.base_url}/{path}", json=body, headers=headers)
 
     async def chat(self, *messages: Json, **fields: Any) -> Json:

@@ -49,6 +49,7 @@ async def test_all_routes_are_looked_at() -> None:
         "/gateway/rollouts",
         "/gateway/rollouts/{rollout_id}",
         "/gateway/rollouts/{rollout_id}/close",
+        "/gateway/broken",
     }
     assert len(AGENT_ROUTES) > 10
 

@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -226,13 +224,15 @@ async def test_so_are_those_of_a_chat_and_of_a_response(stage: Stage) -> None:
 
 
 async def test_a_model_is_told_in_both_protocols(texts: tuple[TextEngine, GatewayAt]) -> None:
+    import anthropic
+
     async with opened(texts) as (_, rollout):
         async with rollout.client() as client:
             assert [model.id async for model in client.models.list()] == ["scripted"]
             assert (await client.models.retrieve("org/m")).owned_by == "sglang"
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 await client.models.retrieve("none")
-        claude = AsyncAnthropic(base_url=rollout.anthropic_url, api_key=rollout.key, max_retries=0)
+        claude = anthropic.AsyncAnthropic(base_url=rollout.anthropic_url, api_key=rollout.key, max_retries=0)
         async with claude:
             (listed,) = [model async for model in claude.models.list()]
             assert (listed.id, listed.type, listed.display_name) == ("scripted", "model", "scripted")

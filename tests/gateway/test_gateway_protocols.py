@@ -1,17 +1,18 @@
 """The official clients before the gateway: what they cannot tell from an engine, and what is recorded of them."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
-from anthropic import AsyncAnthropic
 
 from forebay.engines.capture.request_fields import texts_only
 from forebay.engines.scripted import Reply, ScriptedCall
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,7 +124,9 @@ async def test_responses_stream_and_call_tools(stage: Stage) -> None:
 # --- Anthropic
 
 
-def claude(rollout: OpenedAt) -> AsyncAnthropic:
+def claude(rollout: OpenedAt) -> "AsyncAnthropic":
+    from anthropic import AsyncAnthropic
+
     return AsyncAnthropic(base_url=rollout.anthropic_url, api_key=rollout.key, max_retries=0)
 
 
@@ -151,6 +154,8 @@ async def test_a_conversation_over_messages_is_one_sample(stage: Stage) -> None:
 
 
 async def test_errors_come_in_the_words_of_the_protocol(stage: Stage) -> None:
+    import anthropic
+
     stage(Reply(text="no such thing", error_status=400))
     rollout = await stage.open()
     async with claude(rollout) as client:
@@ -173,6 +178,8 @@ async def test_errors_come_in_the_words_of_the_protocol(stage: Stage) -> None:
 
 
 async def test_a_rollout_that_ends_while_it_streams_says_so_in_the_protocol(stage: Stage) -> None:
+    from anthropic import APIStatusError
+
     stage(Reply(text="begun", hang=True))
     rollout = await stage.open()
     async with claude(rollout) as client:
@@ -181,10 +188,10 @@ async def test_a_rollout_that_ends_while_it_streams_says_so_in_the_protocol(stag
         while not stage.calls[0].sampled_ids:  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.005)
         await rollout.close()
-        with pytest.raises(anthropic.APIStatusError, match="this rollout is over"):
+        with pytest.raises(APIStatusError, match="this rollout is over"):
             await asking
 
 
-async def _streamed(client: AsyncAnthropic) -> str:
+async def _streamed(client: "AsyncAnthropic") -> str:
     async with client.messages.stream(model="m", max_tokens=99, messages=[USER]) as stream:
         return "".join([text async for text in stream.text_stream])

@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from starlette.applications import Starlette
@@ -15,6 +16,7 @@ from starlette.routing import Route
 from forebay.core.binary_sample import SAMPLES_TYPE, as_json, split_samples
 from forebay.core.waiting import Signal
 from forebay.web.serving import serve_app
+from tests.workers.workers_kit import run_over_workers
 
 Sample = dict[str, Any]
 
@@ -49,8 +51,23 @@ class FakeBuffer:
         self.refused: Callable[[Sample], dict[str, Any] | None] = lambda _: None
         self.is_gone = False
         self.is_stopped = False
+        self.is_paused = False
+        """Its engines stand still."""
         self.closed: list[dict[str, Any]] = []
         self.changed = Signal()
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Self]:
+        """Within this it has an address."""
+        async with serve_app(self.app()) as port:
+            self.root_url = f"http://127.0.0.1:{port}"
+            self.url = f"{self.root_url}/w/key"
+            yield self
+
+    def pause(self, is_paused: bool) -> None:
+        """As if its trainer had paused the engines, or let them go on."""
+        self.is_paused = is_paused
+        self.changed.notify()
 
     def close_group(self, group_id: str) -> None:
         """As if a deadline had passed."""
@@ -109,12 +126,14 @@ class FakeBuffer:
 
     async def _closed_groups(self, request: Request) -> Response:
         after = int(request.query_params["after"])
-        if len(self.closed) <= after and not self.is_stopped:
+        knows_paused = request.query_params.get("paused", "").lower() == "true"
+        if len(self.closed) <= after and not self.is_stopped and knows_paused == self.is_paused:
             await self.changed.wait(1.0)
         if self.is_gone:
             return JSONResponse({"error": {}}, 410)
         state = "stopped" if self.is_stopped else "running"
-        return JSONResponse({"groups": self.closed[after:], "last": len(self.closed), "run_state": state})
+        news = {"groups": self.closed[after:], "last": len(self.closed), "run_state": state, "paused": self.is_paused}
+        return JSONResponse(news)
 
     async def _write(self, request: Request) -> Response:
         sample = json.loads(await request.body())
@@ -132,10 +151,7 @@ class FakeBuffer:
 
 @pytest.fixture
 async def buffer() -> AsyncIterator[FakeBuffer]:
-    fake = FakeBuffer()
-    async with serve_app(fake.app()) as port:
-        fake.root_url = f"http://127.0.0.1:{port}"
-        fake.url = f"{fake.root_url}/w/key"
+    async with FakeBuffer().served() as fake:
         yield fake
 
 
@@ -149,3 +165,10 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(params=[0, pytest.param(2, marks=pytest.mark.soak)], ids=["alone", "two_workers"])
+def with_and_without_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a test's own process run their rollouts themselves, and once more (soak) in workers."""
+    if request.param:
+        run_over_workers(monkeypatch, request.param)

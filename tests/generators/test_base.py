@@ -17,6 +17,8 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
 from forebay.web.serving import serve_app
 
+pytestmark = pytest.mark.usefixtures("with_and_without_workers")
+
 
 async def length_reward(item: dict[str, Any]) -> float:
     return float(len(item["messages"][-1]["content"]))

@@ -12,6 +12,8 @@ from tests.generators.bench_kit import bench
 from tests.kit import ServerProcess
 from tests.lent import lend_runs
 
+pytestmark = pytest.mark.usefixtures("with_and_without_workers")
+
 LIMIT_S = 6.0
 LIMITS = {"group_timeout_seconds": LIMIT_S, "group_deadline_seconds": LIMIT_S}
 

@@ -5,7 +5,13 @@ from pathlib import Path
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER
 from forebay.generators.process import code_copy
 from forebay.generators.process.code_copy import copy_code
-from forebay.generators.process.run_log import RunLog, log_path, older_file, read_tail
+from forebay.generators.process.run_log import log_path, read_tail
+from forebay.telemetry.output_file import OutputFile, older_file
+
+
+def names_in(folder: Path) -> list[str]:
+    """What was copied there, beside the folders that Python's own files go to."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != "__pycache__")
 
 
 def make_generator(folder: Path, name: str = "my_generator.py") -> Path:
@@ -27,9 +33,8 @@ def test_siblings_are_copied_and_large_data_is_linked(tmp_path: Path, monkeypatc
     (module.parent / "weights" / "all.bin").write_text("x" * 101)
     (module.parent / ".secret").touch()
     copy = copy_code(module, tmp_path / "run")
-    assert sorted(entry.name for entry in copy.parent.iterdir()) == sorted(
-        ["my_generator.py", "helper.py", "small.json", "large.jsonl", "library", "weights"]
-    )
+    copied = ["helper.py", "large.jsonl", "library", "my_generator.py", "small.json", "weights"]
+    assert names_in(copy.parent) == copied
     assert sorted(entry.name for entry in copy.parent.iterdir() if entry.is_symlink()) == ["large.jsonl", "weights"]
     assert (copy.parent / "weights" / "all.bin").read_text() == "x" * 101
 
@@ -46,23 +51,23 @@ def test_a_run_keeps_the_code_that_it_started_with(tmp_path: Path) -> None:
 def test_a_half_made_copy_is_made_again(tmp_path: Path) -> None:
     module = make_generator(tmp_path / "tasks")
     (tmp_path / "run" / "code.draft" / "rest").mkdir(parents=True)
-    assert [entry.name for entry in copy_code(module, tmp_path / "run").parent.iterdir()] == ["my_generator.py"]
+    assert names_in(copy_code(module, tmp_path / "run").parent) == ["my_generator.py"]
 
 
 def test_a_data_directory_beside_the_generator_is_not_copied_into_itself(tmp_path: Path) -> None:
     module = make_generator(tmp_path)
     copy = copy_code(module, tmp_path / "forebay-data" / "runs" / "run-1")
-    assert [entry.name for entry in copy.parent.iterdir()] == ["my_generator.py"]
+    assert names_in(copy.parent) == ["my_generator.py"]
 
 
 def test_a_packaged_generator_is_copied_alone(tmp_path: Path) -> None:
     copy = copy_code(PACKAGED_FOLDER / "math_generator.py", tmp_path)
-    assert [entry.name for entry in copy.parent.iterdir()] == ["math_generator.py"]
+    assert names_in(copy.parent) == ["math_generator.py"]
 
 
 def test_a_log_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> None:
     path = log_path(tmp_path)
-    log = RunLog(path, limit_bytes=4_000)
+    log = OutputFile(path, limit_bytes=4_000)
     for number in range(2_000):
         log.write(b"line %d\n" % number)
     assert path.stat().st_size + older_file(path).stat().st_size <= 4_000
@@ -75,7 +80,7 @@ def test_a_log_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_refuses_is_lost_without_an_error() -> None:
-    log = RunLog(Path("/dev/full"))
+    log = OutputFile(Path("/dev/full"), limit_bytes=4_000)
     log.write(b"lost")
     log.close()
 

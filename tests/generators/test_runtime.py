@@ -18,6 +18,7 @@ from forebay.generators.process.code_copy import copy_code
 from forebay.generators.process.run_log import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec, read_report
 
+RUNTIME = "forebay.workers.runtime"
 HEADER = """
 import asyncio, json, multiprocessing, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -77,8 +78,8 @@ class Launcher:
         copy = copy_code(source, run_dir)
         report, spec = memory_file("report"), memory_file("spec")
         RunSpec(str(copy), str(source.parent), payload or {}).write(spec)
-        arguments = [str(log_path(run_dir)), str(log_limit_bytes), str(spec.fileno()), str(report.fileno())]
         fds = [spec.fileno(), report.fileno()]
+        arguments = [RUNTIME, str(log_path(run_dir)), str(log_limit_bytes), *map(str, fds)]
         argv = python_argv("forebay.generators.process.monitor", *arguments)
         with spec:
             monitor = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=fds, cwd=self.root, start_new_session=True)
@@ -300,7 +301,7 @@ def test_a_runtime_whose_monitor_is_gone_does_not_start(tmp_path: Path) -> None:
     with memory_file("spec") as spec, memory_file("report") as report:
         RunSpec(str(module), str(tmp_path), {}).write(spec)
         fds = [spec.fileno(), report.fileno()]
-        argv = python_argv("forebay.generators.process.main", *map(str, fds), "1")
+        argv = python_argv(RUNTIME, *map(str, fds), "1")
         assert subprocess.run(argv, pass_fds=fds, check=False).returncode == 1
     assert not ran.exists()
 

@@ -138,7 +138,7 @@ def answer_of(opened: socket.socket) -> str:
 
 
 def head(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: forebay", *headers, "", ""]).encode()
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 @pytest.fixture(scope="module")
@@ -173,15 +173,14 @@ def test_the_limit_holds_on_every_route_that_takes_a_body(limited: ServerProcess
 
 def test_bodies_in_flight_beyond_the_total_wait_for_room(limited: ServerProcess) -> None:
     run = limited.start_run()
-    half = b" " * 45_000
     with connection(limited) as holder, ThreadPoolExecutor(1) as pool:
-        holder.sendall(head(f"{run.path}/samples", "Content-Length: 90000") + half)
+        holder.sendall(head(f"{run.path}/samples", "Content-Length: 99000") + b" " * 85_000)
         small = make_sample(uid="waits", padding="x" * 50_000)
         poll_until(lambda: _is_waiting(limited, run.path, pool))
         waiting = pool.submit(run.write, small)
         with pytest.raises(NotYet):
             waiting.result(0.3)
-        holder.sendall(half)
+        holder.sendall(b" " * 14_000)
         assert " 422 " in answer_of(holder)
         assert waiting.result(TIME_LIMIT_S)[0]["status"] == 200
 

@@ -83,6 +83,15 @@ def row(number: int) -> str:
     return json.dumps({"instance_id": number, "prompt": [{"role": "user", "content": "?"}], "label": "1"})
 
 
+@pytest.mark.parametrize("num_process", ["many", 0, "-1", [8]])
+def test_a_wrong_number_of_places_is_a_422_of_the_start(
+    rows_server: ServerProcess, tmp_path: Path, num_process: Any
+) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [row(0)])
+    body = start_body(task_type="rows", input_file=path, num_process=num_process)
+    assert_error(rows_server.client.post("/start_rollout", json=body), 422, "invalid_input", "num_process")
+
+
 @pytest.mark.parametrize("budgets", [{"engine": 1}, {"judge_failure": -1}, 3])
 def test_wrong_retry_budgets_are_a_422_of_the_start(rows_server: ServerProcess, tmp_path: Path, budgets: Any) -> None:
     path = write_rows(tmp_path / "in.jsonl", [row(0)])

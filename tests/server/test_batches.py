@@ -204,7 +204,7 @@ def _half_read(run: NativeRun, **body: Any) -> socket.socket:
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     reader.connect(("127.0.0.1", run.server.port))
-    head = f"POST {run.path}/batches HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {run.path}/batches HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     reader.sendall(head.encode() + content)
     assert reader.recv(1_000).startswith(b"HTTP/1.1 200 OK")
     return reader

@@ -27,7 +27,7 @@ class Connection:
 
     def send(self, path: str, body: bytes, *headers: str, version: str = "1.1") -> None:
         told = headers or (f"Content-Length: {len(body)}",)
-        head = "\r\n".join([f"POST {path} HTTP/{version}", "Host: forebay", *told, "", ""])
+        head = "\r\n".join([f"POST {path} HTTP/{version}", "Host: localhost", *told, "", ""])
         self.opened.sendall(head.encode() + body)
 
     def answer(self) -> Answer:
@@ -100,7 +100,7 @@ def test_bodies_of_every_size_arrive_whole(server: ServerProcess, run: SlimeRun,
 
 def test_a_body_that_comes_byte_by_byte_is_the_same_sample(server: ServerProcess, run: SlimeRun) -> None:
     body = encoded()
-    request = f"POST {path_of(run)} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = f"POST {path_of(run)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     with connect(server) as connection:
         connection.opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(len(request)):

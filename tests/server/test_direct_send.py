@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.server.direct_send import DirectProtocol, http_protocol
+from forebay.core.settings import Settings
+from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from forebay.web.http_protocol import BoundedProtocol, http_protocol
 from tests.conftest import MakeServer
 from tests.kit import ServerProcess, make_sample
 
@@ -45,17 +47,27 @@ def rows_of(reply: bytes) -> bytes:
 
 
 def test_the_installed_uvicorn_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    assert http_protocol() is DirectProtocol
+    protocol = http_protocol(DEFAULT_LIMITS)
+    assert isinstance(protocol, type)
+    assert issubclass(protocol, BoundedProtocol)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", ["RequestResponseCycle", "HttpToolsProtocol"])
+def test_the_bounds_of_engines_are_the_defaults_of_the_servers() -> None:
+    assert ConnectionLimits.of(Settings()) == DEFAULT_LIMITS
+
+
+@pytest.mark.parametrize(
+    "name", ["httptools_impl.RequestResponseCycle", "httptools_impl.HttpToolsProtocol", "flow_control.FlowControl"]
+)
 def test_what_is_missing_in_uvicorn_is_logged_by_name(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"uvicorn.protocols.http.httptools_impl.{name}.__init__", lambda _: None)
-    assert http_protocol() == "httptools"
+    monkeypatch.setattr(f"uvicorn.protocols.http.{name}.__init__", lambda _: None)
+    assert http_protocol(DEFAULT_LIMITS) == "httptools"
     assert "large replies take the ordinary way" in caplog.text
+    for bound in ("max_head_bytes", "head_timeout_s", "body_timeout_s", "before the one ahead"):
+        assert bound in caplog.text
 
 
 def test_with_another_uvicorn_inside_reads_are_the_same_byte_for_byte(make_server: MakeServer, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,8 +53,15 @@ async def test_a_file_that_changes_while_it_is_read_has_none(tmp_path: Path, mon
     path.write_bytes(ROWS)
     monkeypatch.setattr(input_contents, "STEP_BYTES", 1_000)
     async with opened(tmp_path) as contents:
+        has_begun, add_step = threading.Event(), input_contents._add_step
+
+        def step(*args: Any) -> bool:
+            has_begun.set()
+            return add_step(*args)
+
+        monkeypatch.setattr(input_contents, "_add_step", step)
         reading = asyncio.create_task(contents.of("rows.jsonl"))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(has_begun.wait)
         await contents.read_within("rows.jsonl", 0.0)
         with path.open("ab") as file:
             file.write(b"{}\n")

@@ -96,7 +96,8 @@ def test_a_reader_that_disconnects_in_the_reply_gives_its_groups_back(slime: Sli
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         reader.connect(("127.0.0.1", slime.server.port))
         reader.sendall(
-            f"POST {slime.prefix}/get_rollout_data HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"POST {slime.prefix}/get_rollout_data HTTP/1.1\r\nHost: localhost\r\n".encode()
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
         assert reader.recv(1_000).startswith(b"HTTP/1.1 200 OK")
@@ -111,7 +112,7 @@ def test_a_reader_that_disconnects_in_the_reply_gives_its_groups_back(slime: Sli
 def test_a_reader_that_disconnects_while_it_waits_takes_nothing(run: NativeRun) -> None:
     body = b'{"num_groups": 1, "wait_s": 60}'
     with socket.create_connection(("127.0.0.1", run.server.port)) as reader:
-        request = f"POST {run.path}/batches HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        request = f"POST {run.path}/batches HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         reader.sendall(request.encode() + body)
         run.write(*make_group("a", GOOD)[:3])
     run.write(make_group("a", GOOD)[3])

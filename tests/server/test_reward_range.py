@@ -155,7 +155,7 @@ def test_a_restart_keeps_the_range(make_server: MakeServer) -> None:
 @pytest.mark.parametrize(("origin", "expected"), [("slime", (0.0, 1.0)), ("native", None)])
 def test_a_run_stored_before_the_setting_has_that_of_its_start(origin: Any, expected: Any) -> None:
     document = {"run_key": "k", "origin": origin, "settings": {"num_repeat_per_sample": 4}, "payload": {}}
-    run = Run.restore("run-1", "", "task", RunState.FINISHED.value, 1.0, document)
+    run = Run.restore("run-1", "", "task", RunState.FINISHED.value, 1.0, document, None)
     assert run.settings.reward_range == expected
 
 

@@ -145,6 +145,8 @@ WRONG = [
     ("[run_defaults.math]\nremote_engine_url = 'nowhere'", "[run_defaults.math] remote_engine_url: 'nowhere'"),
     ("[run_defaults.math]\ntemplate_path = 3", "[run_defaults.math] template_path must be a path"),
     ("[run_defaults.math]\noversampling = { groups = 3 }", "[run_defaults.math] oversampling"),
+    ("[run_defaults.math]\nscheduler = { top = 3 }", "[run_defaults.math] scheduler.top: Input should be less than 1"),
+    ("[run_defaults.math]\nscheduler = { policy = 'no' }", "[run_defaults.math] scheduler: there is no policy 'no'"),
     ("[run_defaults]\ncapture = true", "run_defaults.capture: "),
 ]
 

@@ -87,6 +87,14 @@ def test_counts_that_are_none_are_a_422(process: Process, counts: Any) -> None:
     assert process.run.view()["counts"] == {}
 
 
+def test_an_epoch_that_cannot_be_stored_is_a_422_and_nothing_is_loaded_again(process: Process) -> None:
+    answer = process.tell(opened=[["task", 1 << 63]])
+    assert answer.status_code == 422
+    assert answer.json()["error"]["field"].startswith("opened")
+    assert process.tell(opened=[["task", (1 << 63) - 1]]).status_code == 200
+    assert "takes writes again" not in process.run.server.log()
+
+
 def test_deadlines_stand_still_while_the_run_is_held(process: Process) -> None:
     process.tell(held=True)
     assert process.run.view()["is_held"]
@@ -170,13 +178,19 @@ def test_the_plan_lists_uids_that_do_not_tell_their_slot(process: Process) -> No
         ({"groups_per_step": 0}, "oversampling.groups_per_step"),
         ({"groups_per_step": 1, "leftover": "sell"}, "oversampling.leftover"),
         ({"groups_per_step": 1, "group_per_step": 1}, "oversampling.group_per_step"),
+        ({"leftover": "defer"}, "oversampling"),
+        ({"leftover": "defer", "rollouts_per_group": 2}, "oversampling"),
+        ({"leftover": "defer", "groups_per_step": 2, "groups_begun": 1}, "oversampling"),
+        ({"groups_per_step": 2, "groups_begun": 4}, "oversampling"),
     ],
 )
 def test_wrong_oversampling_is_a_422_that_names_the_field(
     lending: ServerProcess, oversampling: Any, field: str
 ) -> None:
     body = {"task_type": "lent", "group_size": 2, "oversampling": oversampling}
-    assert_error(lending.client.post("/v1/runs", json=body), 422, "invalid_input", field)
+    error = assert_error(lending.client.post("/v1/runs", json=body), 422, "invalid_input", field)
+    assert error["hint"]
+    assert "Value error" not in error["message"]
 
 
 def test_oversampling_is_refused_for_a_generator_that_would_ignore_it(lending: ServerProcess) -> None:

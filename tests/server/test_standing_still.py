@@ -27,7 +27,9 @@ class Reader:
         self._socket.settimeout(TIME_LIMIT_S)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
         self._socket.connect(("127.0.0.1", server.port))
-        self._socket.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode())
+        self._socket.sendall(
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        )
         self._socket.sendall(content)
         head, self._begun = self._socket.recv(4_000).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK")
@@ -134,7 +136,7 @@ def begin_write(run: NativeRun | SlimeRun, path: str = "") -> socket.socket:
     """A client that stops in the middle of a request."""
     writer = socket.create_connection(("127.0.0.1", run.server.port), TIME_LIMIT_S)
     path = path or f"{run.path}/samples"
-    writer.sendall(f'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{"uid":'.encode())
+    writer.sendall(f'POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{{"uid":'.encode())
     return writer
 
 

@@ -42,6 +42,7 @@ class Host:
     def __init__(self) -> None:
         self.payloads = 0
         self.started: list[tuple[str, int]] = []
+        self.noted: list[str] = []
         self.ended: list[tuple[str, ProcessOutcome]] = []
         self._changed = asyncio.Condition()
 
@@ -51,6 +52,15 @@ class Host:
 
     async def process_started(self, run_id: str, attempt: int) -> None:
         await self._tell(self.started, (run_id, attempt))
+
+    async def earlier_traces(self, run_id: str) -> list[str]:
+        return []
+
+    def process_settings(self, run_id: str) -> None:
+        """Nothing is traced."""
+
+    def note_process(self, run_id: str, what: str) -> None:
+        self.noted.append(what)
 
     async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
         await self._tell(self.ended, (run_id, outcome))
@@ -123,6 +133,7 @@ async def test_a_crash_is_restarted_with_a_fresh_payload(host: Host, tmp_path: P
         await supervisor.launch(make_spec(tmp_path, body))
         assert await host.outcome() == ProcessOutcome("returned", 3)
     assert [attempt for _, attempt in host.started] == [1, 2, 3]
+    assert host.noted == ["failed", "failed", "ended"]
 
 
 async def test_a_run_that_keeps_crashing_fails_with_traceback_and_last_lines(host: Host, tmp_path: Path) -> None:
@@ -317,8 +328,11 @@ from forebay.server.runs.supervisor import LaunchSpec, Supervisor
 
 class Host:
     async def launch_payload(self, run_id): return {}
+    async def earlier_traces(self, run_id): return []
     async def process_started(self, run_id, attempt): pass
     async def process_ended(self, run_id, outcome): pass
+    def process_settings(self, run_id): return None
+    def note_process(self, run_id, what): pass
 
 async def main():
     async with Supervisor(Host()) as supervisor:

@@ -5,12 +5,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+
+from forebay.web.serving import serve_app
+from tests.generators.conftest import FakeBuffer
 
 HERE = Path(__file__).parent
 START_S = 240.0
@@ -29,6 +32,15 @@ ENGINE_OPTIONS: dict[str, object] = {
 }
 # Without the first its scheduler takes a whole core while it has nothing to do.
 ENGINE_FLAGS = ["--sleep-on-idle", "--skip-server-warmup", "--enable-metrics"]
+
+
+@pytest.fixture
+async def buffer() -> AsyncIterator[FakeBuffer]:
+    """A buffer in this process."""
+    fake = FakeBuffer()
+    async with serve_app(fake.app()) as port:
+        fake.url = f"http://127.0.0.1:{port}/w/key"
+        yield fake
 
 
 @pytest.fixture(scope="session")
@@ -76,12 +88,12 @@ def sglang_router_url(sglang_python: str, sglang_url: str, tmp_path_factory: pyt
 
 
 @contextmanager
-def engine_with(python: str, model: Path, log: Path) -> Iterator[str]:
+def engine_with(python: str, model: Path, log: Path, *flags: str, **environ: str) -> Iterator[str]:
     """A real engine that serves a model folder; its address."""
     port = free_port()
     options = {**ENGINE_OPTIONS, "--model-path": model, "--port": port}
     words = [word for option in options.items() for word in option]
-    with running([python, HERE / "launch_engine.py", *words, *ENGINE_FLAGS], log):
+    with running([python, HERE / "launch_engine.py", *words, *ENGINE_FLAGS, *flags], log, **environ):
         url = f"http://127.0.0.1:{port}"
         wait_until_ok(f"{url}/model_info")
         yield url
@@ -95,11 +107,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: list[object], log: Path) -> Iterator[None]:
+def running(command: list[object], log: Path, **variables: str) -> Iterator[None]:
     """Run ``command`` in a process group of its own, and end the whole group."""
     with log.open("wb") as output:
         # Several torch threads for so small a model wait for each other, on a busy machine most of the time.
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
         process = subprocess.Popen(
             [*map(str, command)], stdout=output, stderr=output, start_new_session=True, env=environ
         )

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.chat_over_generate import as_chat, generate_body, rendered
 from forebay.engines.chat_template import load_template
 from forebay.generators.base import BaseGenerator
-from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
 from tests.sglang.conftest import engine_with
 
@@ -27,14 +25,6 @@ END_ID = 2
 """<|im_end|> of the model that make_model.py makes."""
 PARAMS = {"temperature": 1.0, "max_tokens": 12}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-
-
-@pytest.fixture
-async def buffer() -> AsyncIterator[FakeBuffer]:
-    fake = FakeBuffer()
-    async with serve_app(fake.app()) as port:
-        fake.url = f"http://127.0.0.1:{port}/w/key"
-        yield fake
 
 
 @pytest.fixture(params=["sglang_url", "sglang_router_url"])

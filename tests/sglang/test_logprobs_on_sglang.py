@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from forebay.client.tensors import collate
 from forebay.engines.capture.checking import check
 from forebay.generators.base import BaseGenerator
-from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
 
 pytestmark = pytest.mark.sglang
@@ -24,14 +23,6 @@ VOCABULARY = 512
 """Tokens of the model that make_model.py makes; SGLang dies of more top logprobs than that."""
 BIASED = 70
 Logprobs = dict[int, float]
-
-
-@pytest.fixture
-async def buffer() -> AsyncIterator[FakeBuffer]:
-    fake = FakeBuffer()
-    async with serve_app(fake.app()) as port:
-        fake.url = f"http://127.0.0.1:{port}/w/key"
-        yield fake
 
 
 async def generate(url: str, ids: list[int], num_tokens: int, **params: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 
 from forebay.client.sample_writer.writer import SampleWriter
 from forebay.client.trainer.buffer_client import BufferClient
-from forebay.core.sample import WRITER_HEADER
+from forebay.core.ids import group_id
+from forebay.core.sample import PLACE_HEADER, WRITER_HEADER
 from forebay.engines.scripted import ScriptedEngine
 from forebay.generators.base import BaseGenerator, single_turn
 from tests.conftest import MakeServer
@@ -58,6 +59,20 @@ def send(run: SlimeRun, path: str, body: Json | bytes, **headers: str) -> Json:
     assert reply.status_code == 200, reply.text
     told: Json = reply.json()
     return told
+
+
+def test_a_writer_that_asks_is_told_where_its_sample_was_put(route: tuple[SlimeRun, str]) -> None:
+    run, path = route
+    places = [
+        run.client.post(path, json=make_sample(uid=f"{path}-{n}", instance_id=path), headers=headers).headers
+        for n, headers in ((0, {PLACE_HEADER: "1"}), (1, {}), (2, {PLACE_HEADER: "1"}), (2, {PLACE_HEADER: "1"}))
+    ]
+    assert [each.get(PLACE_HEADER) for each in places] == [
+        f"{group_id(path, 0)} 0 0",
+        None,
+        f"{group_id(path, 1)} 1 0",
+        None,
+    ]
 
 
 STRANGE: list[Json] = [

@@ -153,7 +153,7 @@ def test_a_start_whose_reply_was_lost_starts_one_run(
     body = json.dumps({**trainer.payload, "remote_buffer_url": stream, "skip_instance_ids": []}).encode()
     path = stream.removeprefix(server.url).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as lost:
-        head = b"POST %s/start_rollout HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
+        head = b"POST %s/start_rollout HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path, len(body))
         lost.sendall(head + body)
         poll_until(lambda: started(server, stream))
     trainer.start()

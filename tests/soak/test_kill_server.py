@@ -1,5 +1,6 @@
 """``kill -9`` of a whole server under load, again and again on the same data directory."""
 
+import os
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.conftest import MakeServer
 from tests.soak.kill_load import GROUP_SIZE, KillLoad, Ledger
 
 RUN_FOR_ACKNOWLEDGEMENTS = [1, 5, 30, 80, 150]
+ROUNDS = int(os.environ.get("ROUNDS", "20"))
+"""By hand, `make test-soak ROUNDS=100`."""
 
 
 def kill_rounds(make_server: MakeServer, rounds: int) -> tuple[Path, str, Ledger]:
@@ -108,4 +111,4 @@ async def test_killed_server_loses_nothing_acknowledged_and_sends_nothing_twice(
 
 @pytest.mark.soak
 async def test_killed_server_loses_nothing_in_many_rounds(make_server: MakeServer) -> None:
-    await check_all(make_server, rounds=40)
+    await check_all(make_server, ROUNDS)

@@ -125,6 +125,46 @@ class RefusingFiles(DiskFiles):
         return RefusingAppendFile(path, self)
 
 
+class SmallDisk(DiskFiles):
+    """A disk of ``size`` bytes (None: enough), of which the files below ``directory`` take what they are long."""
+
+    def __init__(self, directory: Path) -> None:
+        self.size: int | None = None
+        self._directory = directory
+
+    def open_append(self, path: Path) -> AppendFile:
+        return SmallDiskFile(path, self)
+
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        if num_bytes > self.free_bytes(path.parent):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().allocate(path, num_bytes)
+
+    def free_bytes(self, directory: Path) -> int:
+        size = self.size  # once: a test changes it beside the writer's thread
+        if size is None:
+            return super().free_bytes(directory)
+        # The index is not written by way of this disk.
+        files = [*self._directory.glob("segments/*"), *self._directory.glob("reserve")]
+        return max(0, size - sum(path.stat().st_size for path in files))
+
+
+class SmallDiskFile(DiskAppendFile):
+    """A file of ``SmallDisk``."""
+
+    def __init__(self, path: Path, disk: SmallDisk) -> None:
+        super().__init__(path)
+        self._disk = disk
+        self._folder = path.parent
+
+    def write(self, buffers: Sequence[BytesLike]) -> None:
+        data = b"".join(buffers)
+        free = self._disk.free_bytes(self._folder)
+        super().write([data[:free]])
+        if len(data) > free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
 class RefusingAppendFile(DiskAppendFile):
     """A file of ``RefusingFiles``: it takes what fits, and then refuses."""
 

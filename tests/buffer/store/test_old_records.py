@@ -7,6 +7,7 @@ import msgspec
 from forebay.buffer.store.log_records import MSGPACK, decode_rows
 from forebay.buffer.store.rows import CheckpointRow, ColumnsRow, GroupRow, SampleRow, from_columns
 from forebay.core.run import Run, StepStart
+from forebay.core.starts.run_start import RunStart
 from tests.buffer.buffer_kit import make_run
 
 SAMPLE: dict[str, Any] = {
@@ -62,5 +63,15 @@ def test_checkpoints_and_steps_of_before_they_had_weight_versions() -> None:
     assert isinstance(checkpoint, CheckpointRow)
     assert (checkpoint.step, checkpoint.weight_version) == (3, None)
     document = make_run().document() | {"weight_version": 7, "step": {"number": 2, "num_closed": 5, "full": ["g"]}}
-    run = Run.restore("run-1", "", "task", "running", 1.0, document)
+    run = Run.restore("run-1", "", "task", "running", 1.0, document, make_run().start.document())
     assert run.step == StepStart(2, 5, ["g"], 7)
+
+
+def test_a_run_of_before_its_start_had_a_row_of_its_own() -> None:
+    old = {"payload": {"num_epoch": 2, "skip_instance_ids": [1, "b", 1]}, "start_skip": [1, "b", 1], "base_skip": [1]}
+    run = Run.restore("run-1", "", "task", "running", 1.0, make_run().document() | old, None)
+    assert run.payload == {"num_epoch": 2}
+    assert (run.start.first_listed, run.base_skip) == ([1, "b", 1], [1])
+    assert run.start.is_like(RunStart.of(old["payload"], [1, "b", 1]))
+    assert not run.start.is_like(RunStart.of(old["payload"], [1, "b"]))
+    assert RunStart.restore(run.start.document()) == run.start

@@ -1,4 +1,4 @@
-"""Reading bodies in few large reads gives the same bytes as reading each alone."""
+"""Reading bodies in few large reads gives the same bytes as reading each alone, and never others than were written."""
 
 import random
 from pathlib import Path
@@ -7,84 +7,136 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.buffer.store.abc import Edited, Piece
-from forebay.buffer.store.bodies import INLINE_BYTES, BodyReader
+from forebay.buffer.store.abc import Edited, Piece, Slice
+from forebay.buffer.store.bodies import INLINE_BYTES, STRETCH_BYTES, BodyReader
 from forebay.buffer.store.files import DiskFiles
-from forebay.buffer.store.log_segments import segment_path
+from forebay.buffer.store.log_segments import SegmentLog, segment_path
 from forebay.buffer.store.rows import Location
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import BodyUnreadable, StorageFailed
+from tests.buffer.store.old_log import old_record
+from tests.buffer.store.sample_entries import entry
 
-SIZE = 3_000_000
+SIZES = (0, 1, 9, 90, 300, 4_000, 5_000, 20_000, 100_000)
+NUM_BODIES = 120
+
+Bodies = dict[Location, bytes]
 
 
 @pytest.fixture(scope="module")
-def segments(tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("segments")
+
+
+@pytest.fixture(scope="module")
+def bodies(directory: Path) -> Bodies:
+    """What lies in two segments of this version, and in one of version 1."""
     rng = random.Random(1)
-    return {number: rng.randbytes(SIZE) for number in (1, 2)}
+    log = SegmentLog(directory, directory / "quarantine", DiskFiles(), 1_500_000)
+    log.open()
+    made: Bodies = {}
+    for number in range(NUM_BODIES):
+        body = rng.randbytes(rng.choice(SIZES))
+        [at] = log.write([entry(number, body, has_body=True)])
+        assert at is not None
+        made[at] = body
+    log.close()
+    assert {at.segment for at in made} == {1, 2}
+    return made | _old_segment(directory, 3, rng)
+
+
+def _old_segment(directory: Path, segment: int, rng: random.Random) -> Bodies:
+    made: Bodies = {}
+    data = b""
+    for number in range(20):
+        body = rng.randbytes(rng.choice(SIZES))
+        data += old_record(entry(number, body, has_body=True), segment, len(data))
+        made[Location(segment, len(data) - len(body), len(body))] = body
+    segment_path(directory, segment).write_bytes(data)
+    return made
 
 
 @pytest.fixture(scope="module")
-def reader(segments: dict[int, bytes], tmp_path_factory: pytest.TempPathFactory) -> BodyReader:
-    path: Path = tmp_path_factory.mktemp("segments")
-    for number, data in segments.items():
-        segment_path(path, number).write_bytes(data)
-    return BodyReader(path, DiskFiles())
+def reader(directory: Path, bodies: Bodies) -> BodyReader:
+    return BodyReader(directory, DiskFiles())
 
 
-locations = st.builds(
-    lambda segment, offset, length: Location(segment, offset, min(length, SIZE - offset)),
-    st.sampled_from([1, 2]),
-    st.one_of(st.integers(0, SIZE), st.integers(0, 50_000)),
-    st.one_of(st.integers(0, 5_000), st.integers(0, 100_000)),
-)
+def places(count: int) -> st.SearchStrategy[list[int]]:
+    """Which bodies are wanted."""
+    return st.lists(st.integers(0, NUM_BODIES + 19), max_size=count)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(wanted=st.lists(locations, max_size=60))
-def test_bodies_come_in_the_order_asked_for(
-    reader: BodyReader, segments: dict[int, bytes], wanted: list[Location]
-) -> None:
-    expected = [segments[place.segment][place.offset : place.offset + place.length] for place in wanted]
-    assert reader.read(wanted) == expected
-    assert reader.read_cached(wanted) in (None, expected)
-
-
-edits = st.builds(
-    lambda location, cut, text: Edited(location, min(cut), max(cut), text),
-    locations,
-    st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)),
-    st.binary(max_size=40),
-).filter(lambda edit: edit.stop <= edit.location.length)
+@given(wanted=places(60))
+def test_bodies_come_in_the_order_asked_for(reader: BodyReader, bodies: Bodies, wanted: list[int]) -> None:
+    known = list(bodies)
+    locations = [known[place] for place in wanted]
+    assert reader.read(locations) == [bodies[at] for at in locations]
+    slices = [Slice(at, at.length // 3, at.length // 2, is_proved=bool(at.offset % 2)) for at in locations]
+    expected = [bodies[each.location][each.start : each.stop] for each in slices]
+    assert reader.read_slices(slices) == expected
+    assert reader.read_slices_cached(slices) in (None, expected)
+    reader.prove(locations)
 
 
 @settings(max_examples=200, deadline=None)
-@given(pieces=st.lists(st.one_of(edits, st.binary(max_size=100)), max_size=60))
+@given(wanted=places(60), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)), text=st.binary(max_size=40))
 def test_what_is_gathered_has_each_edit_at_its_place(
-    reader: BodyReader, segments: dict[int, bytes], pieces: list[Piece]
+    reader: BodyReader, bodies: Bodies, wanted: list[int], cut: tuple[float, float], text: bytes
 ) -> None:
-    expected = b"".join(told + b"," for piece in pieces for told in [edited(segments, piece)])
-    assert reader.gather(pieces) == expected
-    assert reader.gather_cached(pieces) in (None, expected)
+    known = list(bodies)
+    pieces: list[Piece] = []
+    expected = []
+    for at in (known[place] for place in wanted):
+        start, stop = (int(at.length * part) for part in sorted(cut))
+        pieces += [Edited(at, start, stop, text), text]
+        expected += [bodies[at][:start] + text + bodies[at][stop:], text]
+    joined = b"".join(told + b"," for told in expected)
+    assert reader.gather(pieces) == joined
+    assert reader.gather_cached(pieces) in (None, joined)
 
 
-def test_neighbours_of_any_number_are_gathered(reader: BodyReader, segments: dict[int, bytes]) -> None:
-    pieces = [Edited(Location(1, n * 100, 90), 40, 45, b"new") for n in range(2_000)]
-    assert reader.gather(pieces) == b"".join(edited(segments, piece) + b"," for piece in pieces)
+def test_large_sets_are_not_read_where_the_loop_stands(reader: BodyReader, bodies: Bodies) -> None:
+    at = next(at for at in bodies if at.length == max(SIZES))
+    many = [at] * (INLINE_BYTES // at.length + 1)
+    assert reader.read_slices_cached([Slice(each, 0, 1) for each in many]) is None
+    assert not reader.prove_cached(many)
 
 
-def edited(segments: dict[int, bytes], piece: Piece) -> bytes:
-    if not isinstance(piece, Edited):
-        return bytes(piece)
-    segment, at, length = piece.location.segment, piece.location.offset, piece.location.length
-    body = segments[segment][at : at + length]
-    return body[: piece.start] + piece.text + body[piece.stop :]
-
-
-def test_large_sets_are_not_read_where_the_loop_stands(reader: BodyReader) -> None:
-    assert reader.read_cached([Location(1, 0, INLINE_BYTES + 1)]) is None
-
-
-@pytest.mark.parametrize("place", [Location(1, SIZE - 1, 2), Location(2, SIZE + 5, 1), Location(3, 0, 1)])
-def test_body_that_is_not_there_is_told_with_its_segment(reader: BodyReader, place: Location) -> None:
+@pytest.mark.parametrize("place", [Location(1, 10**9, 2), Location(2, 3_000_000, 1), Location(9, 60, 1)])
+def test_body_that_is_not_there_is_told_with_its_segment(reader: BodyReader, bodies: Bodies, place: Location) -> None:
     with pytest.raises(StorageFailed, match=f"segment {place.segment}"):
-        reader.read([Location(1, 0, 10), place])
+        reader.read([next(iter(bodies)), place])
+
+
+@pytest.mark.parametrize("segment", [1, 3], ids=["this version", "version 1"])
+@pytest.mark.parametrize("size", [300, 20_000, 2 * STRETCH_BYTES])
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, segment: int, size: int) -> None:
+    """In any byte of the body; one in its checksum, or of another's body at its place, is no better."""
+    rng = random.Random(size)
+    first, second = rng.randbytes(size), rng.randbytes(size)
+    if segment == 1:
+        log = SegmentLog(tmp_path, tmp_path / "quarantine", DiskFiles())
+        log.open()
+        [at], [other] = log.write([entry(1, first)]), log.write([entry(2, second)])
+        log.close()
+    else:
+        data = old_record(entry(1, first), segment, 0)
+        data += old_record(entry(2, second), segment, len(data))
+        at, other = (Location(segment, data.index(body), size) for body in (first, second))
+        segment_path(tmp_path, segment).write_bytes(data)
+    assert at is not None
+    assert other is not None
+    reader, path = BodyReader(tmp_path, DiskFiles()), segment_path(tmp_path, segment)
+    good = path.read_bytes()
+    assert reader.read([at, other]) == [first, second]
+    flipped = [at.offset, at.offset + size - 1, *(at.offset + rng.randrange(size) for _ in range(10)), at.offset - 1]
+    damaged = [good[:place] + bytes([good[place] ^ 1 << rng.randrange(8)]) + good[place + 1 :] for place in flipped]
+    damaged.append(good[: at.offset] + second + good[at.offset + size :])
+    damaged.append(good[: at.offset - 8] + good[other.offset - 8 : other.offset + size] + good[at.offset + size :])
+    for data in damaged:
+        path.write_bytes(data)
+        for ask in (reader.read, reader.prove, lambda places: reader.gather([Edited(places[0], 0, 3, b"")])):
+            with pytest.raises(BodyUnreadable, match=f"segment {segment}: bytes {at.offset} to"):
+                ask([at])
+        assert not reader.prove_cached([at])
+        assert reader.read([other]) == [second]

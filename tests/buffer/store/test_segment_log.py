@@ -8,30 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.buffer.store.files import DiskFiles
-from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, LogEntry, Position, encode_header, make_entry
+from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, LogEntry, Position, encode_start
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
 from forebay.buffer.store.rows import SampleRow, TickRow
 from forebay.core.errors import StorageFailed
+from tests.buffer.store.old_log import old_record
+from tests.buffer.store.sample_entries import entry
 
 START = Position(0, 0)
-
-
-def entry(number: int, body: bytes = b"") -> LogEntry:
-    if not body:
-        return make_entry([TickRow(run_id="run-1", active_s=float(number))], None)
-    row = SampleRow(
-        run_id="run-1",
-        uid=str(number),
-        instance_id=1,
-        group_id="g",
-        epoch=0,
-        slot=0,
-        outcome="member",
-        reward=1.0,
-        at_s=float(number),
-        received_at_s=0.0,
-    )
-    return make_entry([row], body)
 
 
 class Log:
@@ -47,6 +31,10 @@ class Log:
     def numbers(self) -> list[int]:
         """The numbers of the entries found from the beginning."""
         return [number for record in self.log.scan(START) for number in _numbers(record.rows)]
+
+    def whole_numbers(self) -> list[int]:
+        """The same of those whose body is what was written."""
+        return [number for record in self.log.scan(START) if record.is_whole for number in _numbers(record.rows)]
 
     def write(self, *entries: LogEntry) -> None:
         for one in entries:
@@ -133,10 +121,44 @@ def test_damage_of_a_confirmed_last_record_is_not_cut_while_open(log: Log) -> No
     assert (log.log.num_quarantined, log.log.num_torn_bytes) == (1, 0)
 
 
+def test_a_damaged_body_costs_neither_its_rows_nor_the_next_record(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    """Its sample stays known, so that its group can be told of."""
+    path, body = segment_path(log.path, 1), b"body 3"
+    change(path, path.read_bytes().index(body), b"\xff")
+    again = reopened(log)
+    assert again.numbers() == list(range(6))
+    assert (again.log.num_quarantined, again.log.num_torn_bytes) == (1, 0)
+    assert "the body of sample '3', of group g of run run-1" in caplog.text
+
+
+def test_a_last_record_with_a_damaged_body_is_a_torn_write(log: Log) -> None:
+    """Its length came to the disk, its bytes did not: nobody was promised it, and its writer sends it again."""
+    path = segment_path(log.path, 1)
+    data = path.read_bytes()
+    path.write_bytes(data[:-6] + bytes(6))
+    again = reopened(log)
+    assert again.numbers() == list(range(5))
+    assert again.log.num_torn_bytes > 6
+    again.write(entry(7, b"body 7"))
+    assert reopened(again).numbers() == [*range(5), 7]
+
+
+def test_records_of_version_1_are_read_and_followed_by_others(tmp_path: Path) -> None:
+    log = Log(tmp_path / "segments")
+    data = b""
+    for number in range(4):
+        data += old_record(entry(number, b"body %d" % number if number % 2 else b""), 1, len(data))
+    segment_path(log.path, 1).write_bytes(data)
+    again = reopened(log)
+    assert again.numbers() == list(range(4))
+    again.write(entry(4, b"body 4"))
+    assert reopened(again).numbers() == list(range(5))
+
+
 def test_record_inside_a_body_is_never_taken_for_one(tmp_path: Path) -> None:
     log = Log(tmp_path / "segments")
     inner = entry(77)
-    body = encode_header(inner, Position(1, 0)) + inner.packed
+    body = encode_start(inner, 1, 0)
     log.write(entry(1, body), entry(2))
     change(segment_path(log.path, 1), 0, b"\x00" * HEADER_BYTES)
     assert reopened(log).numbers() == [2]
@@ -203,14 +225,14 @@ def test_every_untouched_record_survives_damage_anywhere(
             for number, end in zip(starts, ends_of_data(data, starts), strict=True)
             if end <= offset or (starts[number] >= offset + len(junk) and end <= len(kept))
         }
-        found = reopened(log).numbers()
+        found = reopened(log).whole_numbers()
         assert found == sorted(set(found))
         earlier = set(range(len(sizes))) - set(starts)
         assert earlier | untouched <= set(found)
         changed = {n for n in starts if n not in untouched}
         assert all(_is_same(path, data, starts, n) for n in changed & set(found))
         again = reopened(Log(log.path))
-        assert again.numbers() == found
+        assert again.whole_numbers() == found
         assert again.log.num_torn_bytes == 0
         again.log.close()
 

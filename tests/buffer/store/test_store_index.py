@@ -88,6 +88,13 @@ def change_pages(index: Path) -> None:
     index.write_bytes(data)
 
 
+def change_words_of_schema(index: Path) -> None:
+    """SQLite quotes them, and Python cannot read what it says then."""
+    data = index.read_bytes()
+    assert b"CREATE TABLE batches" in data
+    index.write_bytes(data.replace(b"CREATE TABLE batches", b"CREATE TABL\xe5 batches"))
+
+
 def change_schema(index: Path) -> None:
     with sqlite3.connect(index) as connection:
         connection.execute("DROP TABLE samples")
@@ -103,7 +110,8 @@ def run_ahead(index: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lose, become_text, become_short, become_empty, change_pages, change_schema, run_ahead]
+    "damage",
+    [lose, become_text, become_short, become_empty, change_pages, change_words_of_schema, change_schema, run_ahead],
 )
 async def test_damaged_index_is_built_anew(filled: tuple[Path, Answers], damage: Callable[[Path], None]) -> None:
     path, expected = filled
@@ -116,10 +124,13 @@ async def test_damaged_index_is_built_anew(filled: tuple[Path, Answers], damage:
         assert len(list(await store.load_uids("run-1"))) == 420
 
 
-async def test_index_damaged_while_open_is_built_anew_by_the_query_that_finds_it(filled: tuple[Path, Answers]) -> None:
+@pytest.mark.parametrize("damage", [change_pages, change_words_of_schema])
+async def test_index_damaged_while_open_is_built_anew_by_the_query_that_finds_it(
+    filled: tuple[Path, Answers], damage: Callable[[Path], None]
+) -> None:
     path, expected = filled
     async with JournalStore(path) as store:
-        change_pages(path / "index.sqlite")
+        damage(path / "index.sqlite")
         assert await answers(store) == expected
         await fill(store, 400, 420)
         assert len(list(await store.load_uids("run-1"))) == 420
@@ -162,6 +173,18 @@ async def test_damage_found_while_the_index_is_rebuilt_is_reported_and_the_rest_
         assert store.stats().num_quarantined == 1
     assert len(expected[3]) - 2 <= len(found) < len(expected[3])
     assert len(list((path / "quarantine").iterdir())) == 1
+
+
+async def test_damage_that_cannot_be_copied_keeps_nobody_from_starting(filled: tuple[Path, Answers]) -> None:
+    path, expected = filled
+    segment = path / "segments" / "00000002.log"
+    data = segment.read_bytes()
+    segment.write_bytes(data[:200] + b"\xff" * 10 + data[210:])
+    (path / "index.sqlite").unlink()
+    (path / "quarantine").write_text("no folder")
+    async with JournalStore(path) as store:
+        assert len(expected[3]) - 2 <= len(list(await store.load_uids("run-1")))
+        assert store.stats().num_quarantined == 1
 
 
 async def test_removed_segment_costs_only_its_own_records(filled: tuple[Path, Answers]) -> None:
@@ -214,3 +237,33 @@ async def test_index_catches_up_while_nothing_is_asked_of_it(tmp_path: Path) -> 
             while position() != end:  # noqa: ASYNC110 - a file seen from outside gives no event
                 await asyncio.sleep(0.005)
         assert position() == end
+
+
+def set_reward(index: Path) -> None:
+    with sqlite3.connect(index) as connection:
+        connection.execute("UPDATE samples SET rows = replace(rows, '39.0', '93.0')")
+    connection.close()
+
+
+async def test_a_value_that_another_hand_changed_is_not_believed(filled: tuple[Path, Answers]) -> None:
+    path, expected = filled
+    set_reward(path / "index.sqlite")
+    async with JournalStore(path) as store:
+        assert await answers(store) == expected
+        set_reward(path / "index.sqlite")
+        assert await answers(store) == expected
+    assert len(list(path.glob("index.sqlite.damaged-*Z"))) == 1
+
+
+async def test_a_lock_on_the_index_is_no_damage(filled: tuple[Path, Answers], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, expected = filled
+    with closing(sqlite3.connect(path / "index.sqlite", isolation_level=None)) as other, monkeypatch.context() as patch:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        connect = sqlite3.connect
+        patch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, timeout=0.05, **options))
+        with pytest.raises(StorageFailed, match="locked"):
+            await JournalStore(path).__aenter__()
+    async with JournalStore(path) as store:
+        assert await answers(store) == expected
+    assert not list(path.glob("index.sqlite.damaged-*"))

@@ -1,3 +1,6 @@
+from functools import cache
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,12 +9,15 @@ from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
 from forebay.engines.tiny.text import MAX_PENDING_TOKENS, TextStream
 
-TOKENIZER = build_tokenizer(Recipe())
+
+@cache
+def tokenizer() -> Any:
+    return build_tokenizer(Recipe())
 
 
 def feed(text: str, stop: tuple[str, ...] = ()) -> tuple[TextStream, list[str]]:
-    stream, pieces = TextStream(TOKENIZER, stop), []
-    for token in TOKENIZER.encode(text, add_special_tokens=False):
+    stream, pieces = TextStream(tokenizer(), stop), []
+    for token in tokenizer().encode(text, add_special_tokens=False):
         stream.push(token)
         pieces.append(stream.take(final=False))
         if stream.stopped_by is not None:
@@ -41,8 +47,8 @@ def test_a_stop_string_is_found_across_tokens() -> None:
 
 
 def test_half_a_character_is_not_shown() -> None:
-    tokens = TOKENIZER.encode("🚀", add_special_tokens=False)
-    stream = TextStream(TOKENIZER, ())
+    tokens = tokenizer().encode("🚀", add_special_tokens=False)
+    stream = TextStream(tokenizer(), ())
     for token in tokens[:-1]:
         stream.push(token)
         assert stream.take(final=False) == ""
@@ -51,15 +57,15 @@ def test_half_a_character_is_not_shown() -> None:
 
 
 def test_half_a_character_at_the_end_is_replaced() -> None:
-    stream = TextStream(TOKENIZER, ())
-    stream.push(TOKENIZER.encode("🚀", add_special_tokens=False)[0])
+    stream = TextStream(tokenizer(), ())
+    stream.push(tokenizer().encode("🚀", add_special_tokens=False)[0])
     stream.close()
     assert stream.take(final=True) == "\ufffd"
 
 
 @pytest.mark.parametrize("num_tokens", [MAX_PENDING_TOKENS, 5 * MAX_PENDING_TOKENS])
 def test_bytes_that_are_no_text_do_not_pile_up(num_tokens: int) -> None:
-    stream, tail = TextStream(TOKENIZER, ()), TOKENIZER.encode("🚀", add_special_tokens=False)[-1]
+    stream, tail = TextStream(tokenizer(), ()), tokenizer().encode("🚀", add_special_tokens=False)[-1]
     for _ in range(num_tokens):
         stream.push(tail)
     assert stream.take(final=False) == "\ufffd" * num_tokens

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from forebay.engines.tiny.model import build_network, build_tokenizer
 from forebay.engines.tiny.recipe import Recipe, question
@@ -122,6 +121,8 @@ async def test_a_folder_that_does_not_fit_changes_nothing(
 
 
 async def test_a_reply_tells_its_tokens_when_asked(http: httpx.AsyncClient, model_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     (choice,) = (await chat(http, return_token_ids=True, logprobs=True))["choices"]
     ids = choice["response_token_ids"]

@@ -1,15 +1,17 @@
 """The official clients before the translation before a scripted engine; one of each for a test file."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.web.serving import serve_app
 from tests.gateway.protocols.app import ProtocolApp
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic  # seconds of loading, in workers that may run no test of it
 
 
 class Front:
@@ -20,7 +22,7 @@ class Front:
         self._replies: tuple[Reply | str, ...] = ()
         self._first = 0
 
-    def serve(self, app: ProtocolApp, anthropic: AsyncAnthropic, openai: AsyncOpenAI) -> None:
+    def serve(self, app: ProtocolApp, anthropic: "AsyncAnthropic", openai: AsyncOpenAI) -> None:
         self.app, self.anthropic, self.openai = app, anthropic, openai
 
     def __call__(self, *replies: Reply | str, remembers: bool = True) -> None:
@@ -46,6 +48,8 @@ class Front:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front() -> AsyncIterator[Front]:
     """``front(*replies)`` begins a rollout."""
+    from anthropic import AsyncAnthropic
+
     front = Front()
     async with front.engine:
         app = ProtocolApp(front.engine.url)

@@ -1,0 +1,280 @@
+"""Groups and batches that have left memory: which may, and how they are found again.
+
+A group is done once nothing happens to it but by a rewind or a resume: it was acknowledged, or it was discarded and the
+trainer has acknowledged the batch that told of it. Groups that are done leave memory, the oldest first, when they have
+more samples than are remembered; the store has them. So memory holds all uids
+
+- of every group that is open, ready or leased,
+- of the last samples of groups that are done, as many as ``remembered_samples`` says,
+- of whatever was looked up: a sample whose group is not in memory is kept waiting until the index has been asked,
+  once for the group.
+
+Batches leave memory as well, as ``batches.py`` says, when they have more rows than that. Whoever names one that
+is not there has it looked up; whoever asks about many has all of them looked up.
+
+A writer that sends no epoch leaves it to us which group a sample belongs to. Then the newest groups of its instance are
+looked up, once, whenever one of them is not in memory.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from operator import attrgetter
+
+from forebay.buffer.batches import IN_MEMORY, Batches
+from forebay.buffer.groups.groups import Groups
+from forebay.buffer.groups.known_uids import KnownUids
+from forebay.buffer.store.abc import NEWEST_GROUPS, Store
+from forebay.buffer.store.rows import BatchRow, FoundGroup, GroupRow
+from forebay.core.group import LIVE, BatchState, GroupState
+from forebay.core.ids import InstanceId, group_id
+from forebay.core.run import Run
+
+REMEMBERED_SAMPLES = 65_536
+
+Place = tuple[InstanceId, int | None]
+"""Where a sample says that it belongs: its instance and, if it has one, its epoch."""
+
+
+class GoneRows:
+    """What of one run is in memory, and what only in the store."""
+
+    def __init__(self, run: Run, groups: Groups, batches: Batches, store: Store, remembered_samples: int) -> None:
+        self.uids = KnownUids()
+        self.is_complete = True
+        """Whether no group of the run is in the store alone."""
+        self._run, self._groups, self._batches, self._store = run, groups, batches, store
+        self.remembered_samples = remembered_samples
+        self._whole: set[InstanceId] = set()
+        """Once not everything is in memory: the instances whose newest groups are."""
+        self._wanted: dict[Place, None] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._num_forgotten = 0
+        self._num_holders = 0
+        self._is_forgetting = False
+
+    # --- finding them again
+
+    def knows(self, instance_id: InstanceId, epoch: int | None) -> bool:
+        """Whether memory alone can tell what becomes of a sample of this place."""
+        if self.is_complete:
+            return True
+        if epoch is None:
+            # Once the run has ended, such a sample is late for the first epoch, however old that is.
+            is_first_known = not self._run.has_ended or self.uids.knows(group_id(instance_id, 0))
+            return instance_id in self._whole and is_first_known
+        return self.uids.knows(group_id(instance_id, epoch))
+
+    async def look_up(self, places: Iterable[Place]) -> None:
+        """Bring into memory what is stored of these places. Raises ``StorageFailed``.
+
+        Those who ask while the index is being asked share the next question.
+        """
+        places = list(places)
+        while missing := [place for place in places if not self.knows(*place)]:
+            self._wanted |= dict.fromkeys(missing)
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+                self._asking.add_done_callback(self._answered)
+            # Whoever goes away must not take the answer from the others.
+            await asyncio.shield(self._asking)
+
+    def _answered(self, asking: "asyncio.Task[None]") -> None:
+        self._asking = None
+        if not asking.cancelled():
+            asking.exception()  # those who wait raise it; if nobody does, nobody need learn of it
+
+    async def _ask(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        keys = {
+            group_id(instance, epoch or 0) for instance, epoch in wanted if epoch is not None or self._run.has_ended
+        }
+        instances = [instance for instance, epoch in wanted if epoch is None]
+        for instance in instances:
+            keys |= {g.group_id for g in self._groups.by_instance.get(instance, ()) if not self.uids.knows(g.group_id)}
+        while True:
+            num_forgotten = self._num_forgotten
+            found = await self._store.find(self._run.run_id, list(keys), instances)
+            # What was forgotten while the index was asked was perhaps not yet in it.
+            if num_forgotten == self._num_forgotten:
+                break
+        for each in found:
+            self._take(each)
+        self._note_whole(instances)
+
+    def _take(self, found: FoundGroup) -> None:
+        if found.row is not None:
+            self._groups.recall(found.row)
+        self.uids.learn(found.group_id, found.uids)
+        self.uids.mark_done(found.group_id)  # one that is not is left alone when its turn comes
+
+    def _note_whole(self, instances: Iterable[InstanceId]) -> None:
+        # Whoever asked may not have opened the group after all.
+        if len(self._whole) > 2 * len(self._groups.by_instance) + 1024:
+            self._whole = {instance for instance in self._whole if instance in self._groups.by_instance}
+        self._whole.update(instances)
+
+    @asynccontextmanager
+    async def everything(self) -> AsyncIterator[None]:
+        """Within it every group and every batch of the run is in memory. Raises ``StorageFailed``.
+
+        For what is done seldom and is about all of them: a rewind, a resume, another start of the run's process.
+        """
+        with self.nothing_forgotten():
+            if not self.is_complete:
+                self._recall(await self._store.load_groups(self._run.run_id))
+            if not self._batches.is_complete:
+                self._recall_batches(await self._store.load_batches(self._run.run_id))
+            yield
+
+    @asynccontextmanager
+    async def these(self, group_ids: Collection[str]) -> AsyncIterator[None]:
+        """Within it these groups, as far as there are such, and the batches that have them are in memory.
+
+        Raises ``StorageFailed``.
+        """
+        with self.nothing_forgotten():
+            self._recall((await self.rows_of(group_ids)).values())
+            known = self._groups.by_id
+            holders = await self.batch_rows_of(known[key].row.batch_id for key in group_ids if key in known)
+            self._recall_batches(holders.values())
+            yield
+
+    @asynccontextmanager
+    async def these_batches(self, batch_ids: Iterable[str]) -> AsyncIterator[None]:
+        """Within it these batches are in memory, as far as there are such. Raises ``StorageFailed``."""
+        with self.nothing_forgotten():
+            self._recall_batches((await self.batch_rows_of(batch_ids)).values())
+            yield
+
+    async def all_batches(self, *states: BatchState) -> list[BatchRow]:
+        """Every batch of the run, or those in ``states``, oldest first; none comes into memory by it.
+
+        Raises ``StorageFailed``.
+        """
+        stored: list[BatchRow] = []
+        if not (self._batches.is_complete or (states and IN_MEMORY.issuperset(states))):
+            with self.nothing_forgotten():  # what changes and goes meanwhile would be told as it was before
+                stored = await self._store.load_batches(self._run.run_id)
+        # Memory is ahead of the store.
+        known = {row.batch_id: row for row in stored} | self._batches.by_id
+        return sorted((row for row in known.values() if not states or row.state in states), key=attrgetter("number"))
+
+    def _recall(self, rows: Iterable[GroupRow]) -> None:
+        for row in rows:
+            if self._groups.recall(row):
+                self.uids.mark_done(row.group_id)
+
+    def _recall_batches(self, rows: Iterable[BatchRow]) -> None:
+        for row in rows:
+            self._batches.recall(row)
+
+    @contextmanager
+    def nothing_forgotten(self) -> Iterator[None]:
+        """Within it every group and every batch that is in memory stays there."""
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self._num_holders -= 1
+
+    async def rows_of(self, group_ids: Iterable[str]) -> dict[str, GroupRow]:
+        """The rows of those of these groups that are not in memory. Raises ``StorageFailed``."""
+        missing = [] if self.is_complete else [key for key in group_ids if key not in self._groups.by_id]
+        found = await self._store.find(self._run.run_id, missing, has_uids=False) if missing else []
+        return {each.group_id: each.row for each in found if each.row is not None}
+
+    async def batch_rows_of(self, batch_ids: Iterable[str]) -> dict[str, BatchRow]:
+        """The rows of those of these batches that are not in memory. Raises ``StorageFailed``."""
+        known = self._batches
+        missing = set() if known.is_complete else {key for key in batch_ids if key and key not in known.by_id}
+        found = await self._store.find_batches(self._run.run_id, sorted(missing)) if missing else []
+        return {row.batch_id: row for row in found}
+
+    async def closed_since(self, after: int) -> list[GroupRow]:
+        """The groups that were closed behind number ``after``, in that order. Raises ``StorageFailed``."""
+        closed = self._groups.closed
+        numbers = range(after + 1, self._groups.num_closed + 1)
+        if all(number in closed for number in numbers):
+            return [closed[number].row for number in numbers]
+        with self.nothing_forgotten():  # a group that closes and goes meanwhile would be missed for good
+            rows = {row.closed_seq: row for row in await self._store.closed_groups(self._run.run_id, after)}
+        # Memory is ahead of the store, and knows the groups that may change.
+        rows |= {number: group.row for number, group in closed.items() if number > after}
+        return [rows[number] for number in sorted(rows)]
+
+    # --- forgetting them
+
+    def is_done(self, key: str) -> bool:
+        """Whether nobody needs this group in memory."""
+        group = self._groups.by_id.get(key)
+        return group is None or self.may_go(group.row)
+
+    def may_go(self, row: GroupRow) -> bool:
+        """Whether nobody needs a group with this row in memory."""
+        if row.state in LIVE or row.surplus_due or (row.state is GroupState.DISCARDED and not row.is_reported):
+            return False
+        if self._run.counts_groups and row.closed_seq > self._run.step.num_closed:
+            return False  # the step that is going on counts it
+        return self._batches.is_over(row.batch_id)
+
+    async def forget(self) -> None:
+        """Let go of the oldest groups and batches that are done with, if they are more than are remembered.
+
+        Raises ``StorageFailed``.
+        """
+        if not self._num_holders:
+            self._batches.forget_oldest(self.remembered_samples)
+        for key in self._groups.done:
+            self.uids.mark_done(key)
+        self._groups.done.clear()
+        # Not for every single group: the store is asked to bring its index up to date for it.
+        is_due = self.uids.num_done > self.remembered_samples + self.remembered_samples // 8
+        if not is_due or self._num_holders or self._is_forgetting:
+            return
+        self._is_forgetting = True
+        chosen = {key: self.uids.num_of(key) for key in self.uids.take_oldest(self.remembered_samples)}
+        try:
+            # Whatever is looked up later is looked up in the index.
+            await self._store.catch_up()
+            if not self._num_holders:
+                for key in [key for key, size in chosen.items() if self._forget(key, size)]:
+                    del chosen[key]
+        finally:
+            self._is_forgetting = False
+            for key in chosen:
+                self._keep(key)
+
+    def _forget(self, key: str, size: int) -> bool:
+        # A late sample may have come meanwhile, which the index need not have.
+        if self.uids.num_of(key) != size or not self.is_done(key):
+            return False
+        if self.is_complete:
+            self.is_complete = False
+            self._whole = set(self._groups.by_instance)
+        group = self._groups.by_id.get(key)
+        if group is not None:
+            self._groups.forget(group)
+            left = self._groups.by_instance.get(group.instance_id, ())
+            # It would be looked up again only if it is among the newest.
+            if sum(other.row.epoch > group.row.epoch for other in left) < NEWEST_GROUPS:
+                self._whole.discard(group.instance_id)
+        self.uids.forget(key)
+        self._num_forgotten += 1
+        return True
+
+    def _keep(self, key: str) -> None:
+        group = self._groups.by_id.get(key)
+        # A live one is put here again when it ends.
+        if group is None or group.state not in LIVE:
+            self.uids.mark_done(key)
+
+    # --- after loading
+
+    def restore(self, uids: dict[str, list[str]] | None) -> None:
+        """Take over the uids of a run all of whose groups were loaded; None if only those in use were."""
+        self.is_complete = uids is not None
+        for key, known in (uids or {}).items():
+            self.uids.learn(key, known)
+        for key in {*(uids or {}), *self._groups.by_id}:
+            self._keep(key)

@@ -1,0 +1,126 @@
+"""A sample and a group of samples, as they are in memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from forebay.buffer.store.rows import GroupRow, Location
+from forebay.core.group import GroupState
+from forebay.core.ids import InstanceId
+from forebay.core.reward_place import Span
+
+
+class Sample(msgspec.Struct, gc=False):
+    """A sample in memory: its index columns, and its body until the disk has it."""
+
+    uid: str
+    slot: int
+    reward: float | None
+    num_bytes: int
+    reward_span: Span | None = None
+    location: Location | None = None
+    body: bytes | None = None
+    rollout_id: str = ""
+    oldest_version: int | None = None
+    head: bytes | None = None
+    """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
+    fork: int = 0
+    """Which fork of the rollout in its slot it is; 0 for the main sample."""
+    rollout_outcome: str = ""
+    """How its rollout ended."""
+    is_foreign: bool = False
+    """Whether ``rollout_id``, ``fork`` and their like in its body mean something else than ours."""
+
+
+class SampleGroup:
+    """A group and, while it lives, its samples."""
+
+    __slots__ = ("last_sample_at_s", "ready_at_s", "repeats", "row", "samples", "slots", "staged")
+
+    def __init__(self, row: GroupRow) -> None:
+        self.row = row
+        self.samples: list[Sample] = []
+        self.slots: set[int] = set()
+        """Those that have their main sample."""
+        self.staged: object | None = None
+        """What the last hooks made of it, kept until it is delivered or changes."""
+        self.repeats: set[str] = set()
+        """Uids that were there when the run process was restarted, and that it has not sent again."""
+        self.last_sample_at_s = 0.0
+        """By ``time.monotonic``; 0 if none has come since the server started."""
+        self.ready_at_s = 0.0
+        """Since when it could be read, by the same clock; 0 if that was before."""
+
+    @property
+    def group_id(self) -> str:
+        return self.row.group_id
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.row.instance_id
+
+    @property
+    def state(self) -> GroupState:
+        return self.row.state
+
+    @property
+    def completed(self) -> list[Sample]:
+        """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
+
+        A fork without one that did not fail is left out: what is not judged is not trained on.
+        """
+        kept = [sample for sample in self.samples if sample.reward is not None]
+        return _with_forks(kept) if self.row.num_forks else kept
+
+    @property
+    def completed_mains(self) -> list[Sample]:
+        """The same without forks."""
+        return [sample for sample in self.samples if sample.reward is not None and not sample.fork]
+
+    @property
+    def num_completed(self) -> int:
+        """Slots whose sample is there and did not fail."""
+        return self.row.num_samples - self.row.num_failed
+
+    def take(self, sample: Sample) -> None:
+        """Add a sample; a fork fills no slot."""
+        self.samples.append(sample)
+        if not sample.fork:
+            self.slots.add(sample.slot)
+
+    def failures_text(self) -> str:
+        """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
+        failed = (s.rollout_outcome or "failed" for s in self.samples if s.reward is None and not s.fork)
+        return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(sample.num_bytes for sample in self.samples)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weight version among the samples that did not fail; None if none of them tells."""
+        versions = (sample.oldest_version for sample in self.completed)
+        return min((version for version in versions if version is not None), default=None)
+
+    def free_slot(self) -> int:
+        """The lowest slot without a sample."""
+        # Samples mostly fill slots in order: then it is this one.
+        slot = len(self.slots)
+        if slot not in self.slots:
+            return slot
+        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
+
+
+def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
+    forks: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        if sample.fork:
+            forks.setdefault((sample.slot, sample.rollout_id), []).append(sample)
+    ordered: list[Sample] = []
+    for sample in samples:
+        if not sample.fork:
+            of_it = forks.get((sample.slot, sample.rollout_id), ())
+            ordered += (sample, *sorted(of_it, key=lambda fork: fork.fork))
+    return ordered

@@ -1,0 +1,146 @@
+"""Damage of the index: what tells of it, and what becomes of the file. The log has everything that was in it."""
+
+import logging
+import os
+import shutil
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FILES = ("", "-wal", "-shm", "-journal")
+"""What SQLite may have of one database: a WAL that is left beside a new file would be replayed into it."""
+
+_OTHER_CAUSES = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_NOLFS,
+    }
+)
+_RIGHTS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_READ_ERRORS = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
+
+logger = logging.getLogger(__name__)
+
+
+class IndexDamaged(sqlite3.DatabaseError):
+    """What the index says cannot be so."""
+
+
+@contextmanager
+def words_of_damage() -> Iterator[None]:
+    """Raise ``IndexDamaged`` where SQLite names what is damaged, and the name is no text any more."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise IndexDamaged(f"what SQLite says of it is no text: {error}") from error
+
+
+def is_damage(error: BaseException, path: Path) -> bool:
+    """Whether ``error`` says that the index at ``path`` is damaged.
+
+    Everything does that SQLite tells of, but for what may pass by itself, or what no new file would mend: a full disk,
+    a lock, missing rights.
+    """
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
+        return False
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: Python found no text in a TEXT
+    kind = code & 0xFF
+    if kind in _OTHER_CAUSES:
+        return False
+    if kind == sqlite3.SQLITE_IOERR:  # those of writing are the disk's
+        return code in _READ_ERRORS
+    if kind == sqlite3.SQLITE_CANTOPEN:  # or there are too many open files
+        return _may_write(path.parent) and not all(_is_file_or_missing(each) for each in _files(path))
+    if kind in _RIGHTS:
+        return _may_write(path.parent) and _may_write(path)
+    return True
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether ``error`` is SQLite's word for a full disk."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_FULL or code in (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE)
+
+
+def check_is_file(path: Path) -> None:
+    """Raise ``IndexDamaged`` if something else than a file lies at ``path``."""
+    if path.exists() and not path.is_file():
+        raise IndexDamaged("it is no file")
+
+
+def _files(path: Path) -> list[Path]:
+    return [Path(f"{path}{suffix}") for suffix in FILES]
+
+
+def _is_file_or_missing(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+# --- what becomes of the file
+
+
+def delete(path: Path) -> None:
+    """Delete the index."""
+    for file in _files(path):
+        _remove(file)
+
+
+def set_aside(path: Path) -> None:
+    """Rename the index, for a human to look at; one that was set aside before goes."""
+    delete_set_aside(path)
+    name = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    for file, suffix in zip(_files(path), FILES, strict=True):
+        try:
+            file.rename(path.with_name(name + suffix))
+        except FileNotFoundError:
+            continue
+        except OSError as error:  # nothing depends on the copy
+            logger.warning("%s cannot be kept: %s", file, error)
+            _remove(file)
+    logger.warning("the damaged index is kept as %s; it may be deleted", path.with_name(name))
+
+
+def delete_set_aside(path: Path) -> None:
+    """Delete what ``set_aside`` kept."""
+    for old in path.parent.glob(f"{path.name}.damaged-*"):
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+        return
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+# --- rows: a flipped bit may leave another valid value, of which SQLite knows nothing
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def checksum(values: Sequence[Any]) -> int:
+    """The CRC-32 of a row's values, as SQLite gives them back."""
+    return zlib.crc32(_pack(values))
+
+
+def checked(rows: Iterable[tuple[Any, ...]], num_values: int) -> Iterator[tuple[Any, ...]]:
+    """``rows``, whose first ``num_values`` values their checksum follows. Raises ``IndexDamaged`` at a wrong one."""
+    for values in rows:
+        if checksum(values[:num_values]) != values[num_values]:
+            raise IndexDamaged("a row has a wrong checksum")
+        yield values

@@ -1,0 +1,87 @@
+"""Room that is kept for a full disk: what acknowledges, leases or gives back is a log write, too.
+
+A file of so many bytes, given up a part at a time. Nothing is ever read from it.
+"""
+
+import errno
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from forebay.buffer.store.files import Files
+from forebay.buffer.store.index_damage import is_no_room as is_no_room_for_index
+
+PART_BYTES = 1 << 20
+"""Given up at once: other programs write to the same disk, and take what is free."""
+SPARE_BYTES = 4 << 20
+"""What must be free besides, before the reserve is filled again: else the next write would begin it anew."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+logger = logging.getLogger(__name__)
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether ``error`` says that the disk is full."""
+    return (isinstance(error, OSError) and error.errno in _NO_ROOM) or is_no_room_for_index(error)
+
+
+class Reserve:
+    """``num_bytes`` kept in the file ``path``; 0 keeps none. Used from one thread."""
+
+    def __init__(self, path: Path, num_bytes: int, files: Files) -> None:
+        self._path = path
+        self._wanted = num_bytes
+        self._files = files
+        self._kept = 0
+
+    def open(self) -> None:
+        """Take over what is there, and fill it as far as there is room."""
+        if not self._wanted:
+            self._path.unlink(missing_ok=True)
+            return
+        self._resize(min(self._size(), self._wanted))
+        if not self.fill(0):
+            logger.warning("there is no room for all of the reserve: %d of %d bytes", self._kept, self._wanted)
+
+    def fill(self, num_free: int) -> bool:
+        """Make it whole if ``num_free`` bytes are free besides; whether it is whole."""
+        try:
+            missing = self._wanted - self._kept
+            if self._files.free_bytes(self._path.parent) < missing + num_free:
+                return False
+            if missing:
+                self._files.allocate(self._path, self._wanted)
+                self._kept = self._wanted
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def give(self) -> bool:
+        """Give a part of it up; False if nothing is left."""
+        if not self._kept:
+            return False
+        try:
+            self._resize(max(0, self._kept - PART_BYTES))
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        if error.errno not in _NO_ROOM:  # another program was faster, or there is a quota
+            logger.warning("the reserve cannot be changed: %s", error)
+        with suppress(OSError):  # what was added before that goes back
+            self._resize(self._kept)
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _resize(self, num_bytes: int) -> None:
+        if self._size() != num_bytes:
+            file = self._files.open_append(self._path)
+            try:
+                file.truncate(num_bytes)
+            finally:
+                file.close()
+        self._kept = num_bytes

@@ -1,0 +1,45 @@
+"""Policies by their names: entry points in the group ``forebay.policies``, ours and those of others."""
+
+from typing import TYPE_CHECKING
+
+from forebay.core.errors import InvalidInput
+from forebay.core.scheduling.policy import MakePolicy, Policy, PolicyInputs
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "forebay.policies"
+FIELD = "scheduler.policy"
+
+
+def check_policy(name: str) -> None:
+    """Raise ``InvalidInput`` if no policy of this name is installed."""
+    _find(name)
+
+
+def make_policy(inputs: PolicyInputs) -> Policy:
+    """The policy that the settings name. Raises ``InvalidInput``, also where it cannot be loaded."""
+    name = inputs.settings.policy
+    found = _find(name)
+    try:
+        make: MakePolicy = found.load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"the policy {name!r} cannot be loaded: {error}", field=FIELD) from error
+    return make(inputs)
+
+
+def _find(name: str) -> "EntryPoint":
+    known = _installed()
+    if name not in known:
+        raise InvalidInput(
+            f"there is no policy {name!r:.100}",
+            hint=f"the known ones are {', '.join(sorted(known))}; others are entry points of {ENTRY_POINT_GROUP}",
+            field=FIELD,
+        )
+    return known[name]
+
+
+def _installed() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points  # a third of what a run process loads that uses no policy
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,116 @@
+"""The settings of a run's scheduler: which policy, and what that is told."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from forebay.core.addresses import is_http_url
+from forebay.core.errors import InvalidInput
+from forebay.core.fields import problem_text
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+WINDOW = 64
+
+
+def _read_heavy(value: Any) -> list[str] | float:
+    if isinstance(value, list | tuple):
+        urls = [str(url).strip().rstrip("/").removesuffix("/v1").rstrip("/") for url in value]
+        if urls and all(isinstance(url, str) for url in value) and all(map(is_http_url, urls)):
+            return urls
+    elif not isinstance(value, bool):
+        try:
+            if 0 < (share := float(value)) < 1:
+                return share
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise ValueError("must be a share of the engines above 0 and below 1, or a list of their addresses")
+
+
+def _read_cap(value: Any) -> int | str:
+    if value in ("cut", "own", "none"):
+        return str(value)
+    if not isinstance(value, bool | float):
+        try:
+            if 1 <= (tokens := int(value)) <= 1 << 31:
+                return tokens
+        except (TypeError, ValueError):
+            pass
+    raise ValueError('must be "cut", "own", "none", or a number of tokens')
+
+
+class Scheduler(BaseModel):
+    """What is started next, and on which engine. docs/scheduling.md lists the settings that each policy takes."""
+
+    # A misspelt field would otherwise do nothing, and nobody would notice.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: str = "pull"
+    """The name of an entry point in the group ``forebay.policies``."""
+    window: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Groups that the policy looks ahead; null for those of a step, or 64."""
+    affinity: float = Field(default=1.25, ge=1, le=1_000)
+    """Times the least load up to which the rollouts of a group stay on its engine."""
+    heavy: Annotated[list[str] | float, BeforeValidator(_read_heavy)] = 0.25
+    """Engines for long rollouts: their addresses, or a share of the engines, at least one."""
+    top: Share = 0.2
+    """Share of the groups, by their probes, that go on at the heavy engines."""
+    by: Literal["tokens", "seconds"] = "tokens"
+    """What probes are ranked by."""
+    cap: Annotated[int | Literal["cut", "own", "none"], BeforeValidator(_read_cap)] = "cut"
+    """What a rollout off the heavy engines may sample: 1.5 times the probe at the cut, or its own probe; or tokens."""
+    broken: Literal["again", "continue"] = "again"
+    """What becomes of a rollout at its cap: it runs again on a heavy engine, or goes on there from its tokens."""
+    fast_concurrency: float = Field(default=2.0, ge=1, le=1_000)
+    """Times its places that an engine which is not heavy takes once the probes are there."""
+    options: dict[str, Any] = {}
+    """For policies of others, which read it themselves."""
+
+
+SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
+    "pull": ("window", "affinity"),
+    "static": ("window",),
+    "longest-first": ("window", "affinity"),
+    "probe": ("window", "heavy", "top", "by", "cap", "broken", "fast_concurrency"),
+}
+"""What the policies that come with Forebay read; others may read all of it."""
+
+HINTS: Mapping[str, str] = {
+    "window": "for example 128; null for the groups of a step, or 64",
+    "affinity": "1 keeps no group at its engine; 1.25 is the default",
+    "heavy": 'for example 0.25, or ["http://10.0.0.1:30000"], which remote_engine_url names as well',
+    "top": "0.2 is the fifth of the groups with the longest probes",
+    "by": "what an answer has: tokens, or seconds",
+    "cap": "cut is 1.5 times the probe at the cut, own 1.5 times a group's own probe, none no cap at all",
+    "broken": "again runs it once more on a heavy engine, continue goes on there from its tokens",
+    "fast_concurrency": "2 lets engines that are not heavy take twice their places once the probes are there",
+    "options": "an object, for policies of others",
+}
+
+
+def parse_scheduler(given: Mapping[str, Any]) -> Scheduler:
+    """Read it out of JSON values; numbers may be strings. Raises ``InvalidInput`` with the first wrong field."""
+    try:
+        return Scheduler.model_validate(given)
+    except ValidationError as error:
+        raise wrong_scheduler(error.errors(include_url=False)[0]) from None
+
+
+def wrong_scheduler(problem: Mapping[str, Any], outer: tuple[str, ...] = ("scheduler",)) -> InvalidInput:
+    """What pydantic says is wrong with the settings, below ``outer``, as an error that says what to do."""
+    name = ".".join(map(str, (*outer, *problem["loc"])))
+    setting = name.split(".")[1] if "." in name else ""
+    what = problem_text(problem) if setting else "must be an object"
+    return InvalidInput(
+        f"{name}: {what}, got {problem.get('input')!r}"[:500],
+        hint=HINTS.get(setting, f'it looks like {{"policy": "longest-first"}}; besides there are {", ".join(HINTS)}'),
+        field=name,
+    )
+
+
+def settings_in_use(scheduler: Scheduler | None, groups_per_step: int | None) -> dict[str, Any]:
+    """The policy of a run with what it reads, as people are shown it."""
+    given = scheduler or Scheduler()
+    every = given.model_dump(exclude={"policy"}) | {"window": given.window or groups_per_step or WINDOW}
+    names = SETTINGS_OF.get(given.policy, tuple(every))
+    return {"policy": given.policy, **{name: every[name] for name in names}}

@@ -1,0 +1,70 @@
+"""Whether a run's scheduler can work: with the settings that it is given, and with the engines that the run has."""
+
+from collections.abc import Sequence
+
+from forebay.core.errors import InvalidInput
+from forebay.core.scheduling.policies import check_policy
+from forebay.core.scheduling.scheduler import SETTINGS_OF, Scheduler
+
+TWO_KINDS = frozenset({"probe"})
+"""Policies that have long answers on some engines, and the others elsewhere."""
+
+
+def check_scheduler(scheduler: Scheduler, named: Sequence[str]) -> None:
+    """What can be said from the settings and the addresses in ``remote_engine_url``. Raises ``InvalidInput``.
+
+    Behind a single address may be a router with many engines: that is for ``check_engines``.
+    """
+    check_policy(scheduler.policy)
+    _check_unread(scheduler)
+    if scheduler.policy in TWO_KINDS and len(named) > 1:
+        _check_heavy(scheduler, [_root(url) for url in named])
+
+
+def check_engines(scheduler: Scheduler, named: Sequence[str], found: Sequence[str]) -> None:
+    """``found`` are the engines behind the ``named`` addresses. Raises ``InvalidInput``."""
+    roots = [_root(url) for url in named]
+    if scheduler.policy not in TWO_KINDS or len(roots) != 1:
+        return
+    if list(found) == roots:
+        raise InvalidInput(
+            f"the policy {scheduler.policy!r} needs at least two engines, and this run has one",
+            hint="name several in remote_engine_url, or a router whose workers can be reached",
+            field="scheduler.policy",
+        )
+    _check_heavy(scheduler, found)
+
+
+def _check_heavy(scheduler: Scheduler, urls: Sequence[str]) -> None:
+    heavy = scheduler.heavy
+    unknown = [url for url in heavy if url not in urls] if isinstance(heavy, list) else []
+    if unknown:
+        raise InvalidInput(
+            f"the run has no engine {unknown[0]!r:.200}, which scheduler.heavy names",
+            hint=f"its engines are {', '.join(urls)}"[:500],
+            field="scheduler.heavy",
+        )
+    if isinstance(heavy, list) and set(heavy) >= set(urls):
+        raise InvalidInput(
+            "scheduler.heavy names every engine of the run, and none is left for short answers",
+            hint="leave at least one out, or give a share like 0.25",
+            field="scheduler.heavy",
+        )
+
+
+def _check_unread(scheduler: Scheduler) -> None:
+    # A setting that does nothing would be missed by nobody but whoever gave it.
+    read = SETTINGS_OF.get(scheduler.policy)
+    given = scheduler.model_fields_set - {"policy"}
+    unread = sorted(given - set(read)) if read is not None else []
+    if unread:
+        others = [name for name, settings in SETTINGS_OF.items() if unread[0] in settings]
+        raise InvalidInput(
+            f"the policy {scheduler.policy!r} does not read {unread[0]}",
+            hint=f"it reads {', '.join(read or ())}; {unread[0]} is for {', '.join(others) or 'policies of others'}",
+            field=f"scheduler.{unread[0]}",
+        )
+
+
+def _root(url: str) -> str:
+    return url.strip().rstrip("/").removesuffix("/v1").rstrip("/")

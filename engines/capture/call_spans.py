@@ -1,0 +1,131 @@
+"""The spans of engine calls: one for each turn, one for each HTTP call in it, and the engine's parts of it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from forebay.core.addresses import without_login
+from forebay.engines.capture.engine_times import laid_back, longest
+from forebay.engines.capture.turn import Turn
+from forebay.telemetry.tracing.attempt_trace import AttemptTrace
+from forebay.telemetry.tracing.span_handle import SpanHandle
+
+AskLoad = Callable[[SpanHandle], Mapping[str, Any] | None]
+"""The ``on_open`` of a span: what the engine is busy with meanwhile."""
+
+
+class CallSpan:
+    """One HTTP call to an engine, from before it is sent until its answer is there: of a stream, to its end."""
+
+    def __init__(
+        self, trace: AttemptTrace, turn: SpanHandle | str | None, engine_url: str, rid: str, ask: AskLoad | None = None
+    ) -> None:
+        self._trace = trace
+        self._handle = trace.begin("engine", up=turn, engine=without_login(engine_url), rid=rid)
+        self._handle.on_open = ask
+        self._answered_ns: int | None = None
+        self._hold: SpanHandle | None = None
+        self._held: list[tuple[int, int]] = []
+
+    @property
+    def traceparent(self) -> str:
+        """By which the engine's own spans become children of this one; empty where nothing is traced."""
+        return self._handle.traceparent
+
+    def note_answer(self) -> None:
+        """The answer is there, and has still to be read."""
+        self._answered_ns = self._trace.now()
+
+    def note_paused(self, is_paused: bool) -> None:
+        """Its engine stands still, or goes on: that time is ``hold``, and none of the engine's parts."""
+        if is_paused and self._hold is None and self._handle.is_open:
+            self._hold = self._trace.begin("hold", up=self._handle)
+        elif not is_paused and self._hold is not None:
+            self._end_hold(self._trace.now())
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """An error within ends it; the kind of the error is recorded, and nothing of its text."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error=type(error).__name__)
+            raise
+
+    def end(self, turns: Iterable[Turn] = (), **at: Any) -> None:
+        """It has brought ``turns``. Only the first end counts."""
+        handle = self._handle
+        if not handle.is_open:
+            return
+        choices = list(turns)
+        end_ns = self._answered_ns or self._trace.now()
+        self._end_hold(end_ns)
+        times = longest(turn.engine for turn in choices)
+        for phase, begin_ns, duration_ns in laid_back(times, handle.begun, end_ns):
+            for begin, end in _without(self._held, begin_ns, begin_ns + duration_ns):
+                self._trace.add(phase, begin, end - begin, up=handle)
+        handle.end(end_ns, **_counts(choices, times), **at)
+
+    def _end_hold(self, at_ns: int) -> None:
+        if self._hold is not None:
+            self._held.append((self._hold.begun, at_ns))
+            self._hold.end(at_ns)
+            self._hold = None
+
+
+@contextmanager
+def ended(span: SpanHandle) -> Iterator[None]:
+    """Ends ``span``, which does not become the current one."""
+    try:
+        yield
+    finally:
+        span.end()
+
+
+def end_turn(turn: SpanHandle, choices: Iterable[Turn], **at: Any) -> None:
+    """The turn has come to its end with these choices."""
+    turn.end(has_tools=any(choice.reply.get("tool_calls") for choice in choices), **at)
+
+
+def num_sampled(turn: Turn) -> int:
+    """The tokens of one choice."""
+    if turn.sampled_ids is not None:
+        return len(turn.sampled_ids)
+    # The engine counts all choices of a call together: the first one stands for them.
+    number = turn.usage.get("completion_tokens")
+    return number if isinstance(number, int) and turn.choice == 0 else 0
+
+
+def versions_of(choices: Iterable[Turn]) -> list[str]:
+    """The weight versions that choices were sampled with, each once."""
+    return list(dict.fromkeys(version for choice in choices for version in _versions(choice)))
+
+
+def _versions(turn: Turn) -> list[str]:
+    return [span.version for span in turn.versions] or turn.seen_versions
+
+
+def _counts(choices: list[Turn], times: Mapping[str, float]) -> dict[str, Any]:
+    if not choices:
+        return {}
+    first, cached = choices[0], times.get("cached_tokens")
+    known = {
+        "prompt": len(first.prompt_ids) if first.prompt_ids is not None else first.usage.get("prompt_tokens"),
+        "cached": None if cached is None else int(cached),
+        "sampled": sum(map(num_sampled, choices)),
+        "finish_reason": first.finish_reason,
+        "versions": versions_of(choices),
+        "total_s": times.get("total_s"),
+    }
+    return {name: value for name, value in known.items() if value not in (None, "", [])}
+
+
+def _without(held: list[tuple[int, int]], begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """What of a stretch of time lies outside of those in ``held``, which are in order."""
+    for held_begin, held_end in held:
+        if begin < held_begin < end:
+            yield begin, held_begin
+        if held_begin < end:
+            begin = max(begin, held_end)
+    if begin < end:
+        yield begin, end

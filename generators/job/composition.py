@@ -1,0 +1,62 @@
+"""What a job is put together from besides its generator: set by the main of the run process, before any user's code."""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.core.scheduling.policies import make_policy
+from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs
+
+if TYPE_CHECKING:  # they load what talks to the buffer, which not every run needs
+    from forebay.generators.buffer_link.abc import Plan
+    from forebay.generators.job.places import JobMember, RolloutPlaces
+
+
+def _nothing(_plan: "Plan") -> Sequence[PastRollout]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Where a policy finds what earlier epochs and runs have recorded, and where the rollouts of a job run."""
+
+    history: Callable[["Plan"], Sequence[PastRollout]] = _nothing
+    places: "RolloutPlaces | None" = None
+    """Workers, which run them for the jobs of this process; None: it runs them itself."""
+    member: "JobMember | None" = None
+    """In a worker: what takes rollouts from the lead, in place of a job."""
+
+
+_composition = [Composition()]
+_of_thread: ContextVar[Composition | None] = ContextVar("composition", default=None)
+
+
+def compose(composition: Composition) -> None:
+    """Jobs of this process are put together so from now on."""
+    _composition[0] = composition
+
+
+def compose_here(composition: Composition) -> None:
+    """Those of this thread and its tasks: a worker may share its process with the lead."""
+    _of_thread.set(composition)
+
+
+def composition() -> Composition:
+    """How jobs are put together here."""
+    return _of_thread.get() or _composition[0]
+
+
+def policy_of(plan: "Plan", max_tokens: int, history: Sequence[PastRollout] | None = None) -> Policy:
+    """The policy that a run asks for. Raises ``InvalidInput``.
+
+    May read files, unless it is given the ``history``: call it beside the event loop.
+    """
+    from forebay.core.scheduling.scheduler import WINDOW, Scheduler  # pydantic takes a moment to import
+
+    settings = plan.scheduler or Scheduler()
+    begun = plan.oversampling.begun_per_step if plan.oversampling is not None else None
+    window = settings.window or begun or plan.groups_per_step or WINDOW
+    if history is None:
+        history = composition().history(plan)
+    return make_policy(PolicyInputs(settings, window, plan.group_size, max_tokens, history))

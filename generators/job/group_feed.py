@@ -1,0 +1,91 @@
+"""The groups of a job on their way to its policy: a few ahead, as the file has them."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from forebay.core.errors import InputRefused
+from forebay.core.scheduling.policy import Policy, WaitingGroup
+from forebay.generators.buffer_link.abc import Plan
+from forebay.generators.job.deferral import Deferral
+from forebay.generators.rollouts.open_group import GroupPlan
+
+
+class GroupFeed:
+    """Submits the groups of a schedule to a policy, and knows those that have not been begun.
+
+    ``deferral`` decides how many a step begins, and whether groups that were put off come first.
+    """
+
+    def __init__(self, groups: Iterator[GroupPlan], policy: Policy, plan: Plan, deferral: Deferral) -> None:
+        self._groups, self._policy, self._plan, self._deferral = groups, policy, plan, deferral
+        self._waiting: dict[str, GroupPlan] = {}
+        self._returned: deque[GroupPlan] = deque()
+        self.error: InputRefused | None = None
+        """Why no group comes any more, if that is not the end of the file."""
+        self._is_over = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every group has been begun, and no other comes."""
+        return self._is_over and not self._waiting
+
+    def refill(self) -> None:
+        """Submit as many as the policy looks at, and the step begins."""
+        while self._policy.room() > 0 and (source := self._deferral.source(has_new=not self._is_over)):
+            if source == "deferred":
+                if (group := self._deferral.take()) is not None:
+                    self._deferral.note_begun(group.group_id)
+                    self.submit(group.plan, is_open=True)
+            elif self._is_over or (planned := self._next()) is None:
+                self._is_over = True
+                if not self._deferral.num_waiting:
+                    return
+            else:
+                self._waiting[planned.group_id] = planned
+                self._deferral.note_begun(planned.group_id)
+                self.submit(planned)
+
+    def _next(self) -> GroupPlan | None:
+        if self._returned:
+            return self._returned.popleft()
+        try:
+            return next(self._groups, None)
+        except InputRefused as error:
+            # The groups before it are filled, and what they bring is written.
+            self.error = error
+            return None
+
+    def withdraw(self) -> None:
+        """Take back what has not been begun: the next step decides anew."""
+        for key in self._waiting:
+            self._policy.closed(key)
+            self._deferral.note_ended(key)
+        self._returned.extendleft(reversed(self._waiting.values()))
+        self._waiting.clear()
+        self._is_over = self._is_over and not self._returned
+
+    def submit(self, planned: GroupPlan, *, is_open: bool = False) -> None:
+        """Submit one, which may have begun: others take the place of rollouts that were thrown away."""
+        taken = set(range(self._plan.group_size)) - set(planned.slots)
+        self._policy.submit(
+            WaitingGroup(
+                group=planned.group_id,
+                instance_id=planned.row.instance_id,
+                epoch=planned.epoch,
+                numbers=planned.numbers,
+                num_needed=len(planned.slots),
+                num_chars=planned.num_chars,
+                taken=tuple(sorted(taken)),
+                is_open=is_open,
+            )
+        )
+
+    def begin(self, group: str) -> GroupPlan | None:
+        """Take out a group that is begun now; None for one that was begun before."""
+        return self._waiting.pop(group, None)
+
+    def drop(self, group: str) -> None:
+        """The buffer has closed a group before it was begun here."""
+        if self._waiting.pop(group, None) is not None:
+            self._policy.closed(group)
+            self._deferral.note_ended(group)

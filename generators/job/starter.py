@@ -1,0 +1,282 @@
+"""Starting what the policy chooses: groups are announced before their first rollout, and each rollout has its place."""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.scheduling.policy import Policy, RolloutKey
+from forebay.core.waiting import Signal
+from forebay.generators.buffer_link.abc import GroupKey
+from forebay.generators.job.deferral import Deferral
+from forebay.generators.job.group_feed import GroupFeed
+from forebay.generators.job.open_groups import OpenGroups
+from forebay.generators.job.parts import JobEngines
+from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
+from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
+from forebay.generators.rollouts.seat import Seat
+from forebay.telemetry.tracing.tracer import SpanHandle
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 5.0
+"""How long nothing may happen before the engines are looked at again: one may be back, or new behind its router."""
+
+FULL_AFTER_S = 2.0
+"""How long a group waits for room in the buffer until that counts as full; an announcement takes milliseconds."""
+
+STUCK_S = 300.0
+"""Groups in which nothing runs do not age, so nothing else would ever end such a run."""
+
+RunRollout = Callable[[OpenGroup, RolloutTrace, Seat], Coroutine[Any, Any, None]]
+
+
+class PolicyStuck(RuntimeError):
+    """A policy keeps groups waiting although engines are free: that is a mistake of the policy."""
+
+
+@dataclass
+class _Announced:
+    """A group on its way to the buffer, and what was chosen of it meanwhile."""
+
+    planned: GroupPlan
+    seats: list[Seat] = field(default_factory=list)
+    is_closed: bool = False
+
+
+class Starter:
+    """Asks the policy for every free place, and starts what it says."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        loads: EngineLoads,
+        ring: JobEngines,
+        when_ready: Callable[[], Awaitable[None]],
+        hold: Hold,
+        feed: GroupFeed,
+        deferral: Deferral,
+        open_groups: OpenGroups,
+        announce: Callable[[GroupKey], Awaitable[None]],
+        make_group: Callable[[GroupPlan], OpenGroup],
+        run: RunRollout,
+        traces: RolloutTraces,
+    ) -> None:
+        self._policy, self._loads, self._ring, self._hold = policy, loads, ring, hold
+        self._when_ready = when_ready
+        self._feed, self._deferral, self._open = feed, deferral, open_groups
+        self._announce, self._make_group, self._run = announce, make_group, run
+        self._traces = traces
+        self._waits = Waits(traces.tracer)
+        self.news = Signal()
+        """That something may be started now."""
+        self._announced: dict[str, _Announced] = {}
+        """By id: one at a time, as long as the policy heeds ``may_begin``."""
+        self._admitted: deque[Seat] = deque()
+        """Chosen while their group was on its way to the buffer; they get the next places."""
+        self._again: dict[RolloutKey, tuple[RolloutTrace, SpanHandle]] = {}
+        """Broken rollouts, and lost ones, which wait to be chosen once more."""
+        self._parked: dict[RolloutKey, Callable[[Seat], None]] = {}
+        """Rollouts at their caps that go on once they are chosen once more, and what is then to be done."""
+        self._num_going = 0
+        """Groups that were begun, and have not ended."""
+        self._stuck_from_s = math.inf
+        self._tasks: asyncio.TaskGroup
+
+    async def start_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Start what there is to start, as ``tasks``; return when every group has ended."""
+        self._tasks = tasks
+        self._stuck_from_s = asyncio.get_running_loop().time() + STUCK_S
+        while self._has_groups:
+            await self._wait_startable()
+            if self._hold.is_held:  # its last group has ended meanwhile: nobody may announce weights any more
+                continue
+            self._feed.refill()
+            seat = self._chosen()
+            if seat is None:
+                await self._wait_news()
+            elif not self._start(seat):
+                seat.leave()
+                await asyncio.sleep(0)  # a policy that chooses nothing else would keep everybody else from their turn
+
+    # --- what is started
+
+    @property
+    def _has_groups(self) -> bool:
+        return bool(self._num_going) or not self._feed.is_empty
+
+    async def _wait_startable(self) -> None:
+        """Return when somebody can run a rollout, an engine answers, and the run is not held; or has no groups left."""
+        begun_s = asyncio.get_running_loop().time()
+        with self._waits.waiting("queue"):
+            await self._when_ready()
+        with self._waits.waiting("engine_wait"):
+            answering = await self._ring.when_up()
+        for url in self._loads.set_engines(answering):
+            self._policy.engine_lost(url)
+        with self._waits.waiting("hold"):
+            while self._hold.is_held and self._has_groups:
+                await self.news.wait()
+        self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # no policy can start anything meanwhile
+
+    async def _wait_news(self) -> None:
+        self._check_policy()
+        # A group that is being announced has its own word for it.
+        with nullcontext() if self._announced else self._waits.waiting("queue"):
+            await self.news.wait(LOOK_AGAIN_S)
+
+    def _check_policy(self) -> None:
+        """Raise ``PolicyStuck`` if it has started nothing for long although nothing is in its way."""
+        now_s = asyncio.get_running_loop().time()
+        if self._loads.total or self._announced:
+            self._stuck_from_s = now_s + STUCK_S
+        elif now_s > self._stuck_from_s:
+            raise PolicyStuck(
+                f"{type(self._policy).__name__} has started nothing for {STUCK_S:g} s, though groups wait"
+            )
+
+    def _chosen(self) -> Seat | None:
+        num_free = self._loads.num_places * self._policy.concurrency - self._loads.total
+        if self._admitted and num_free > 0:
+            return self._admitted.popleft()
+        if num_free <= self._num_kept:
+            return None
+        chosen = self._policy.next(self._loads)
+        return None if chosen is None else Seat(chosen, self._loads)
+
+    @property
+    def _num_kept(self) -> int:
+        """Places kept for a group on its way to the buffer. If that is full, only others can make room there."""
+        return 0 if self._loads.is_buffer_full else sum(len(each.seats) for each in self._announced.values())
+
+    def _start(self, seat: Seat) -> bool:
+        """Whether it could be: its group may have closed since."""
+        key = seat.rollout
+        if (go_on := self._parked.pop(key, None)) is not None:
+            seat.begin()
+            go_on(seat)
+            return True
+        planned = self._feed.begin(key.group)
+        if planned is not None:
+            announced = self._announced[key.group] = _Announced(planned, [seat])
+            self._loads.may_begin = False
+            self._num_going += 1
+            self._tasks.create_task(self._begin(announced))
+        elif key.group in self._announced:
+            self._announced[key.group].seats.append(seat)
+        elif (group := self._open.get(key.group)) is not None and key.number in group.numbers:
+            seat.begin()
+            group.enter()
+            self._tasks.create_task(self._run(group, self._trace(group, key), seat))
+        else:
+            return False
+        return True
+
+    def _trace(self, group: OpenGroup, key: RolloutKey) -> RolloutTrace:
+        trace, queue = self._again.pop(key, (None, None))
+        if trace is None:
+            return self._traces.begin(group.plan, key.number, self._hold.step, self._waits)
+        if queue is not None:
+            queue.end()
+        return trace
+
+    async def _begin(self, announced: _Announced) -> None:
+        # Only then its time runs. A buffer without room lets it wait, and what has begun goes on meanwhile.
+        full = asyncio.get_running_loop().call_later(FULL_AFTER_S, self._note_full)
+        with self._waits.waiting("admission"):
+            await self._announce(announced.planned.key)
+        full.cancel()
+        self._loads.is_buffer_full = False
+        del self._announced[announced.planned.group_id]
+        self._loads.may_begin = not self._announced
+        if announced.is_closed:
+            self._deferral.note_ended(announced.planned.group_id)
+            for seat in announced.seats:
+                seat.leave()
+            self._policy.closed(announced.planned.group_id)
+            self._num_going -= 1
+        else:
+            self._add(self._make_group(announced.planned))
+            self._admitted += announced.seats
+        self.news.notify()
+
+    def _note_full(self) -> None:
+        self._loads.is_buffer_full = True
+        self.news.notify()
+
+    def _add(self, group: OpenGroup) -> None:
+        self._open.add(group)
+        self._tasks.create_task(self._expire(group))
+
+    async def _expire(self, group: OpenGroup) -> None:
+        """Close the group at its deadline."""
+        # The server counts the same time and mostly says so before; slime's buffer never does.
+        if await group.wait_expired():
+            logger.warning("group %s of instance %r took too long", group.group_id, group.key[0])
+            self._open.close(group)
+        if self._open.remove(group):
+            self._deferral.note_ended(group.group_id)
+        self._num_going -= 1
+        self.news.notify()
+
+    # --- what ends, or begins once more
+
+    def close_id(self, group_id: str) -> None:
+        """The buffer has closed this group."""
+        if group_id in self._announced:
+            self._announced[group_id].is_closed = True
+        self._feed.drop(group_id)
+        self._open.close_id(group_id)
+
+    def begin_afresh(self, group: OpenGroup) -> None:
+        """Throw away the rollouts in flight; others take their slots in the next step."""
+        self._feed.submit(self._renewed(group, group.afresh()).plan, is_open=True)
+
+    def put_off(self, group: OpenGroup) -> None:
+        """Throw away all that there is of the group; it begins afresh in a later step."""
+        if not self._deferral.waits(group):
+            self._deferral.put_off(self._renewed(group, group.afresh(is_whole=True)))
+
+    def _renewed(self, group: OpenGroup, fresh: OpenGroup) -> OpenGroup:
+        # The free slots are the fresh one's by now, so that a rollout which ends meanwhile fills none.
+        self._open.end_rest(group)
+        self._num_going += 1
+        self._add(fresh)
+        return fresh
+
+    def wait_again(self, group: OpenGroup, key: RolloutKey, trace: RolloutTrace) -> None:
+        """A rollout that is broken or lost waits for its policy to choose it once more."""
+        if not group.is_finished:
+            trace.next_attempt(self._hold.step, "lost" if trace.ending == "lost" else "broken")
+            self._again[key] = trace, trace.attempt.begin("queue")
+
+    def park(self, key: RolloutKey, go_on: Callable[[Seat], None]) -> None:
+        """A rollout at its cap goes on once its policy chooses it once more: ``go_on`` is told its new place."""
+        self._parked[key] = go_on
+        self.news.notify()
+
+    def unpark(self, key: RolloutKey) -> bool:
+        """A rollout has ended; whether it was parked then."""
+        return self._parked.pop(key, None) is not None
+
+    def waits_again(self, key: RolloutKey) -> bool:
+        """Whether a rollout does."""
+        return key in self._again
+
+    def forget(self, group: OpenGroup) -> None:
+        """Nothing of a group is started any more."""
+        self._policy.closed(group.group_id)
+        for number in group.numbers:
+            self._parked.pop(RolloutKey(group.group_id, number), None)
+            trace, queue = self._again.pop(RolloutKey(group.group_id, number), (None, None))
+            if trace is not None and queue is not None:
+                queue.end()
+                trace.ending = "aborted"
+                trace.end()
+        self.news.notify()

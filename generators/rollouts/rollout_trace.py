@@ -1,0 +1,199 @@
+"""What is recorded of a run's rollouts: the spans of each attempt, and a summary of it, however it ended."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from forebay.client.sample_writer.outbox import Sample
+from forebay.core.ids import rollout_uid
+from forebay.core.outcome import REWARDED, RolloutOutcome
+from forebay.generators.rollouts.gateway_turns import with_gateway_turns
+from forebay.generators.rollouts.open_group import GroupPlan
+from forebay.telemetry.tracing.attempt_trace import counts_of
+from forebay.telemetry.tracing.records import TurnSummary
+from forebay.telemetry.tracing.tracer import AttemptTrace, SpanHandle, Tracer
+
+if TYPE_CHECKING:
+    from forebay.generators.rollouts.rollout import Rollout
+
+Ending = Literal["finished", "failed", "aborted", "broken", "lost"]
+"""Its sample is used; it failed; nobody needed it any more; it came to its cap, and was not gone on with; or the worker
+in which it ran is gone."""
+SECOND_NS = 1_000_000_000
+SHORTEST_NS = 1_000_000
+DIGITS = 6
+"""Of a second, in a sample's ``timings``."""
+
+
+class Waits:
+    """What the rollout that is started next is waiting for, which nobody knows yet."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self.begun = tracer.now()
+        """When the one before it was started."""
+        self._spans: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Within this it waits; ``name`` is one of ``PHASES``."""
+        begun = self._tracer.now()
+        try:
+            yield
+        finally:
+            lasted = self._tracer.now() - begun
+            if lasted > SHORTEST_NS:  # most often nothing has to be waited for
+                self._spans.append((name, begun, lasted))
+
+    def move_to(self, attempt: AttemptTrace) -> None:
+        """It is known now; the next one begins to wait."""
+        for name, begun, lasted in self._spans:
+            attempt.add(name, begun, lasted)
+        self.begun, self._spans = self._tracer.now(), []
+
+
+class RolloutTraces:
+    """Those of one job that have not ended, by their samples' ``uid``."""
+
+    def __init__(self, tracer: Tracer, run_id: str, worker: int | None = None) -> None:
+        """``worker``: the number of that in which they run."""
+        self.tracer = tracer
+        self.worker = worker
+        self.on_end: Callable[[RolloutTrace], object] = lambda _: None
+        """Told of each rollout that is over."""
+        self._run_id = run_id
+        self._begun: dict[str, RolloutTrace] = {}
+
+    def begin(
+        self, group: GroupPlan, number: int, step: int, waits: "Waits | None" = None, attempt: int = 0
+    ) -> "RolloutTrace":
+        """A rollout was chosen, ``step`` weight versions after the first; ``waits``: what for, before it was.
+
+        ``attempt``: its first one here, where others were made elsewhere.
+        """
+        begun = waits.begun if waits is not None else None
+        trace = RolloutTrace(self, self.tracer, self._run_id, group, number, step, begun, attempt)
+        self._begun[trace.uid] = trace
+        if waits is not None:
+            waits.move_to(trace.attempt)
+        return trace
+
+    def note_judged(self, sample: Sample) -> None:
+        """The buffer has a sample, or will not take it."""
+        trace = self._begun.get(sample["uid"])  # a fork has a uid of its own
+        if trace is not None:
+            trace.end()
+
+    def forget(self, trace: "RolloutTrace") -> None:
+        """It has ended."""
+        if self._begun.pop(trace.uid, None) is not None:
+            self.on_end(trace)
+
+    def close(self) -> None:
+        """The job is over: what has not ended will not."""
+        for trace in list(self._begun.values()):
+            trace.ending = "aborted"
+            trace.end()
+
+
+class RolloutTrace:
+    """One rollout, from the moment at which a place for it is asked for until its sample is on the buffer's disk."""
+
+    def __init__(
+        self,
+        traces: RolloutTraces,
+        tracer: Tracer,
+        run_id: str,
+        group: GroupPlan,
+        number: int,
+        step: int,
+        begun: int | None = None,
+        attempt: int = 0,
+    ) -> None:
+        self._group = group.group_id
+        self.uid = rollout_uid(run_id, self._group, number)
+        self.attempt: AttemptTrace = tracer.attempt(self.uid, self._group, attempt, begun)
+        self.num_attempts = attempt + 1
+        """So far, the present one included."""
+        self.ending: Ending = "aborted"
+        self.slot = number
+        self._traces = traces
+        self._tracer = tracer
+        instance_id, epoch = group.key
+        self._about: dict[str, Any] = {"instance": instance_id, "epoch": epoch, "number": number, "step": step}
+        if traces.worker is not None:
+            self._about["worker"] = traces.worker
+        self._rollout: Rollout | None = None
+        self._gateway_turns: Sequence[TurnSummary] = ()
+        self._started = 0
+        self._reward: dict[str, Any] = {}
+        self._outcome = ""
+        self._writing: SpanHandle | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within this, spans of the user's code are the present attempt's."""
+        with self.attempt.activate():
+            yield
+
+    def note_started(self, rollout: "Rollout") -> None:
+        """Its rollout function is called, for the present attempt."""
+        self._rollout, self._started = rollout, self._tracer.now()
+
+    def note_outcome(self, outcome: RolloutOutcome) -> None:
+        """How the present attempt came out."""
+        self._outcome = "" if outcome in REWARDED else outcome.value
+
+    def next_attempt(self, step: int, ending: Literal["retried", "broken", "lost"] = "retried") -> None:
+        """The present attempt is over, its pause too: another one begins, or waits for a place."""
+        end = self._tracer.now()
+        self._end(ending, end, is_last=False)
+        self.num_attempts += 1
+        self.ending = "aborted"  # until another one is known: of this attempt, not of the one before
+        self._about["step"] = step
+        self._gateway_turns, self._started, self._outcome, self._reward = (), 0, "", {}
+        self.attempt = self._tracer.attempt(self.uid, self._group, self.num_attempts - 1, begun=end)
+
+    def note_reward(self, reward: float | None, cpu_s: float | None) -> None:
+        """What its reward is, and what it cost; asked for again, the costs add up."""
+        before = self._reward.get("reward_cpu_s")
+        known = [value for value in (before, cpu_s) if value is not None]
+        self._reward = {"reward": reward, "reward_cpu_s": sum(known) if known else None}
+
+    def write(self, sample: Sample) -> None:
+        """Its main sample is written from here on: it gets what its time was spent on."""
+        until = self._tracer.now()
+        if phases := self._phases(until):
+            sample["extra_info"] = {**sample["extra_info"], "timings": self._timings(phases, until)}
+        # The sample may wait for long: nothing of the rollout is kept but what its summary needs.
+        self._let_go()
+        self._writing = self.attempt.begin("write")
+
+    def end(self, *, is_last: bool = True) -> None:
+        """It is over: its sample is on the buffer's disk, or there is none. Not ``is_last``: it is run once more."""
+        until = self._tracer.now()
+        if self._writing is not None:
+            self._writing.end(until)
+        self._end(self.ending, until, is_last=is_last)
+        self._traces.forget(self)
+
+    def _phases(self, until: int) -> dict[str, int]:
+        turns = self._rollout.gateway_turns if self._rollout is not None else self._gateway_turns
+        return with_gateway_turns(self.attempt.phases(until), turns)
+
+    def _timings(self, phases: Mapping[str, int], until: int) -> dict[str, float]:
+        seconds = {name: round(spent / SECOND_NS, DIGITS) for name, spent in phases.items()}
+        rollout = self._rollout
+        num_turns = 0 if rollout is None else len(rollout.gateway_turns) or rollout.num_turns
+        return {**seconds, "total": round((until - self.attempt.begun) / SECOND_NS, DIGITS), "turns": num_turns}
+
+    def _let_go(self) -> None:
+        if self._rollout is not None:
+            self._gateway_turns, self._rollout = self._rollout.gateway_turns, None
+
+    def _end(self, ending: str, until: int, *, is_last: bool = True) -> None:
+        self._let_go()
+        fields = {**self._about, **self._reward, "slot": self.slot, "started": self._started}
+        if turns := self._gateway_turns:
+            fields |= {"phases": self._phases(until), **counts_of(turns)}
+        self.attempt.summary(until=until, ending=ending, outcome=self._outcome, is_last=is_last, **fields)

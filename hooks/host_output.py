@@ -1,0 +1,66 @@
+"""What a hook host prints, on its way into a file that is limited in size."""
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, cast
+
+from forebay.core.private_files import make_folder
+from forebay.telemetry.output_file import OutputFile
+
+LIMIT_BYTES = 32 << 20
+"""What is kept where nobody says otherwise."""
+BYTES_PER_S = 32 << 20
+"""What is taken of a host that prints without end; it waits for the rest, as for any slow terminal."""
+DRAIN_S = 1.0
+"""How long the end of the output is waited for, which a process that left the host's session may hold back."""
+
+
+class HostOutput(asyncio.Protocol):
+    """The reading end of a pipe; ``writer`` is the other one, for the host. Close that once the host has it."""
+
+    def __init__(self, file: OutputFile) -> None:
+        self.writer = -1
+        self._file = file
+        self._ended = asyncio.Event()
+        self._left_bytes = BYTES_PER_S
+        self._transport: asyncio.ReadTransport
+
+    @classmethod
+    async def open(cls, path: Path, limit_bytes: int) -> Self:
+        """Open the file, in a folder that is made, and a pipe. Raises OSError."""
+        make_folder(path.parent)
+        output = cls(OutputFile(path, limit_bytes))
+        reader, output.writer = os.pipe()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(reader, "rb", buffering=0))
+        return output
+
+    async def close(self) -> None:
+        """Take what is still there once everybody has gone who could add to it, and close the file."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), DRAIN_S)
+        self._transport.close()
+        await self._ended.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = cast(asyncio.ReadTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self._file.write(data)
+        self._left_bytes -= len(data)
+        if self._left_bytes <= 0:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(1.0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._left_bytes = BYTES_PER_S
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Called by the loop."""
+        self._file.close()
+        self._ended.set()

@@ -1,0 +1,8 @@
+"""What was generated once is used again.
+
+``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
+instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
+place of one that is missing.
+
+Import from the folders: ``from forebay.replay.skip import SkipManager``.
+"""

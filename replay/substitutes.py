@@ -1,0 +1,11 @@
+"""The rule of ``repeat``: which of those that are there takes the place of one that is missing."""
+
+from collections.abc import Collection
+
+
+def substitute(wanted: int, available: Collection[int]) -> int | None:
+    """``wanted`` itself, else the largest smaller one, else the smallest larger one; None where there is none."""
+    if wanted in available:
+        return wanted
+    smaller = [each for each in available if each < wanted]
+    return max(smaller) if smaller else min(available, default=None)

@@ -1,0 +1,209 @@
+"""``forebay simulate``."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
+from forebay.server.cli.output import echo, make_console, print_json
+from forebay.server.cli.trace_source import DataDir, open_source
+
+if TYPE_CHECKING:
+    # Loaded where it is needed: all other commands start without.
+    from forebay.workers.simulator.result_rows import Variation
+    from forebay.workers.simulator.simulated_source import SimulatedFacts, SimulatedSource
+
+PLOT_ENDINGS = (".png", ".svg")
+
+Given = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN|FILE]",
+        help="Id or name of a run; or its folder, a file of its trace, or the folder of logs in the published layout.",
+    ),
+]
+PopulationName = Annotated[
+    str | None, typer.Option("--population", metavar="NAME", help="Answers that are drawn: short, probe or long.")
+]
+Policies = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="A,B", help="Policies to compare.  [default: the run's own, or pull]"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=JSON", help="A setting; one that is given more than once makes more rows."),
+]
+Engines = Annotated[str | None, typer.Option("--engines", metavar="N,M", help="Engines, in place of those of the log.")]
+Places = Annotated[
+    str | None, typer.Option("--num-process", metavar="N,M", help="Rollouts at once, or auto; one row for each.")
+]
+KvTokens = Annotated[int | None, typer.Option("--kv", min=2, help="Tokens that the cache of one engine holds.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, max=10_000, help="Runs of each row, on the same answers.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw time against waste and bias: .png or .svg.")
+]
+
+
+def command(
+    given: Given = None,
+    population: PopulationName = None,
+    policy: Policies = None,
+    settings: Settings = None,
+    engines: Engines = None,
+    num_process: Places = None,
+    kv: KvTokens = None,
+    seeds: Seeds = 20,
+    as_json: AsJson = False,
+    plot: PlotFile = None,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Try schedulers on a recorded run, or on a population of answers: the code that runs, in virtual time."""
+    if (given is None) == (population is None):
+        raise InvalidInput("give RUN|FILE, or --population", hint="one of them", field="source")
+    _require_extra()
+    _check_plot(plot)
+    with _source(given, population, kv, url, token, data_dir) as source:
+        wanted = _variations(source, policy, settings or [], engines, num_process)
+        facts = source.facts()
+        if not as_json:
+            from forebay.server.cli.simulate_summary import show_facts
+
+            show_facts(make_console(), facts)
+        rows = _compare(source, wanted, seeds)
+    if as_json:
+        print_json(_document(facts, rows))
+    else:
+        from forebay.server.cli.simulate_summary import show_rows
+
+        show_rows(make_console(), rows)
+    if plot is not None:
+        _draw(rows, plot)
+
+
+def _document(facts: "SimulatedFacts", rows: Sequence[Any]) -> dict[str, Any]:
+    stated = asdict(facts)
+    if facts.replay is not None:
+        stated["replay"]["error"] = facts.replay.error
+    document: dict[str, Any] = _finite({"schema": 1, **stated, "rows": [row.as_json() for row in rows]})
+    return document
+
+
+def _finite(value: Any) -> Any:
+    """``value`` as JSON can hold it: what is without a bound is null."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _require_extra() -> None:
+    """Raise ``MissingExtra``. Looks without importing."""
+    from importlib.util import find_spec
+
+    for package in ("numpy", "scipy", "matplotlib"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "sim")
+
+
+def _check_plot(plot: Path | None) -> None:
+    # Asked before the work is done, which may take minutes.
+    if plot is None:
+        return
+    if plot.suffix.lower() not in PLOT_ENDINGS:
+        raise InvalidInput(
+            f"{plot} is no picture", hint=f"its ending is one of {', '.join(PLOT_ENDINGS)}", field="plot"
+        )
+    if plot.is_dir():
+        raise InvalidInput(f"{plot} is a folder", hint="--plot names the file to write", field="plot")
+    if not plot.parent.is_dir():
+        hint = "make it first, or choose another --plot"
+        raise InvalidInput(f"there is no folder {plot.parent}", hint=hint, field="plot")
+
+
+@contextmanager
+def _source(
+    given: str | None, population: str | None, kv: int | None, url: str, token: str, data_dir: Path | None
+) -> "Iterator[SimulatedSource]":
+    from forebay.workers.simulator.simulated_source import population_source, recorded_source
+
+    if population is not None:
+        yield population_source(population, kv)
+    elif given is not None and Path(given).is_file():
+        yield recorded_source(Path(given), given, kv)
+    else:
+        with open_source(given or "", url, token, data_dir) as source:
+            yield recorded_source(source.folder, source.title, kv)
+
+
+def _variations(
+    source: "SimulatedSource", policy: str | None, settings: list[str], engines: str | None, num_process: str | None
+) -> "list[Variation]":
+    from forebay.workers.simulator.scenario_grid import variations, varied
+    from forebay.workers.simulator.simulation_settings import read_settings
+
+    policies = _listed("policy", policy) if policy is not None else [source.policy]
+    numbers = [_count("engines", each) for each in _listed("engines", engines)] if engines is not None else [None]
+    places: list[Any] = [None]
+    if num_process is not None:
+        listed = _listed("num_process", num_process)
+        places = [each if each == "auto" else _count("num_process", each) for each in listed]
+    wanted = list(variations(policies, numbers, places, read_settings(settings)))
+    for variation in wanted:  # what is wrong with any is told before the first is run
+        source.check(varied(source.scenario(0), variation))
+    return wanted
+
+
+def _listed(field: str, given: str) -> list[str]:
+    values = [each.strip() for each in given.split(",") if each.strip()]
+    if not values:
+        option = field.replace("_", "-")
+        raise InvalidInput(f"--{option} names nothing", hint="values with commas between", field=field)
+    return values
+
+
+def _count(field: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 1_000_000 or len(text) > 7:
+        option = field.replace("_", "-")
+        raise InvalidInput(
+            f"--{option} must be between 1 and 1000000, got {text!r:.100}",
+            hint="several with commas between",
+            field=field,
+        )
+    return int(text)
+
+
+def _compare(source: "SimulatedSource", wanted: "Sequence[Variation]", seeds: int) -> list[Any]:
+    from forebay.workers.simulator.scenario_grid import compare
+
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        return compare(source.scenario, wanted, seeds, lambda: None)
+    total, done = seeds * len(wanted), 0
+    with console.status("") as status:
+
+        def note() -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{done} of {total} runs")
+
+        return compare(source.scenario, wanted, seeds, note)
+
+
+def _draw(rows: Sequence[Any], plot: Path) -> None:
+    from forebay.workers.simulator.pareto_plot import draw
+
+    try:
+        draw(rows, plot)
+    except OSError as error:
+        hint = "make room, or name another file with --plot"
+        raise ForebayError(f"{plot} cannot be written: {error.strerror}", hint=hint) from None
+    echo(f"wrote {plot}", err=True)

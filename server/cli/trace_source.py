@@ -1,0 +1,165 @@
+"""Which log a command is about: from ``RUN|DIR`` to a folder with its files.
+
+``DIR`` is the folder of a trace, of a run, a data directory with one run, or a log in the published layout. ``RUN`` is
+asked for at the server, which streams its trace; where no server answers, or it does not know the run, it is looked for
+in the data directory on this disk; where one is given, there first. ``open_source`` gives a folder in each case::
+
+    with open_source(given, url, token, data_dir) as source:
+        report = analyse(load(source.folder))
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.core.errors import ForebayError, InvalidInput, RunNotFound
+from forebay.server.cli.client import NoServer, ServerClient
+from forebay.server.cli.run_lookup import MAX_CANDIDATES
+from forebay.server.cli.trace_download import TraceDownload
+from forebay.telemetry.tracing.read_trace import find_trace
+
+_PUBLISHED = "step_*/worker_*.jsonl"
+
+Given = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|DIR",
+        help="Id or name of a run, or the beginning of one; or the folder of a trace, a run, a data directory, "
+        "or of logs in the published layout.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="FOREBAY_DATA_DIR",
+        help="Look for RUN in this data directory before a server is asked.  "
+        "[default: forebay-data, after it was asked]",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """Where a log lies on this disk."""
+
+    title: str
+    """The run's id, or the folder as it was given."""
+    folder: Path
+    """It has the files of a trace, or, somewhere in it, the steps of a published log."""
+    is_published: bool = False
+    download: TraceDownload | None = None
+    """What brings the folder up to date, if it is a copy of what a server has."""
+
+    def refresh(self) -> None:
+        """Bring the folder up to date."""
+        if self.download is not None:
+            self.download.refresh()
+
+
+@contextmanager
+def open_source(given: str, url: str, token: str = "", data_dir: Path | None = None) -> Iterator[TraceSource]:
+    """The log that ``given`` names. What was fetched from a server is removed at the end.
+
+    Raises ``InvalidInput`` with what was looked for, where there is no such run or folder, or no log in it.
+    """
+    if not given:
+        raise InvalidInput("RUN|DIR is empty", hint="give a run's id or name, or a folder; `forebay status` lists runs")
+    source = _of_folder(Path(given)) if Path(given).exists() else None
+    if source is None and data_dir is not None:
+        source = _of_data_dir(given, data_dir)
+    if source is not None:
+        yield source
+    elif Path(given).exists() or "/" in given:
+        raise _nothing(given)
+    else:
+        with _of_server(given, url, token, data_dir or Path("forebay-data")) as source:
+            yield source
+
+
+def _of_folder(folder: Path) -> TraceSource | None:
+    """The log in ``folder``, whatever kind it is; None without any."""
+    if trace := find_trace(folder):
+        return TraceSource(_title(trace), trace)
+    if _is_published(folder):
+        return TraceSource(str(folder), folder, is_published=True)
+    runs = _runs_with_a_trace(folder)
+    if len(runs) > 1:
+        hint = f"name one of them: {folder / 'runs' / runs[-1].name}"
+        raise InvalidInput(f"{folder} has the traces of {_listed(runs)}", hint=hint)
+    return _of_folder(runs[0]) if runs else None
+
+
+def _of_data_dir(given: str, data_dir: Path) -> TraceSource | None:
+    """The run in ``data_dir`` whose id is ``given``, or the only one whose id begins so."""
+    runs = [run for run in _runs_with_a_trace(data_dir) if run.name.startswith(given)]
+    exact = [run for run in runs if run.name == given] or runs
+    if len(exact) > 1:
+        raise InvalidInput(f"{given!r} could be any of {_listed(exact)}", hint="give more of the id")
+    return _of_folder(exact[0]) if exact else None
+
+
+@contextmanager
+def _of_server(given: str, url: str, token: str, data_dir: Path) -> Iterator[TraceSource]:
+    with ServerClient(url, token) as server, tempfile.TemporaryDirectory(prefix="forebay-trace-") as copy:
+        try:
+            run_id = server.find_run(given)["run_id"]
+        except InvalidInput:  # it could be any of several
+            raise
+        except ForebayError as error:
+            source = _of_data_dir(given, data_dir)
+            if source is None:
+                raise _unknown(given, url, data_dir, error) from None
+        else:
+            download = TraceDownload(server, run_id, Path(copy))
+            download.refresh()
+            source = TraceSource(run_id, Path(copy), download=download)
+            if find_trace(source.folder) is None:
+                raise InvalidInput(f"the server has no trace of {run_id}", hint="was tracing off when it ran?")
+        yield source
+
+
+def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> ForebayError:
+    if isinstance(error, NoServer):
+        asked = f"no server answers at {url}"
+    elif isinstance(error, RunNotFound):
+        asked = f"the server at {url} knows no such run"
+    else:
+        return error  # a wrong token, say
+    looked_for = f"there is no folder {given!r}, {asked}, and {data_dir}/runs has no trace of one"
+    return InvalidInput(looked_for, hint="give a run's id or name, or a folder; --url and --data-dir say where to look")
+
+
+def _nothing(given: str) -> InvalidInput:
+    looked_for = f"{{run,gateway,server}}-*.jsonl with the head of a trace, or {_PUBLISHED}"
+    if Path(given).exists():
+        return InvalidInput(f"no log is in {given}: looked for {looked_for}", hint="give the folder of a run or a log")
+    return InvalidInput(f"there is no folder {given!r}", hint="a run is given by its id or name")
+
+
+def _is_published(folder: Path) -> bool:
+    from forebay.telemetry.analysis.load_published import find_steps
+
+    return bool(find_steps(folder))
+
+
+def _runs_with_a_trace(data_dir: Path) -> list[Path]:
+    """The newest last."""
+    return sorted((run for run in data_dir.glob("runs/*") if find_trace(run)), key=lambda run: run.stat().st_mtime)
+
+
+def _title(trace: Path) -> str:
+    """``runs/RUN/trace`` is called by its run."""
+    whole = trace.resolve()
+    return whole.parent.name if whole.name == "trace" and whole.parent.parent.name == "runs" else str(trace)
+
+
+def _listed(runs: list[Path]) -> str:
+    names = [f"  {run.name}" for run in runs[-MAX_CANDIDATES:]]
+    more = [f"  and {len(runs) - len(names)} older ones"] if len(runs) > len(names) else []
+    return "\n".join([f"{len(runs)} runs:", *names, *more])

@@ -1,0 +1,35 @@
+"""From the records of a trace, or logs in the published layout, to a report that names causes.
+
+``load`` (``load_log.py``) makes a ``timeline.py`` of either: steps with their requests, turns and events, whatever
+wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``step_summary.py`` and
+``critical_path.py`` for each. Out goes a ``report.py``::
+
+    from forebay.telemetry.analysis import analyse, load
+
+    report = analyse(load("runs/run-…/trace"), step="67")
+
+``load_trace.py`` reads traces, with ``trace_lines/``, ``load_published.py`` the published layout, with ``published/``.
+``completion_curves.py`` says how requests came to their ends, ``completion_gaps.py`` when none did, ``what_if.py`` what
+lower caps would have saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes.
+``robust.py`` has their statistics. ``compare.py`` sets reports side by side.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.telemetry.analysis.load_log import load as load
+    from forebay.telemetry.analysis.make_report import analyse as analyse
+
+__all__ = ["analyse", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        from forebay.telemetry.analysis.load_log import load
+
+        return load
+    if name == "analyse":
+        from forebay.telemetry.analysis.make_report import analyse
+
+        return analyse
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,137 @@
+"""Several runs beside each other: what a change did to step times, throughput, lengths and rewards, step by step.
+
+The first of them is what the others are compared with. Steps of one name stand side by side.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from statistics import fmean
+
+from forebay.telemetry.analysis.findings.step_outliers import outlier_steps
+from forebay.telemetry.analysis.findings.wording import seconds_of
+from forebay.telemetry.analysis.report import (
+    ComparedRun,
+    ComparedStep,
+    ProfileReport,
+    ReportComparison,
+    StepFigures,
+    StepSummary,
+)
+
+_ALIKE = 0.05
+"""Peaks of which the same step of another run has none: that one is this near to its usual, or nearer."""
+
+
+def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
+    """Side by side, the first as the one that the others are measured by."""
+    names = run_names([report.source for report in reports])
+    runs = [_run(name, report) for name, report in zip(names, reports, strict=True)]
+    for run in runs[1:]:
+        _relate(run, runs[0])
+    by_name = [{step.name: step for step in report.steps} for report in reports]
+    ordered = dict.fromkeys(step.name for report in reports for step in report.steps)
+    steps = [ComparedStep(name=name, runs=[_figures_of(steps.get(name)) for steps in by_name]) for name in ordered]
+    return ReportComparison(runs=runs, steps=steps, sentences=[*_changes(runs), *_peaks(names, reports)])
+
+
+def run_names(sources: Sequence[str]) -> list[str]:
+    """The last parts of their paths, with numbers where that would not tell them apart."""
+    last = [PurePath(source).name or source for source in sources]
+    return [name if last.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(last, 1)]
+
+
+def _run(name: str, report: ProfileReport) -> ComparedRun:
+    steps = report.steps
+    return ComparedRun(
+        name=name,
+        source=report.source,
+        num_steps=len(steps),
+        figures=StepFigures(
+            seconds=_mean([step.seconds for step in steps]),
+            interval_s=_interval(steps),
+            wait_s=_mean([step.wait_s for step in steps]),
+            tokens_per_s=_mean([step.tokens_per_s for step in steps]),
+            length_min=_mean([step.length_min for step in steps]),
+            length_mean=_mean([step.length_mean for step in steps]),
+            length_max=_mean([step.length_max for step in steps]),
+            share_at_cap=_mean([step.share_at_cap for step in steps]),
+            reward_mean=_mean([step.reward_mean for step in steps]),
+        ),
+        reward_first=next((step.reward_mean for step in steps if step.reward_mean is not None), None),
+        reward_last=next((step.reward_mean for step in reversed(steps) if step.reward_mean is not None), None),
+        outlier_steps=[step.name for step in outlier_steps(steps)],
+    )
+
+
+def _figures_of(step: StepSummary | None) -> StepFigures | None:
+    if step is None:
+        return None
+    return StepFigures(
+        seconds=step.seconds,
+        wait_s=step.wait_s,
+        tokens_per_s=step.tokens_per_s,
+        length_min=step.length_min,
+        length_mean=step.length_mean,
+        length_max=step.length_max,
+        share_at_cap=step.share_at_cap,
+        reward_mean=step.reward_mean,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _interval(steps: Sequence[StepSummary]) -> float | None:
+    """From the begin of a step to that of the next: with what lies between them."""
+    begins = [step.begin_s for step in steps]
+    return (begins[-1] - begins[0]) / (len(begins) - 1) if len(begins) > 1 else None
+
+
+def _relate(run: ComparedRun, base: ComparedRun) -> None:
+    run.saved_s = _difference(base.figures.seconds, run.figures.seconds)
+    run.speedup = _ratio(base.figures.seconds, run.figures.seconds)
+    run.throughput_gain = _ratio(run.figures.tokens_per_s, base.figures.tokens_per_s)
+    run.reward_gain = _difference(run.reward_last, base.reward_last)
+
+
+def _difference(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right
+
+
+def _ratio(left: float | None, right: float | None) -> float | None:
+    return None if left is None or not right else left / right
+
+
+def _changes(runs: Sequence[ComparedRun]) -> list[str]:
+    base = runs[0] if runs else None
+    found = []
+    for run in runs[1:]:
+        if base is None or run.saved_s is None or run.figures.seconds is None:
+            continue
+        word = "less" if run.saved_s >= 0 else "more"
+        text = f"{run.name}: {seconds_of(abs(run.saved_s))} {word} a step than {base.name}"
+        if run.throughput_gain is not None:
+            text += f", {run.throughput_gain:.2f} times its tokens per second"
+        if run.reward_gain is not None:
+            text += f", its last reward {run.reward_gain:+.3f}"
+        found.append(text + ".")
+    return found
+
+
+def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> list[str]:
+    """Steps that were slow in one run and not in the others: what happened there is no matter of the data."""
+    found = []
+    for name, report in zip(names, reports, strict=True):
+        others = [other for other in reports if other is not report]
+        for step in outlier_steps(report.steps):
+            same = [each for other in others for each in other.steps if each.name == step.name]
+            if same and all(each.seconds < (1 - _ALIKE) * step.seconds for each in same):
+                fast, slow = min(each.seconds for each in same), max(each.seconds for each in same)
+                usual = seconds_of(fast) if len(same) == 1 else f"{seconds_of(fast)} to {seconds_of(slow)}"
+                found.append(
+                    f"Step {step.name} took {seconds_of(step.seconds)} in {name} and {usual} in the other "
+                    f"{len(same)}: it does not come from the data."
+                )
+    return found

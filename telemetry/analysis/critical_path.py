@@ -1,0 +1,155 @@
+"""What a step's release waited for: from the moment it was there back to the moment it was asked for.
+
+If the trainer asked after the last group was ready, it was late itself. Else the group that became ready last held the
+read up: the way goes from the reply back to the last sample that was written, and through its rollout by whatever ended
+last at each moment. The parts add up to the wait.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from forebay.telemetry.analysis.report import EventPath, PathPart
+from forebay.telemetry.analysis.timeline import SURPLUS, Event, ProfileStep, ReadTimes, Request
+
+LATE_TRAINER = "late_trainer"
+"""The event of the path of a step for which nobody had to be waited for."""
+
+SHORTEST_S = 1e-4
+"""Of a part: what is shorter lies between two clocks, or in the rounding of a log, and goes to its neighbour."""
+
+
+class CriticalPath(NamedTuple):
+    """A step's path in the order of time."""
+
+    parts: list[PathPart]
+    beyond_next_s: float | None
+    """What the last group cost beyond the one that was ready before it; None where there is only one."""
+
+
+class _Wait(NamedTuple):
+    """What there was to wait for, and for how long."""
+
+    asked: float
+    satisfied: float
+    by: str
+    groups: Sequence[str]
+
+
+def critical_path(step: ProfileStep) -> CriticalPath:
+    """The path of the step's waits, one after the other where several reads brought its groups."""
+    parts: list[PathPart] = []
+    beyond: list[float] = []
+    until = step.begin_s
+    for wait in _waits(step):
+        begin, end = max(wait.asked, until), min(wait.satisfied, step.end_s)
+        if end < begin:
+            continue
+        parts += _path_of_wait(step, wait, begin, end)
+        beyond += _beyond_next(step, wait, begin, end)
+        until = end
+    return CriticalPath(parts, sum(beyond) if beyond else None)
+
+
+def _waits(step: ProfileStep) -> list[_Wait]:
+    if step.reads:
+        return sorted(_of_read(read) for read in step.reads)
+    groups = list(step.ready_s)
+    asked = step.begin_s if step.asked_s is None else step.asked_s
+    satisfied = step.end_s if step.satisfied_s is None else step.satisfied_s
+    return [_Wait(asked, satisfied, step.released_by, groups)]
+
+
+def _of_read(read: ReadTimes) -> _Wait:
+    return _Wait(read.asked_s, read.satisfied_s, read.by, read.groups)
+
+
+def _path_of_wait(step: ProfileStep, wait: _Wait, begin: float, end: float) -> list[PathPart]:
+    group = wait.by or max(wait.groups, key=lambda each: step.ready_s.get(each, begin), default="")
+    ready = min(step.ready_s.get(group, end), end)
+    if wait.groups and group in step.ready_s and ready <= begin:
+        return [PathPart(begin_s=begin, seconds=end - begin, path=EventPath(step=step.name, event=LATE_TRAINER))]
+    last = _last_written(step, group, end if step.is_open else ready)
+    if last is None:
+        path = EventPath(step=step.name, group=group, event="unknown")
+        return [PathPart(begin_s=begin, seconds=end - begin, path=path)]
+    parts = _Backwards(step, last, begin, end)
+    parts.go()
+    return parts.in_order()
+
+
+def _last_written(step: ProfileStep, group: str, ready: float) -> Request | None:
+    """The request whose end made the group ready; one that is open still holds it up."""
+    members = [request for request in step.requests if request.group == group] if group else step.requests
+    members = [request for request in members if request.ending not in SURPLUS]
+    written = step.ready_by.get(group)
+    for request in members:
+        if request.request_id == written:
+            return request
+    in_time = [request for request in members if request.begin_s < ready]
+    return max(in_time, key=lambda request: (request.ending == "open", min(request.end_s, ready)), default=None)
+
+
+class _Backwards:
+    """From the release to the question, through the request that was waited for."""
+
+    def __init__(self, step: ProfileStep, request: Request, begin: float, end: float) -> None:
+        self._step = step
+        self._request = request
+        self._begin = begin
+        self._cursor = end
+        self._parts: list[PathPart] = []
+
+    def go(self) -> None:
+        request = self._request
+        self._take(min(request.end_s, self._cursor), "buffer" if self._step.ready_s else "barrier_wait", of_step=True)
+        for event in _by_last_end(request.events, self._cursor):
+            if self._cursor <= max(self._begin, request.begin_s):
+                break
+            end = min(event.end_s, self._cursor)
+            self._take(max(end, request.begin_s), "agent")
+            self._take(max(event.begin_s, request.begin_s), event.name, turn=event.turn)
+        self._take(request.begin_s, "agent" if request.events else _largest(request))
+        self._take(self._begin, "queue", of_step=True)
+
+    def _take(self, until: float, event: str, *, turn: int | None = None, of_step: bool = False) -> None:
+        """Go back to ``until``, which ``event`` takes."""
+        until = max(until, self._begin)
+        if until >= self._cursor:
+            return
+        if self._cursor - until < SHORTEST_S and (self._parts or until > self._begin):
+            if self._parts:
+                self._parts[-1].seconds += self._cursor - until
+                self._cursor = self._parts[-1].begin_s = until
+            return
+        path = EventPath(step=self._step.name, group=self._request.group, event=event)
+        if not of_step:
+            path.worker, path.request, path.turn = self._request.worker, self._request.request_id, turn
+        self._parts.append(PathPart(begin_s=until, seconds=self._cursor - until, path=path))
+        self._cursor = until
+
+    def in_order(self) -> list[PathPart]:
+        return self._parts[::-1]
+
+
+def _by_last_end(events: Sequence[Event], cursor: float) -> list[Event]:
+    """Those that lead from ``cursor`` back, each the one that ended last before the one after it began."""
+    found = []
+    for event in sorted(events, key=lambda each: (min(each.end_s, cursor), -each.begin_s), reverse=True):
+        if event.begin_s < cursor - SHORTEST_S and event.end_s > event.begin_s:
+            found.append(event)
+            cursor = event.begin_s
+    return found
+
+
+def _largest(request: Request) -> str:
+    """Of a request without events: the phase that took most of it."""
+    return max(request.phases, key=lambda name: request.phases[name], default="unknown")
+
+
+def _beyond_next(step: ProfileStep, wait: _Wait, begin: float, end: float) -> list[float]:
+    """How much earlier the wait had ended without the group that was ready last."""
+    moments = [step.ready_s[group] for group in wait.groups if group in step.ready_s]
+    if not moments:
+        moments = [request.end_s for request in step.requests if request.ending == "finished"]
+    moments = sorted(min(max(moment, begin), end) for moment in moments)
+    return [moments[-1] - moments[-2]] if len(moments) > 1 else []

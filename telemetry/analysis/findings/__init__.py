@@ -1,0 +1,7 @@
+"""What cost the time of steps: findings with one cause each, and the words for them.
+
+Of a step, ``request_outliers.py`` finds the requests that took longer than their like, by what ``engine_rates.py`` says
+that their tokens need, and ``request_causes.py`` why; ``late_workers.py`` the worker that the others waited for;
+``step_findings.py`` all that cost the step its time. Over steps, ``step_outliers.py`` and ``constant_phases.py``.
+``findings_builder.py`` ranks them, and ``wording.py`` has their words.
+"""

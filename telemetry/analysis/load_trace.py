@@ -1,0 +1,188 @@
+"""The trace of a run as a timeline: one pass over all lines for the bounds of its steps, then step by step their spans.
+
+``trace_lines/`` knows where lines are, which reads and groups make a step, and makes requests of their lines.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from forebay.core.errors import InvalidInput
+from forebay.telemetry.analysis.timeline import Problem, ProfileStep, ReadTimes, Request
+from forebay.telemetry.analysis.trace_lines.barrier_times import BusyEngines
+from forebay.telemetry.analysis.trace_lines.step_plan import StepPlan, TracePlan, end_of, plan_steps, satisfied_of
+from forebay.telemetry.analysis.trace_lines.trace_index import NS, TraceIndex
+from forebay.telemetry.analysis.trace_lines.trace_requests import requests_of
+from forebay.telemetry.analysis.trace_lines.trace_sources import TraceSources
+from forebay.telemetry.tracing.read_trace import find_trace, trace_files
+from forebay.telemetry.tracing.records import Read
+
+LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/)"
+"""What makes a folder a trace."""
+
+
+def load_trace(*given: Path | Iterable[bytes | str], source: str = "") -> "TraceTimeline":
+    """The timeline of folders with trace files, of streams of their lines, or of both.
+
+    ``InvalidInput`` for a folder that is not there, or that has no such file; for streams without a record.
+    """
+    sources = TraceSources()
+    for each in given:
+        if isinstance(each, Path):
+            _add_folder(sources, each)
+        else:
+            sources.add_lines(each)
+    names = [str(each) for each in given if isinstance(each, Path)]
+    return TraceTimeline(sources, source or ", ".join(names) or "a stream of a trace")
+
+
+def _add_folder(sources: TraceSources, given: Path) -> None:
+    if given.is_file():
+        sources.add_file(given)
+        return
+    folder = find_trace(given)
+    if folder is None:
+        what = "no trace in" if given.is_dir() else "no folder"
+        raise InvalidInput(f"{what} {given}: looked for {LOOKED_FOR}", field="source")
+    for path in trace_files(folder):
+        sources.add_file(path)
+
+
+class TraceTimeline:
+    """A ``Timeline`` of one trace. Only what its steps' bounds need is held, and the step that one looks at."""
+
+    def __init__(self, sources: TraceSources, source: str) -> None:
+        self.source = source
+        self._index = TraceIndex(sources)
+        if self._index.is_empty:
+            raise InvalidInput(f"no record of a trace in {source}: looked for lines that {LOOKED_FOR} have")
+        self._plan: TracePlan = plan_steps(self._index)
+        self._busy = BusyEngines(self._index.busy)
+        self.problems: list[Problem] = self._index.problems
+        self.num_problems = self._index.num_problems
+        self.notes = list(_notes(self._index))
+
+    def steps(self) -> Iterator[ProfileStep]:
+        """In the order of their ends; last, where rollouts were open or no read brought any, the one without an end."""
+        for plan in self._plan.steps:
+            yield self._filled(plan)
+        if self._plan.left_over:
+            yield from self._last()
+
+    def _filled(self, plan: StepPlan) -> ProfileStep:
+        step = ProfileStep(plan.name, plan.begin * NS, plan.end * NS)
+        _add_reads(step, plan.reads)
+        step.requests = self._requests(plan.groups)
+        used = {group for read in plan.reads for group in read.groups}
+        for request in step.requests:
+            request.is_used = request.group in used and request.ending == "finished"
+            request.discarded = self._index.groups[request.group].discarded_why if request.group not in used else ""
+        self._add_ready(step, [*dict.fromkeys([*plan.groups, *used])])
+        self._complete(step)
+        return step
+
+    def _requests(self, groups: Iterable[str]) -> list[Request]:
+        records = self._index.records_of([self._index.groups[name] for name in groups])
+        return sorted(requests_of(records, self._index.last_ns), key=lambda request: request.begin_s)
+
+    def _add_ready(self, step: ProfileStep, groups: Iterable[str]) -> None:
+        for name in groups:
+            group = self._index.groups[name]
+            if group.ready:
+                step.ready_s[name] = group.ready * NS
+                if group.ready_by:
+                    step.ready_by[name] = group.ready_by
+
+    def _complete(self, step: ProfileStep) -> None:
+        """What is seen of its requests once they are there."""
+        delivered = [step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s]
+        waits = [
+            read.satisfied_s - step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s
+        ]
+        if waits:
+            step.delivery_phases["buffer"] = max(0.0, sum(waits) / len(waits))
+        release = max(delivered, default=step.satisfied_s or step.end_s)
+        step.worker_phases = self._busy.barriers(step.requests, min(release, step.end_s))
+        begin = min((request.begin_s for request in step.requests), default=step.begin_s)
+        step.standstills = [
+            stall for stall in self._index.standstills if stall.end_s >= begin and stall.begin_s <= step.end_s
+        ]
+
+    def _last(self) -> Iterator[ProfileStep]:
+        requests = self._requests(self._plan.left_over)
+        is_open = any(request.ending == "open" for request in requests) or bool(self._index.open_reads)
+        if not requests:
+            return
+        if self._plan.steps and not is_open:
+            note = (
+                f"{len(requests)} requests of {len(self._plan.left_over)} groups were over after the last read: "
+                "they belong to no step."
+            )
+            self.notes += [note] if note not in self.notes else []
+            return
+        yield self._open_step(requests, is_open=is_open)
+
+    def _open_step(self, requests: list[Request], *, is_open: bool) -> ProfileStep:
+        before = self._plan.steps[-1] if self._plan.steps else None
+        begin = before.end * NS if before else min(request.begin_s for request in requests)
+        end = self._index.last_ns * NS if is_open else max(request.end_s for request in requests)
+        step = ProfileStep(_name_after(before), min(begin, end), end, requests=requests, is_open=is_open)
+        step.is_total_given = False
+        if self._index.open_reads:
+            step.asked_s = min(max(min(self._index.open_reads.values()) * NS, step.begin_s), end)
+            step.satisfied_s = end
+        self._add_ready(step, self._plan.left_over)
+        for request in requests:
+            # Nothing was read yet: what finished may still be.
+            request.is_used = request.ending == "finished"
+        self._complete(step)
+        return step
+
+
+def _name_after(before: StepPlan | None) -> str:
+    if before is None:
+        return "0"
+    return str(int(before.name) + 1) if before.name.isdecimal() else f"after {before.name}"
+
+
+def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
+    step.reads = [_read_times(read) for read in reads]
+    step.asked_s = min(max(min(read.asked_s for read in step.reads), step.begin_s), step.end_s)
+    last = max(step.reads, key=lambda read: read.satisfied_s)
+    step.satisfied_s, step.released_by = max(last.satisfied_s, step.asked_s), last.by
+    step.delivery_phases = {
+        "hooks": sum(map(_hooks_s, step.reads, reads)),
+        "delivery": sum(read.sent_s - read.judged_s for read in step.reads),
+    }
+    step.weights = max((read.weights for read in reads if read.weights is not None), default=None)
+
+
+def _hooks_s(times: ReadTimes, read: Read) -> float:
+    """How long the hooks took: a trainer that polls has them asked once it asks again."""
+    return max(0.0, times.judged_s - max(times.satisfied_s, read.last_asked * NS))
+
+
+def _read_times(read: Read) -> ReadTimes:
+    satisfied = satisfied_of(read)
+    judged = max(read.judged, satisfied)
+    first_byte = max(read.first_byte, judged)
+    sent = max(end_of(read), first_byte)
+    return ReadTimes(
+        min(read.t, satisfied) * NS,
+        satisfied * NS,
+        judged * NS,
+        first_byte * NS,
+        sent * NS,
+        by=read.by,
+        groups=list(read.groups),
+    )
+
+
+def _notes(index: TraceIndex) -> Iterator[str]:
+    if index.dropped_spans or index.dropped_summaries:
+        why = f" ({', '.join(sorted(index.dropped_why))})" if index.dropped_why else ""
+        yield f"{index.dropped_spans} spans and {index.dropped_summaries} summaries are missing{why}."
+    if index.num_failures:
+        times = "once" if index.num_failures == 1 else f"{index.num_failures} times"
+        yield f"The run process failed {times}: what it had under way is shown as open, until then."
+    if not any(read.groups for read in index.reads):
+        yield "No read brought anything: all is one step, from the first start to the last end."

@@ -1,0 +1,268 @@
+"""The spans of one attempt, as its leaves, phases and turns.
+
+A span's own time, where none of its children was open, is a leaf as well; and so is what nobody measured, which the
+rule of ``exclusive_time.py`` names.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+
+from forebay.telemetry.analysis.timeline import Event, TurnTimes
+from forebay.telemetry.analysis.trace_lines.trace_index import NS
+from forebay.telemetry.analysis.trace_lines.trace_sources import Writer
+from forebay.telemetry.tracing.exclusive_time import (
+    CONTAINERS,
+    ENDINGS,
+    Interval,
+    TurnInterval,
+    rollout_pieces,
+    rollout_shares,
+)
+from forebay.telemetry.tracing.records import Open, RolloutSummary, Span, TurnSummary
+
+
+@dataclass(slots=True)
+class AttemptSpans:
+    """One attempt of a rollout. Times in ns, on the clock that all share."""
+
+    id: str
+    writer: Writer
+    summary: RolloutSummary | None
+    """None for one that never ended, or whose summary is lost."""
+    begin: int
+    end: int
+    number: int = 0
+    is_open: bool = False
+    spans: list[tuple[Writer, Span | Open]] = field(default_factory=list)
+    """All below it."""
+
+
+@dataclass(slots=True)
+class EventsOfAttempt:
+    """What the timeline tells of it, in seconds."""
+
+    worker: str
+    phases: dict[str, float]
+    events: list[Event]
+    turns: list[TurnTimes]
+
+
+_Leaf = tuple[int, int, Span | Open, str]
+"""Begin and end of a span that is none of the containers, clipped to its attempt; the span; and the id of the one
+around it, past those that are containers. A plain tuple, for the sake of its cost."""
+
+_ENVIRONMENT = "environment"
+
+_by_begin = itemgetter(0)
+_by_moment = attrgetter("begin_s")
+
+
+def events_of(attempt: AttemptSpans) -> EventsOfAttempt:
+    """All of one attempt: from its spans, where they were kept, and from its summary."""
+    summary = attempt.summary
+    shift = attempt.writer.shift_ns
+    turns = [turn_times(turn, number, shift) for number, turn in enumerate(summary.turns)] if summary else []
+    worker = summary.engine if summary else ""
+    if not attempt.spans:
+        phases = _seconds(summary.phases) if summary else {"agent": (attempt.end - attempt.begin) * NS}
+        return EventsOfAttempt(worker, phases, [], turns)
+    leaves = _leaves(attempt)
+    turns = turns or list(_turns_of_spans(attempt))
+    events = _events(leaves)
+    events += _unmeasured(attempt, leaves, turns)
+    events.sort(key=_by_moment)
+    if summary is None or not summary.phases or _is_joined(attempt):
+        phases = _count_anew(attempt, leaves, turns)
+    else:
+        phases = _seconds(summary.phases)
+    return EventsOfAttempt(worker or _first_engine(leaves), phases, events, turns)
+
+
+def turn_times(turn: TurnSummary, number: int, shift: int) -> TurnTimes:
+    """A turn as a summary tells it."""
+    begin = turn.t + shift
+    return TurnTimes(
+        number,
+        begin * NS,
+        (begin + turn.d) * NS,
+        _seconds(turn.phases),
+        turn.engine,
+        turn.prompt,
+        turn.cached,
+        turn.sampled,
+        turn.finish_reason,
+        turn.has_tools,
+    )
+
+
+def _seconds(phases: dict[str, int]) -> dict[str, float]:
+    return {name: ns * NS for name, ns in phases.items()}
+
+
+def _is_joined(attempt: AttemptSpans) -> bool:
+    """Whether another process measured parts of it that its summary cannot know."""
+    own = attempt.writer
+    return any(
+        writer is not own and (writer.pid != own.pid or writer.process != own.process) for writer, _ in attempt.spans
+    )
+
+
+def _leaves(attempt: AttemptSpans) -> list[_Leaf]:
+    """In the order of their begin."""
+    containers = {span.id: span.up for _, span in attempt.spans if span.name in CONTAINERS}
+    first, last = attempt.begin, attempt.end
+    found = []
+    for writer, span in attempt.spans:
+        if span.name in CONTAINERS:
+            continue
+        begin = span.t + writer.shift_ns
+        end = begin + span.d if isinstance(span, Span) else _end_of_open(attempt, writer, begin)
+        begin, end = max(begin, first), min(end, last)
+        up = span.up
+        for _ in containers:  # at most so many around each other, in a damaged file too
+            if up not in containers:
+                break
+            up = containers[up]
+        found.append((begin, max(begin, end), span, up))
+    found.sort(key=_by_begin)
+    return _around_turns(attempt, found) if _is_joined(attempt) else found
+
+
+def _around_turns(attempt: AttemptSpans, leaves: list[_Leaf]) -> list[_Leaf]:
+    """``environment`` only before an agent's first turn and behind its last: the gateway knows what lies between."""
+    turns = [(span.t + writer.shift_ns, span) for writer, span in attempt.spans if span.name == "turn"]
+    if not turns:
+        return leaves
+    first = min(begin for begin, _ in turns)
+    last = max(begin + span.d if isinstance(span, Span) else attempt.end for begin, span in turns)
+    found = []
+    for leaf in leaves:
+        begin, end, span, up = leaf
+        if span.name != _ENVIRONMENT or begin > first or end < last:
+            found.append(leaf)
+        else:
+            found += [(begin, first, span, up), (last, end, span, up)]
+    found.sort(key=_by_begin)
+    return found
+
+
+def _end_of_open(attempt: AttemptSpans, writer: Writer, begin: int) -> int:
+    """Of a span that never ended. Another process may have died long before the attempt was over."""
+    if writer.process == attempt.writer.process:
+        return attempt.end
+    return max(begin, min(attempt.end, writer.last_ns))
+
+
+def _turns_of_spans(attempt: AttemptSpans) -> Iterator[TurnTimes]:
+    """Where no summary tells them: each lasts until the next one begins."""
+    found = [(span.t + writer.shift_ns, span) for writer, span in attempt.spans if span.name == "turn"]
+    found.sort(key=_by_begin)
+    for number, (begin, span) in enumerate(found):
+        end = found[number + 1][0] if number + 1 < len(found) else attempt.end
+        at = span.at
+        yield TurnTimes(
+            number,
+            begin * NS,
+            end * NS,
+            engine=str(at.get("engine") or ""),
+            prompt_tokens=int(at.get("prompt") or 0),
+            cached_tokens=int(at.get("cached") or 0),
+            sampled_tokens=int(at.get("sampled") or 0),
+            finish_reason=str(at.get("finish_reason") or ""),
+            has_tools=bool(at.get("has_tools")),
+        )
+
+
+def _turn_marks(attempt: AttemptSpans, turns: Sequence[TurnTimes], leaves: Sequence[_Leaf]) -> list[TurnInterval]:
+    """The turns, each until its chat was over: what comes then is a tool's time, or the agent's."""
+    chats: list[tuple[int, int]] = []
+    for writer, span in attempt.spans:
+        if span.name == "turn":
+            begin = span.t + writer.shift_ns
+            chats.append((begin, begin + span.d if isinstance(span, Span) else attempt.end))
+    # The summary may tell of turns by the clock of another process, which lies beside that of their spans.
+    if attempt.summary is not None and len(chats) != len(turns):
+        begins = [turn.t + attempt.writer.shift_ns for turn in attempt.summary.turns]
+    else:
+        begins = sorted(begin for begin, _ in chats)
+    if not chats:
+        chats = [(begin, end) for begin, end, span, _ in leaves if span.name == "engine"]
+    marks = []
+    for number, begin in enumerate(begins):
+        until = begins[number + 1] if number + 1 < len(begins) else attempt.end
+        end = max((chat_end for chat_begin, chat_end in chats if begin <= chat_begin < until), default=begin)
+        marks.append(TurnInterval(number, begin, min(end, until), turns[number].has_tools))
+    return marks
+
+
+def _events(leaves: Sequence[_Leaf]) -> list[Event]:
+    """What each span had to itself."""
+    children: dict[str, list[_Leaf]] = {}
+    for leaf in leaves:
+        if leaf[3]:
+            children.setdefault(leaf[3], []).append(leaf)
+    events = []
+    for begin, end, span, _ in leaves:
+        inner = children.get(span.id)
+        is_open = span.__class__ is Open
+        if inner is None:
+            if end > begin:
+                events.append(Event(span.name, begin * NS, end * NS, span.turn, is_open, span.at))
+        else:
+            for left, right in _uncovered(begin, end, inner):
+                events.append(Event(span.name, left * NS, right * NS, span.turn, is_open, span.at))
+    return events
+
+
+def _uncovered(begin: int, end: int, inner: Sequence[_Leaf]) -> list[tuple[int, int]]:
+    """The stretches from ``begin`` to ``end`` in which none of ``inner``, in the order of begin, is open."""
+    found = []
+    for each in inner:
+        first, last = each[0], each[1]
+        if first >= end:
+            break
+        if first > begin:
+            found.append((begin, first))
+        if last > begin:
+            begin = last
+    if begin < end:
+        found.append((begin, end))
+    return found
+
+
+def _unmeasured(attempt: AttemptSpans, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> list[Event]:
+    """What nobody measured, named by the one rule that there is for it."""
+    gaps = _uncovered(attempt.begin, attempt.end, leaves)
+    if not gaps:
+        return []
+    # All that was measured counts as one span, but for what says that the last tool is over.
+    bounds = [attempt.begin, *(moment for gap in gaps for moment in gap), attempt.end]
+    measured = [Interval(_MEASURED, begin, end) for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
+    measured += [Interval(span.name, begin, end) for begin, end, span, _ in leaves if span.name in ENDINGS]
+    marks = _turn_marks(attempt, turns, leaves)
+    events: list[Event] = []
+    for begin, end, names, turn in rollout_pieces(measured, marks, attempt.begin, attempt.end):
+        if _MEASURED not in names and names[0] not in ENDINGS:
+            events.append(Event(names[0], begin * NS, end * NS, turn))
+    return events
+
+
+_MEASURED = "measured"
+
+
+def _count_anew(attempt: AttemptSpans, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
+    """Exclusive seconds by phase, from all spans. Those of ``turns`` are set as well."""
+    intervals = [Interval(span.name, begin, end, span.id, up) for begin, end, span, up in leaves]
+    shares = rollout_shares(intervals, _turn_marks(attempt, turns, leaves), attempt.begin, attempt.end)
+    for turn in turns:
+        turn.phases = {name: share * NS for name, share in shares.get(turn.number, {}).items()}
+    phases: dict[str, float] = {}
+    for own in shares.values():
+        for name, share in own.items():
+            phases[name] = phases.get(name, 0.0) + share * NS
+    return phases
+
+
+def _first_engine(leaves: Sequence[_Leaf]) -> str:
+    return next((str(span.at["engine"]) for _, _, span, _ in leaves if span.at.get("engine")), "")

@@ -1,0 +1,129 @@
+"""What a lower ``max_tokens``, or waiting for fewer requests, would have saved, had all else been the same.
+
+Closed forms over the requests of each step. With a cap, a request ends earlier by the tokens that are cut, at its own
+speed; the step's generation ends with the last of them. Waiting for k of n ends with the k-th end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from forebay.telemetry.analysis.findings.engine_rates import working_s
+from forebay.telemetry.analysis.report import StepSummary, WhatIf
+from forebay.telemetry.analysis.timeline import ProfileStep, Request
+
+CAP_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+"""Of the cap, or of the longest answer where none is known."""
+WAIT_SHARES = (0.99, 0.95, 0.9, 0.8)
+_FEW = 0.05
+_GAINS = 0.01
+"""Of the mean step: a cap that saves no more than this beyond the next higher one gains nothing more."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    saved_s: float = 0.0
+    num_cut: int = 0
+    reward_lost: float | None = None
+
+    def add(self, saved_s: float, cut: Sequence[Request]) -> None:
+        self.saved_s += saved_s
+        self.num_cut += len(cut)
+        rewards = [request.reward for request in cut if request.reward is not None]
+        if rewards:
+            self.reward_lost = (self.reward_lost or 0.0) + sum(rewards)
+
+
+class WhatIfs:
+    """Sums over steps, each looked at once and forgotten: the caps are those of the first step that has answers."""
+
+    def __init__(self) -> None:
+        self._caps: list[int] = []
+        self._by_cap: dict[int, _Sum] = {}
+        self._by_share: dict[float, _Sum] = {share: _Sum() for share in WAIT_SHARES}
+        self._num_steps = 0
+        self._num_answers = 0
+        self._seconds = 0.0
+
+    def add(self, step: ProfileStep, summary: StepSummary) -> None:
+        """Take a step in."""
+        requests = [request for request in step.requests if request.ending == "finished"]
+        if not requests:
+            return
+        self._num_steps += 1
+        self._num_answers += len(requests)
+        self._seconds += summary.seconds
+        most_s = summary.seconds if summary.wait_s is None else summary.wait_s
+        if not self._caps:
+            self._choose_caps(step, requests)
+        for cap in self._caps:
+            cut = [request for request in requests if request.sampled_tokens > cap]
+            self._by_cap[cap].add(min(saved_by_cap(requests, cap), most_s), cut)
+        by_end = sorted(requests, key=lambda request: request.end_s)
+        for share, total in self._by_share.items():
+            keep = kept(len(by_end), share)
+            total.add(min(by_end[-1].end_s - by_end[keep - 1].end_s, most_s), by_end[keep:])
+
+    def _choose_caps(self, step: ProfileStep, requests: Sequence[Request]) -> None:
+        longest = step.length_cap or max(request.sampled_tokens for request in requests)
+        self._caps = sorted({max(1, round(longest * share)) for share in CAP_SHARES}, reverse=True) if longest else []
+        self._by_cap = {cap: _Sum() for cap in self._caps}
+
+    def results(self) -> list[WhatIf]:
+        """By cap, from high to low; then by share waited for."""
+        if not self._num_steps:
+            return []
+        sums = [("cap", float(cap), self._by_cap[cap]) for cap in self._caps]
+        sums += [("wait_for", share, self._by_share[share]) for share in WAIT_SHARES]
+        return [
+            WhatIf(
+                what=what,
+                value=value,
+                saved_s=total.saved_s / self._num_steps,
+                num_cut=total.num_cut,
+                reward_lost=total.reward_lost,
+            )
+            for what, value, total in sums
+        ]
+
+    def sentences(self) -> list[str]:
+        """The cap that saves most and cuts few answers, and the one below which nothing more is gained."""
+        if not self._num_steps or not self._caps:
+            return []
+        mean_s = self._seconds / self._num_steps
+        saved = [(cap, self._by_cap[cap].saved_s / self._num_steps) for cap in self._caps]
+        best, best_s = saved[0]
+        few = [(saved_s, cap) for cap, saved_s in saved if self._by_cap[cap].num_cut <= _FEW * self._num_answers]
+        found = []
+        for (_, before_s), (cap, saved_s) in pairwise(saved):
+            if saved_s - before_s > _GAINS * mean_s:
+                best, best_s = cap, saved_s
+        if few and max(few)[0] > _GAINS * mean_s:
+            found.append(self._would_have_saved(max(few)[1], mean_s) + ".")
+        if best_s > _GAINS * mean_s and best != saved[-1][0]:
+            found.append(self._would_have_saved(best, mean_s) + "; a lower one gains nothing more.")
+        return found
+
+    def _would_have_saved(self, cap: int, mean_s: float) -> str:
+        total = self._by_cap[cap]
+        saved_s = total.saved_s / self._num_steps
+        share = 100 * total.num_cut / self._num_answers
+        text = f"max_tokens {cap} would have saved {saved_s:.1f} s a step ({100 * saved_s / mean_s:.0f} %) and cut "
+        return text + f"{total.num_cut} of {self._num_answers} answers ({share:.1f} %)"
+
+
+def kept(number: int, share: float) -> int:
+    """How many of ``number`` requests are waited for; at least one."""
+    return max(1, min(number, round(number * share)))
+
+
+def saved_by_cap(requests: Sequence[Request], cap: int) -> float:
+    """How much earlier the last of ``requests`` would have ended."""
+    last_s = max(request.end_s for request in requests)
+    return last_s - max(request.end_s - _cut_s(request, cap) for request in requests)
+
+
+def _cut_s(request: Request, cap: int) -> float:
+    if request.sampled_tokens <= cap:
+        return 0.0
+    return working_s(request.phases) * (request.sampled_tokens - cap) / request.sampled_tokens

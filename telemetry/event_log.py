@@ -1,0 +1,102 @@
+"""A log of events in the layout of verl's multi-turn profile: a line of JSON at the end of each."""
+
+import atexit
+import fcntl
+import logging
+import os
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.core import private_files
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN = 64
+"""Files that are kept open: there is a new one for each step and worker, and nobody says that one is over."""
+
+
+class EventLog:
+    """Appends events to files, a whole line with one write. For use from any thread, and by any number of processes.
+
+    ``forebay profile`` reads ``{dir}/step_{n}/worker_{id}.jsonl``. What cannot be written, as on a full disk, is
+    lost, and told once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fds: dict[str, int] = {}
+        self._has_warned = False
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def log(
+        self,
+        path: str | os.PathLike[str],
+        event: str,
+        duration: float | None = None,
+        extra: dict[str, Any] | None = None,
+        workid: int | str | None = None,
+        step: int | None = None,
+        **keys: Any,
+    ) -> None:
+        """Append ``event``, which ends now and took ``duration`` seconds, to the file ``path``, whose folders are made.
+
+        What is None is left out.
+        """
+        record = {
+            "timestamp": datetime.now().isoformat(),
+            "event": event,
+            "duration_sec": duration,
+            "extra": extra,
+            "workid": workid,
+            "step": step,
+            **keys,
+        }
+        known = {name: value for name, value in record.items() if value is not None}
+        try:
+            self._append(os.fspath(path), msgspec.json.encode(known, enc_hook=str) + b"\n")
+        except Exception as error:  # noqa: BLE001 - neither a full disk nor what is no JSON is worth a rollout
+            self._warn(error)
+
+    def close(self) -> None:
+        """Close the files; one that is written again is opened again."""
+        with self._lock:
+            while self._fds:
+                os.close(self._fds.popitem()[1])
+
+    def _append(self, path: str, line: bytes) -> None:
+        with self._lock:
+            fd = self._fds.get(path)
+            if fd is None:
+                while len(self._fds) >= MAX_OPEN:
+                    os.close(self._fds.pop(next(iter(self._fds))))
+                fd = self._fds[path] = self._open(path)
+            # Other processes append to the same file.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                size = os.fstat(fd).st_size
+                if os.write(fd, line) < len(line):
+                    os.ftruncate(fd, size)
+                    raise OSError("the disk took a part of a line")
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+    @staticmethod
+    def _open(path: str) -> int:
+        private_files.make_folder(Path(path).absolute().parent)
+        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("events are lost, which is said once: %s", error)
+
+    def _after_fork(self) -> None:
+        # A lock of its own, which a thread of the parent may have held, and files of its own: locks go by open file.
+        self._lock = threading.Lock()
+        while self._fds:
+            os.close(self._fds.popitem()[1])

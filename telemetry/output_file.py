@@ -1,0 +1,41 @@
+"""What a process prints, kept in a file that is limited in size. It loads fast."""
+
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from forebay.core.private_files import opener
+
+
+class OutputFile:
+    """Appends to a file; when it has half of ``limit_bytes``, it takes the place of the older file."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path = path
+        self._half_bytes = limit_bytes // 2
+        self._file = _opened(path)
+
+    def write(self, chunk: bytes) -> None:
+        """Append ``chunk``, as far as the disk takes it."""
+        # What the disk refuses is lost: a full disk must not stop the run at its next print.
+        with suppress(OSError):
+            if self._file.tell() + len(chunk) > self._half_bytes:
+                self._rotate()
+            self._file.write(chunk[-self._half_bytes :])
+
+    def _rotate(self) -> None:
+        self._path.replace(older_file(self._path))
+        self._file.close()
+        self._file = _opened(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _opened(path: Path) -> FileIO:
+    return FileIO(path, "a", opener=opener)
+
+
+def older_file(path: Path) -> Path:
+    """The file that holds what came before ``path``."""
+    return path.with_name(path.name + ".1")

@@ -1,0 +1,52 @@
+"""The same findings and tables as the page has, without its pictures."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.render.blocks import Block, Cell, FoldBlock, LinkCell, ParagraphBlock, TableBlock
+from forebay.telemetry.render.numbers import counted, seconds_text
+from forebay.telemetry.render.sections import sections_of
+from forebay.telemetry.visible_text import visible
+
+_MEANS_SOMETHING = re.compile(r"([\\`*_\[\]<>|#~&!])")
+"""To Markdown, or to the HTML in it."""
+
+
+def markdown(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str:
+    """The report as Markdown; ``others`` stand beside it."""
+    return "\n".join(_lines(report, others))
+
+
+def _lines(report: ProfileReport, others: Sequence[ProfileReport]) -> Iterator[str]:
+    facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
+    yield from (f"# {_text(report.source)}", "", " · ".join(facts), "")
+    for section in sections_of(report, others):
+        yield from (f"## {_text(section.title)}", "")
+        for block in section.blocks:
+            yield from _block(block)
+
+
+def _block(block: Block) -> Iterator[str]:
+    match block:
+        case ParagraphBlock():
+            yield from (_text(block.text), "")
+        case TableBlock():
+            yield _row(block.headers)
+            yield "|" + " --- |" * len(block.headers)
+            yield from map(_row, block.rows)
+            yield ""
+        case FoldBlock():
+            yield from (f"### {_text(block.title)}", "")
+            for inner in block.blocks:
+                yield from _block(inner)
+
+
+def _row(cells: Sequence[Cell]) -> str:
+    texts = (cell.text if isinstance(cell, LinkCell) else cell for cell in cells)
+    return f"| {' | '.join(map(_text, texts))} |"
+
+
+def _text(text: str) -> str:
+    """Of one line, and as it came: nothing in it is taken for Markdown."""
+    return _MEANS_SOMETHING.sub(r"\\\1", visible(" ".join(text.splitlines())))

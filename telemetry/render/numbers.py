@@ -1,0 +1,64 @@
+"""How figures are written, and how many of them are kept where nobody could see all."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MOST_POINTS = 2_000
+"""Of one line of a picture."""
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``150 s``, ``84.5 s``, ``2.5 ms``; a dash for what is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    size = abs(seconds)
+    if 0 < size < 0.1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:,.0f} s" if size >= 100 else f"{seconds:.3g} s"
+
+
+def percent_text(percent: float | None) -> str:
+    """``74.05 %``; a dash for what is not known."""
+    return "-" if percent is None or not math.isfinite(percent) else f"{percent:.2f} %"
+
+
+def share_text(share: float | None) -> str:
+    """A share of 1 in percent."""
+    return "-" if share is None else percent_text(100 * share)
+
+
+def number_text(number: float | None) -> str:
+    """Digits in groups, and no more of them than tell something; a dash for what is not known."""
+    if number is None or not math.isfinite(number):
+        return "-"
+    if float(number).is_integer() or abs(number) >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def short(number: float | None) -> float | None:
+    """A number of six digits, for pictures: nobody sees more, and the page is smaller. No number is a gap in a line."""
+    if number is None or not math.isfinite(number):
+        return None
+    rounded = float(f"{number:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def shortened(numbers: Iterable[float | None]) -> list[float | None]:
+    """``short`` of each."""
+    return [short(number) for number in numbers]
+
+
+def thinned(items: Sequence[T], most: int = MOST_POINTS) -> list[T]:
+    """At most ``most`` of ``items``, evenly spread, first and last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]

@@ -1,0 +1,96 @@
+"""Several runs beside each other, as ``analysis/compare.py`` relates them."""
+
+from collections.abc import Callable, Sequence
+
+from forebay.telemetry.analysis.compare import compare
+from forebay.telemetry.analysis.report import ComparedRun, ProfileReport, ReportComparison
+from forebay.telemetry.render import charts
+from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, TableBlock
+from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text, share_text
+
+PICTURES = {
+    "seconds": ("Duration of each step", "seconds", 1),
+    "wait_s": ("Waiting for rollouts", "seconds", 1),
+    "tokens_per_s": ("Throughput", "tokens per second", 1),
+    "length_mean": ("Mean length of answers", "tokens", 1),
+    "length_max": ("Longest answer", "tokens", 1),
+    "share_at_cap": ("Answers at the cap", "%", 100),
+    "reward_mean": ("Mean reward", "reward", 1),
+}
+"""By a field of ``StepFigures``: title, unit, and by what its values are multiplied."""
+
+ROWS: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "seconds": ("mean seconds of a step", seconds_text),
+    "interval_s": ("from step to step", seconds_text),
+    "wait_s": ("waiting for rollouts", seconds_text),
+    "tokens_per_s": ("tokens per second", number_text),
+    "length_min": ("length: least", number_text),
+    "length_mean": ("length: mean", number_text),
+    "length_max": ("length: greatest", number_text),
+    "share_at_cap": ("answers at the cap", share_text),
+    "reward_mean": ("mean reward", number_text),
+}
+MOST_ROWS = 200
+
+
+def compared(reports: Sequence[ProfileReport]) -> PageSection:
+    """The same figures of each run, side by side; steps of one name stand at one place."""
+    found = compare(reports)
+    blocks: list[Block] = [
+        *(ParagraphBlock(sentence) for sentence in found.sentences),
+        TableBlock(("", *(run.name for run in found.runs)), [*_overall(found.runs), _findings(reports)]),
+        *_pictures(found),
+        *_steps(found),
+        TableBlock(("phase", *(run.name for run in found.runs)), _shares(reports)),
+    ]
+    return PageSection("compare", "Compared", blocks)
+
+
+def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = [["steps", *(number_text(run.num_steps) for run in runs)]]
+    for field, (title, text) in ROWS.items():
+        values = [getattr(run.figures, field) for run in runs]
+        if any(value is not None for value in values):
+            rows.append([title, *map(text, values)])
+    rows.append(["reward of the first step", *(number_text(run.reward_first) for run in runs)])
+    rows.append(["reward of the last step", *(number_text(run.reward_last) for run in runs)])
+    rows.append(["saved per step", *(seconds_text(run.saved_s) for run in runs)])
+    rows.append(["times as fast", *(number_text(run.speedup) for run in runs)])
+    rows.append(["steps that stick out", *(", ".join(run.outlier_steps) or "-" for run in runs)])
+    return [row for row in rows if any(cell != "-" for cell in row[1:])]
+
+
+def _findings(reports: Sequence[ProfileReport]) -> list[Cell]:
+    first = [max(each.findings, key=lambda finding: finding.seconds, default=None) for each in reports]
+    return ["costliest finding", *(finding.sentence if finding else "-" for finding in first)]
+
+
+def _pictures(found: ReportComparison) -> list[Block]:
+    blocks: list[Block] = []
+    for field, (title, unit, factor) in PICTURES.items():
+        lines: dict[str, dict[str, float | None]] = {run.name: {} for run in found.runs}
+        for step in found.steps:
+            for run, figures in zip(found.runs, step.runs, strict=True):
+                value = None if figures is None else getattr(figures, field)
+                lines[run.name][step.name] = None if value is None else factor * value
+        if any(value is not None for line in lines.values() for value in line.values()):
+            blocks.append(FigureBlock(f"compared_{field}", title, charts.runs_over_steps(lines, unit)))
+    return blocks
+
+
+def _steps(found: ReportComparison) -> list[Block]:
+    rows = [
+        [step.name, *(seconds_text(figures.seconds if figures else None) for figures in step.runs)]
+        for step in found.steps[:MOST_ROWS]
+    ]
+    blocks: list[Block] = [TableBlock(("seconds of step", *(run.name for run in found.runs)), rows)]
+    if len(found.steps) > MOST_ROWS:
+        text = f"The table has the first {MOST_ROWS} of {counted(len(found.steps), 'step')}."
+        blocks.append(ParagraphBlock(text, is_note=True))
+    return blocks
+
+
+def _shares(reports: Sequence[ProfileReport]) -> list[list[Cell]]:
+    phases = dict.fromkeys(phase for report in reports for phase in report.phase_shares)
+    ordered = sorted(phases, key=lambda phase: -max(report.phase_shares.get(phase, 0.0) for report in reports))
+    return [[phase, *(percent_text(report.phase_shares.get(phase)) for report in reports)] for phase in ordered]

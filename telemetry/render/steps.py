@@ -1,0 +1,131 @@
+"""One step, from its parts down to its requests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from forebay.telemetry.analysis.report import CompletionCurve, PathPart, ProfileReport, StepSummary
+from forebay.telemetry.render import charts
+from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, LinkCell, PageSection, ParagraphBlock, TableBlock
+from forebay.telemetry.render.charts import turn_text
+from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text
+from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
+
+MOST_PARTS = 200
+"""Of one critical path, the longest of them."""
+MOST_WORKERS = 64
+ALL_WORKERS = "all workers"
+
+
+class Anchors(Protocol):
+    """Where steps and requests are shown one by one."""
+
+    @property
+    def steps(self) -> dict[str, str]: ...
+    @property
+    def requests(self) -> dict[str, str]: ...
+    @property
+    def first_step(self) -> str: ...
+
+
+def step_section(report: ProfileReport, step: StepSummary, shown: Anchors) -> PageSection:
+    """Everything about one step."""
+    anchor = shown.steps[step.name]
+    blocks: list[Block] = [ParagraphBlock(_in_words(step))]
+    blocks += _critical_path(step, anchor, shown.requests)
+    blocks += _workers(report, step, anchor)
+    blocks += _completion(report, step, anchor)
+    own = [each for each in report.outliers if each.step == step.name]
+    if own:
+        costly = sorted(own, key=lambda each: -each.beyond_s)[:MOST_WORKERS]
+        blocks += [ParagraphBlock("Requests that took longer than their like:"), outlier_table(costly, shown.requests)]
+    if step.phase_shares:
+        blocks.append(_phases(step))
+    return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
+
+
+def _in_words(step: StepSummary) -> str:
+    times = {"training": step.train_s, "waiting for rollouts": step.wait_s, "sending": step.send_s}
+    parts = ", ".join(f"{name} {seconds_text(value)}" for name, value in times.items() if value is not None)
+    known = f": {parts}" if parts else ""
+    requests = f"{counted(step.num_requests, 'request')}, {step.num_used:,} used"
+    beyond = step.beyond_next_s
+    cost = f" Its last group cost {seconds_text(beyond)} beyond the one before it." if beyond is not None else ""
+    return f"{seconds_text(step.seconds)}{known}; {requests}.{cost}"
+
+
+def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) -> list[Block]:
+    parts = step.critical_path
+    if not parts:
+        return []
+    kept = _longest(parts)
+    total = seconds_text(sum(part.seconds for part in parts))
+    blocks: list[Block] = [
+        FigureBlock(f"critical_path-{anchor}", f"What its release waited for ({total})", charts.critical_path(kept)),
+        TableBlock(("from", "lasted", "event", "group", "request", "turn"), _path_rows(step, kept, requests)),
+    ]
+    if len(kept) < len(parts):
+        blocks.append(ParagraphBlock(f"The {len(kept)} longest of {len(parts):,} stretches are shown.", is_note=True))
+    return blocks
+
+
+def _longest(parts: Sequence[PathPart]) -> list[PathPart]:
+    if len(parts) <= MOST_PARTS:
+        return list(parts)
+    floor = sorted((part.seconds for part in parts), reverse=True)[MOST_PARTS - 1]
+    return [part for part in parts if part.seconds >= floor][:MOST_PARTS]
+
+
+def _path_rows(step: StepSummary, parts: Sequence[PathPart], requests: Mapping[str, str]) -> list[list[Cell]]:
+    return [
+        [
+            seconds_text(part.begin_s - step.begin_s),
+            seconds_text(part.seconds),
+            part.path.event,
+            part.path.group,
+            LinkCell(part.path.request, requests.get(part.path.request, "")),
+            turn_text(part.path.turn) or "-",
+        ]
+        for part in parts
+    ]
+
+
+def _curves(report: ProfileReport, step: StepSummary) -> dict[str, CompletionCurve]:
+    own = [curve for curve in report.curves if curve.step == step.name]
+    return {curve.worker or ALL_WORKERS: curve for curve in own}
+
+
+def _workers(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:
+    curves = _curves(report, step)
+    names = list(dict.fromkeys([*step.requests_by_worker, *step.barrier_s]))[:MOST_WORKERS]
+    if len(names) < 2:
+        return []
+    barrier = [step.barrier_s.get(name, 0.0) for name in names]
+    busy = [curves[name].ends_s[-1] if name in curves and curves[name].ends_s else 0.0 for name in names]
+    rows = [
+        (name, number_text(step.requests_by_worker.get(name)), seconds_text(at_work or None), seconds_text(stood))
+        for name, at_work, stood in zip(names, busy, barrier, strict=True)
+    ]
+    chart = charts.workers(names, busy, barrier)
+    return [
+        FigureBlock(f"per_step_all_workers-{anchor}", "Its workers, at work and at the barrier", chart),
+        TableBlock(("worker", "requests", "last one ended after", "stood at the barrier"), rows),
+    ]
+
+
+def _completion(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:
+    curves = _curves(report, step)
+    if not curves:
+        return []
+    gaps = [gap for gap in report.gaps if gap.step == step.name]
+    chart = charts.completion(curves, gaps, most=points_per_curve(report))
+    blocks: list[Block] = [
+        FigureBlock(f"req_analysis_and_cdf-{anchor}", "When its requests end, by worker", chart),
+        curve_table(list(curves.items())[:MOST_WORKERS], "worker"),
+    ]
+    return [*blocks, gap_table(gaps)] if gaps else blocks
+
+
+def _phases(step: StepSummary) -> TableBlock:
+    ordered = sorted(step.phase_shares.items(), key=lambda item: -item[1])
+    rows = [(name, percent_text(share), seconds_text(step.phase_seconds.get(name))) for name, share in ordered]
+    return TableBlock(("phase", "share", "seconds"), rows)

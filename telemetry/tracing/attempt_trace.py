@@ -1,0 +1,215 @@
+"""The spans of one attempt of a rollout, and what they come to: its phases, its turns, its summary."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval, rollout_shares
+from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
+from forebay.telemetry.tracing.span_handle import SpanHandle, current_span
+from forebay.telemetry.tracing.span_scope import Recorder, Scope
+from forebay.telemetry.tracing.trace_ids import new_span_id
+
+CAPPED = "length"
+"""The finish reason of a call that ended at its token limit."""
+
+
+class _Turn(NamedTuple):
+    """What is remembered of one; its attributes are those of its span, which may get more."""
+
+    id: str
+    number: int
+    begun: int
+    at: dict[str, Any]
+
+
+def counts_of(turns: Sequence[TurnSummary]) -> dict[str, Any]:
+    """What the summary of a rollout says of its turns."""
+    return {
+        "turns": list(turns),
+        "engine": next((turn.engine for turn in turns if turn.engine), ""),
+        "prompt": sum(turn.prompt for turn in turns),
+        "cached": sum(turn.cached for turn in turns),
+        "sampled": sum(turn.sampled for turn in turns),
+        "is_capped": any(turn.finish_reason == CAPPED for turn in turns),
+    }
+
+
+class AttemptTrace(Scope):
+    """One attempt: spans are written as they end, if its group's are kept; their times are collected in any case."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        uid: str,
+        group: str,
+        attempt: int,
+        begun: int | None = None,
+        id: str = "",  # noqa: A002 - as the field of the record is called
+        is_kept: bool = True,
+    ) -> None:
+        self.id = id or new_span_id()
+        super().__init__(recorder, uid=uid, group=group, attempt=attempt, up=self.id, is_kept=is_kept)
+        self.begun = begun or recorder.now()
+        self._collected: list[PlainInterval] = []
+        self._intervals = self._collected
+        self._turns: list[_Turn] = []
+        self._summary: RolloutSummary | None = None
+        if not id:  # else it is another process's, which notes and writes it
+            self._open[self.id] = self._root()
+
+    @property
+    def traceparent(self) -> str:
+        """The header by which others' spans become children of this attempt."""
+        return self._root().traceparent
+
+    def turn(
+        self,
+        number: int,
+        *,
+        begun: int | None = None,
+        up: SpanHandle | str | None = None,
+        id: str = "",  # noqa: A002 - as the field of the record is called
+        **at: Any,
+    ) -> SpanHandle:
+        """For a ``with``: the span of one turn. Spans in its context, and those until the next one, are its own.
+
+        Of its attributes ``engine``, ``prompt``, ``cached``, ``sampled``, ``finish_reason``, ``has_tools`` and
+        ``versions`` go into the summary; what it does not say is taken from its ``engine`` spans.
+        """
+        begun = begun or self._recorder.now()
+        handle = self._opened("turn", id or new_span_id(), self._place(up, None)[0], number, begun, at)
+        self._turns.append(_Turn(handle.id, number, begun, at))
+        self._last_turn = number
+        return handle
+
+    def know_as(self, id: str) -> None:  # noqa: A002 - as the field of the record is called
+        """Take the id by which another process knows it; before anything is recorded of it."""
+        root = self._open.pop(self.id, None)
+        self.id = self._up = id
+        if root is not None:
+            root.id = id
+            self._open[id] = root
+
+    @contextmanager
+    def activate(self) -> Iterator[None]:
+        """Within this ``span()`` and ``traceparent()`` are of this attempt: in this task or thread."""
+        token = current_span.set(self._root())
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # a generator that was closed elsewhere: the context is gone
+                current_span.reset(token)
+
+    def phases(self, until: int | None = None) -> dict[str, int]:
+        """Exclusive nanoseconds up to ``until``, else to now; what is still open counts. They add up to all of it."""
+        if self._summary is not None:
+            return dict(self._summary.phases)
+        end = until or self._recorder.now()
+        return _sums([each for _, each in self._windows(end)])
+
+    def take_over(self, span: Span, *, turn: int, up: str) -> None:
+        """A span that was recorded before it was known to be of this attempt, with the id that it had."""
+        self._opened(span.name, span.id, up, turn, span.t, span.at).end(span.t + span.d)
+
+    def turns(self, until: int | None = None) -> list[TurnSummary]:
+        """The turns so far, the last one up to ``until``, else to the end of the call that ended last."""
+        ends = [end for name, _, end, _, _ in self._collected if name == "turn"]
+        still_open = any(each.name == "turn" for each in list(self._open.values()))
+        end = until or (self._recorder.now() if still_open or not ends else int(max(ends)))
+        return [self._turn_summary(turn, phases) for turn, phases in self._windows(end) if turn is not None]
+
+    def summary(self, *, until: int | None = None, **fields: Any) -> RolloutSummary:
+        """End the attempt, now or at ``until``, and write its summary; ``fields``: what only a caller knows."""
+        if self._summary is not None:
+            return self._summary
+        end = until or self._recorder.now()
+        windows = self._windows(end)
+        turns = [self._turn_summary(turn, phases) for turn, phases in windows if turn is not None]
+        known = {
+            "t": self.begun,
+            "d": max(end - self.begun, 0),
+            "id": self.id,
+            "uid": self.uid,
+            "group": self.group,
+            "instance": "",
+            "attempt": self.attempt,
+            **counts_of(turns),
+            "phases": _sums([phases for _, phases in windows]),
+            "has_spans": self.is_kept,
+        }
+        self._summary = RolloutSummary(**{**known, **fields})
+        self._intervals = None
+        if (root := self._open.get(self.id)) is not None:
+            root.end(end, **{name: fields[name] for name in ("ending", "outcome") if fields.get(name)})
+        self._recorder.write(self._summary)
+        return self._summary
+
+    def _root(self) -> SpanHandle:
+        """The span of all of it. Not kept here: it would keep this, and both until a collection of garbage."""
+        return self._open.get(self.id) or SpanHandle(self, "attempt", self.id, "", None, self.begun, {})
+
+    def _windows(self, end: int) -> list[tuple[_Turn | None, dict[str, int]]]:
+        """Exclusive nanoseconds before the first turn, and from each to the next."""
+        still_open = [(each.name, each.begun, end, each.id, each.up) for each in list(self._open.values())]
+        intervals = [*self._collected, *still_open]
+        ends = {span_id: until for name, _, until, span_id, _ in intervals if name == "turn"}
+        turns = sorted(self._turns, key=itemgetter(2))
+        marks = [
+            TurnInterval(number, turn.begun, ends.get(turn.id, end), bool(turn.at.get("has_tools")))
+            for number, turn in enumerate(turns)
+        ]
+        shares = rollout_shares(intervals, marks, self.begun, end)
+        found: list[tuple[_Turn | None, dict[str, int]]] = [(None, _whole(shares.get(None, {})))]
+        found += [(turn, _whole(shares.get(number, {}))) for number, turn in enumerate(turns)]
+        return found
+
+    def _turn_summary(self, turn: _Turn, phases: dict[str, int]) -> TurnSummary:
+        known = _of_calls(self._calls.get(turn.number, ()))
+        known |= {name: value for name in _TURN_FIELDS if (value := _field(turn.at, name)) is not None}
+        known["has_tools"] = bool(turn.at.get("has_tools"))
+        return TurnSummary(t=turn.begun, d=sum(phases.values()), phases=phases, **known)
+
+
+_TURN_FIELDS = {"engine": str, "prompt": int, "cached": int, "sampled": int, "finish_reason": str, "versions": list}
+
+
+def _field(at: dict[str, Any], name: str) -> Any:
+    """None for one that is not told, or by a user's span of the same name in a way of its own."""
+    value = at.get(name)
+    return value if isinstance(value, _TURN_FIELDS[name]) else None
+
+
+def _of_calls(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the calls of a turn come to: more than one where it was gone on with after an abort."""
+    known: dict[str, Any] = {}
+    for call in calls:
+        for name in _TURN_FIELDS:
+            value = _field(call, name)
+            if value is None:
+                continue
+            if name not in known or name == "finish_reason":
+                known[name] = value
+            elif name == "sampled":
+                known[name] += value
+            elif name == "versions":
+                known[name] = [*known[name], *(each for each in value if each not in known[name])]
+    return known
+
+
+def _whole(shares: dict[str, float]) -> dict[str, int]:
+    """Whole nanoseconds that add up to the same."""
+    whole = {name: int(share) for name, share in shares.items()}
+    if whole and (rest := round(sum(shares.values()) - sum(whole.values()))):
+        whole[max(whole, key=whole.__getitem__)] += rest
+    return whole
+
+
+def _sums(parts: list[dict[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums

@@ -1,0 +1,213 @@
+"""Exclusive time: at each moment the open spans that have no open child share it equally, so that all adds up.
+
+Any clock will do, as integers of nanoseconds or as seconds. Within a rollout, what nobody measured is ``tool`` after a
+turn that called tools, else ``agent``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+CONTAINERS = frozenset({"attempt", "turn"})
+"""Spans that say to what others belong; their own time is that of nobody."""
+
+ENDINGS = frozenset({"reward_queue", "reward", "write", "retry"})
+"""With these a rollout's last tool calls are over, whatever the last turn asked for."""
+
+
+class Interval(NamedTuple):
+    """A span as far as its time is concerned."""
+
+    name: str
+    begin: float
+    end: float
+    id: str = ""
+    up: str = ""
+    """The ``id`` of the span around it; one that is not there, or "", is none."""
+
+
+PlainInterval = tuple[str, float, float, str, str]
+"""An ``Interval``, or a tuple of the same: what is recorded of every span has to be made fast."""
+
+
+class TurnInterval(NamedTuple):
+    """A turn; the time up to the next one belongs to it."""
+
+    number: int
+    begin: float
+    end: float
+    has_tools: bool = False
+
+
+class TimePiece(NamedTuple):
+    """A stretch of time in which the same spans were open."""
+
+    begin: float
+    end: float
+    names: tuple[str, ...]
+    """Of those that share it; a name stands there as often as it was open."""
+    turn: int | None = None
+    """The number of the turn that began last."""
+
+
+def pieces(intervals: Iterable[PlainInterval], begin: float, end: float) -> Iterator[TimePiece]:
+    """From ``begin`` to ``end`` without a hole, in the order of time. Where nothing is open, ``names`` is empty."""
+    for first, last, names in _stretches(intervals, begin, end):
+        yield TimePiece(first, last, names)
+
+
+def rollout_pieces(
+    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
+) -> Iterator[TimePiece]:
+    """As ``pieces``, of one attempt of a rollout: each with its turn, and none without a name."""
+    for each in _named(intervals, turns, begin, end):
+        yield TimePiece(*each)
+
+
+def rollout_shares(
+    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
+) -> dict[int | None, dict[str, float]]:
+    """The shares of ``rollout_pieces``: before the first turn (None), and from each turn to the next, by its number."""
+    found: dict[int | None, dict[str, float]] = {}
+    for first, last, names, turn in _named(intervals, turns, begin, end):
+        shares = found.get(turn)
+        if shares is None:
+            shares = found[turn] = {}
+        if len(names) == 1:
+            name = names[0]
+            shares[name] = shares.get(name, 0) + (last - first)
+        else:
+            _split(last - first, names, shares)
+    return found
+
+
+def add_shares(piece: TimePiece, shares: dict[str, float]) -> None:
+    """Add the time of ``piece`` to ``shares``, split equally among its names."""
+    if piece.names:
+        _split(piece.end - piece.begin, piece.names, shares)
+
+
+def _split(time: float, names: tuple[str, ...], shares: dict[str, float]) -> None:
+    share = time / len(names) if len(names) > 1 else time
+    for name in names:
+        shares[name] = shares.get(name, 0) + share
+
+
+_Stretch = tuple[float, float, tuple[str, ...]]
+_TOOL, _AGENT = ("tool",), ("agent",)
+
+
+def _named(
+    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
+) -> Iterator[tuple[float, float, tuple[str, ...], int | None]]:
+    ahead = sorted(turns, key=itemgetter(1), reverse=True)
+    next_begin = ahead[-1][1] if ahead else end
+    tools_end = min([each[1] for each in intervals if each[0] in ENDINGS], default=end)
+    number: int | None = None
+    turn_end, has_tools = end, False
+    first = begin
+    for _, last, names in _stretches(intervals, begin, end):
+        while first < last:
+            while next_begin <= first and ahead:
+                number, _, turn_end, has_tools = ahead.pop()
+                next_begin = ahead[-1][1] if ahead else end
+            until = next_begin if next_begin < last else last
+            shown = names
+            if not names:
+                if has_tools:
+                    if first < turn_end < until:
+                        until = turn_end
+                    if first < tools_end < until:
+                        until = tools_end
+                shown = _TOOL if has_tools and turn_end <= first < tools_end else _AGENT
+            yield first, until, shown, number
+            first = until
+
+
+def _stretches(intervals: Iterable[PlainInterval], begin: float, end: float) -> Iterator[_Stretch]:
+    known = list(intervals)
+    measured = [
+        each for each in known if each[1] < end and each[2] > begin and each[1] < each[2] and each[0] not in CONTAINERS
+    ]
+    measured.sort(key=itemgetter(1))
+    at = begin
+    number, size = 0, len(measured)
+    while number < size:
+        name, first, last, _, _ = measured[number]
+        beyond = number + 1
+        while beyond < size and measured[beyond][1] < last:
+            last = max(last, measured[beyond][2])
+            beyond += 1
+        first, last = max(first, begin), min(last, end)
+        if at < first:
+            yield at, first, ()
+        if beyond == number + 1:  # most of them: nothing happened beside it
+            yield first, last, (name,)
+        else:
+            yield from _Sweep(measured[number:beyond], known, begin, end).stretches()
+        number, at = beyond, last
+    if at < end:
+        yield at, end, ()
+
+
+_END, _BEGIN = 0, 1
+_MAX_DEPTH = 64
+"""Of nesting, in a file that somebody may have damaged."""
+
+
+class _Sweep:
+    """What is open while one goes through time in which several were."""
+
+    def __init__(
+        self, measured: Sequence[PlainInterval], known: Iterable[PlainInterval], begin: float, end: float
+    ) -> None:
+        ids = {each[3]: number for number, each in enumerate(measured) if each[3]}
+        ups = {each[3]: each[4] for each in known if each[3]}
+        self._names = [each[0] for each in measured]
+        self._above = [_above(each[4], ups, ids) for each in measured]
+        self._num_below = [0] * len(measured)
+        self._is_open = [False] * len(measured)
+        self._leaves: dict[int, None] = {}
+        self._events: list[tuple[float, int, int]] = []
+        for number, each in enumerate(measured):
+            self._events += ((max(each[1], begin), _BEGIN, number), (min(each[2], end), _END, number))
+        self._events.sort()
+
+    def stretches(self) -> Iterator[_Stretch]:
+        at = self._events[0][0]
+        for moment, what, number in self._events:
+            if moment > at:
+                yield at, moment, tuple([self._names[leaf] for leaf in self._leaves])
+                at = moment
+            if what == _BEGIN:
+                self._begin(number)
+            else:
+                self._end(number)
+
+    def _begin(self, number: int) -> None:
+        self._is_open[number] = True
+        if not self._num_below[number]:
+            self._leaves[number] = None
+        for above in self._above[number]:
+            self._num_below[above] += 1
+            self._leaves.pop(above, None)
+
+    def _end(self, number: int) -> None:
+        self._is_open[number] = False
+        self._leaves.pop(number, None)
+        for above in self._above[number]:
+            self._num_below[above] -= 1
+            if not self._num_below[above] and self._is_open[above]:
+                self._leaves[above] = None
+
+
+def _above(up: str, ups: dict[str, str], ids: dict[str, int]) -> tuple[int, ...]:
+    """The numbers of all spans around the one below ``up``, past those that are containers."""
+    found: list[int] = []
+    for _ in range(_MAX_DEPTH):
+        if not up:
+            break
+        if up in ids:
+            found.append(ids[up])
+        up = ups.get(up, "")
+    return tuple(found)

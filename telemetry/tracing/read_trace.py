@@ -1,0 +1,159 @@
+"""From the files of a trace back to records: whoever looks at a trace, or exports one, reads it with this.
+
+Lines that are broken are left out and reported with their file and number, those with times that cannot be as well.
+``TraceFolder.read`` gives all lines, and when it is asked again those that came since: a file that grows is read on
+from where it ended, and half a line at its end waits for its other half.
+"""
+
+import heapq
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Open, Record, RolloutSummary, Span
+
+LONGEST_NS = 1 << 63
+"""Beyond it no clock goes, and no format that traces are exported to."""
+
+_LIKELY_NS = LONGEST_NS >> 1
+_FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
+_decoder = msgspec.json.Decoder(Record)
+
+OnBadLine = Callable[[str, int, str], object]
+"""Called with file, line number (from 1) and what is wrong."""
+
+
+class TraceLine(NamedTuple):
+    """A record, and where it stands."""
+
+    file: str
+    number: int
+    """From 1, as editors count."""
+    record: Record
+
+
+def is_trace_file(path: Path) -> bool:
+    """Whether ``path`` is named like a file of a trace, or begins with a head."""
+    if _FILE_NAME.fullmatch(path.name):
+        return True
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return isinstance(decode_line(file.readline(1 << 16)), Head)
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The files of a trace in ``folder``, each process's in the order in which it wrote them."""
+    return sorted((path for path in folder.glob("*.jsonl") if is_trace_file(path)), key=_place)
+
+
+def find_trace(given: Path) -> Path | None:
+    """The folder with the files of a trace: ``given`` itself, or a run's ``trace`` in it. None without any."""
+    for folder in (given, given / "trace"):
+        if folder.is_dir() and trace_files(folder):
+            return folder
+    return None
+
+
+def decode_line(line: bytes) -> Record | str:
+    """The record in ``line``, or what is wrong with it."""
+    try:
+        record = _decoder.decode(line)
+    except (msgspec.DecodeError, ValueError) as error:  # the second is for bytes that are no UTF-8
+        return f"no record: {error}"
+    return _wrong_times(record) or record
+
+
+def version_text(head: Head) -> str:
+    """What is wrong with a file of a version that is not known."""
+    return f"version {head.version}, and {VERSION} is the newest that is known here"
+
+
+class TraceFolder:
+    """The files of one trace, which may still grow."""
+
+    def __init__(self, folder: Path, on_bad_line: OnBadLine) -> None:
+        self._folder = folder
+        self._on_bad_line = on_bad_line
+        self._read: dict[Path, tuple[int, int]] = {}
+        """How many bytes and lines of each file were read."""
+        self._of_other_version: set[Path] = set()
+
+    def read(self, *, is_complete: bool = True) -> Iterator[TraceLine]:
+        """The lines that were not read before, file by file.
+
+        With ``is_complete``, half a line at the end of a file is a broken one: nobody goes on with it.
+        """
+        yield from self._files(trace_files(self._folder), is_complete)
+
+    def merged(self, *, is_complete: bool = True) -> Iterator[TraceLine]:
+        """The same lines, those of all processes together, about in the order in which they were written."""
+        processes: dict[str, list[Path]] = {}
+        for path in trace_files(self._folder):
+            processes.setdefault(path.name.partition(".")[0], []).append(path)
+        return heapq.merge(*(self._files(paths, is_complete) for paths in processes.values()), key=_written_at)
+
+    def _files(self, paths: list[Path], is_complete: bool) -> Iterator[TraceLine]:
+        for path in paths:
+            try:
+                with path.open("rb") as file:
+                    yield from self._read_on(path, file, is_complete)
+            except FileNotFoundError:  # the budget took it
+                continue
+
+    def _read_on(self, path: Path, file: BinaryIO, is_complete: bool) -> Iterator[TraceLine]:
+        offset, number = self._read.get(path, (0, 0))
+        file.seek(offset)
+        name = path.name
+        for line in file:
+            if not (is_complete or line.endswith(b"\n")):
+                break
+            offset, number = offset + len(line), number + 1
+            self._read[path] = offset, number
+            if not line.isspace() and path not in self._of_other_version:
+                yield from self._decoded(path, name, number, line)
+
+    def _decoded(self, path: Path, name: str, number: int, line: bytes) -> Iterator[TraceLine]:
+        record = decode_line(line)
+        if isinstance(record, str):
+            self._on_bad_line(name, number, record)
+        elif isinstance(record, Head) and record.version > VERSION:
+            self._of_other_version.add(path)
+            self._on_bad_line(name, number, version_text(record))
+        else:
+            yield TraceLine(name, number, record)
+
+
+def _written_at(line: TraceLine) -> int:
+    record = line.record
+    return record.wall_ns if isinstance(record, Head) else record.t + getattr(record, "d", 0)
+
+
+def _place(path: Path) -> tuple[str, int, int, int, str]:
+    match = _FILE_NAME.fullmatch(path.name)
+    if match is None:
+        return "", 0, 0, 0, path.name
+    process, start, pid, number = match.groups()
+    return process, int(start), int(pid), int(number), path.name
+
+
+def _wrong_times(record: Record) -> str:
+    """What is wrong with the record's times; "" for nothing."""
+    if record.__class__ is Span and 0 <= record.t < _LIKELY_NS and 0 <= record.d < _LIKELY_NS:
+        return "a negative turn" if (record.turn or 0) < 0 else ""  # nearly all records are such
+    if isinstance(record, Head):
+        return ""
+    duration = record.d if isinstance(record, Span | RolloutSummary | LoopStall) else 0
+    if record.t < 0 or duration < 0:
+        return "a negative time"
+    if record.t + duration >= LONGEST_NS:
+        return "a time beyond the year 2262"
+    if isinstance(record, RolloutSummary):
+        if any(ns < 0 for ns in record.phases.values()) or any(turn.t < 0 or turn.d < 0 for turn in record.turns):
+            return "a negative time"
+    elif isinstance(record, Span | Open) and record.turn is not None and record.turn < 0:
+        return "a negative turn"
+    return ""

@@ -1,0 +1,96 @@
+"""Records on their way to the file: bounded, for any number of threads; where there is no room, spans go first."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from forebay.telemetry.tracing.records import Dropped, Open, Record, Span
+
+CAPACITY = 65_536
+_SPANS_AT_ONCE = 1_024
+_OTHERS_AT_ONCE = 64
+"""A summary may have a thousand turns."""
+
+
+class RecordQueue:
+    """Takes and hands out records without a lock; one thread hands out."""
+
+    def __init__(self, on_many: Callable[[], object], capacity: int = CAPACITY) -> None:
+        self._on_many = on_many
+        self._many = capacity // 4
+        self._capacity = capacity
+        self._encoder = msgspec.json.Encoder()
+        self._spans: deque[Record] = deque()
+        self._others: deque[Record] = deque()
+        self._num_lost_spans = 0
+        self._num_lost_others = 0
+
+    def __len__(self) -> int:
+        return len(self._spans) + len(self._others)
+
+    def put(self, record: Record) -> None:
+        """Take one. Where there is no room: a span is not taken, anything else takes the place of the oldest span."""
+        kind = type(record)
+        is_span = kind is Span or kind is Open
+        size = len(self._spans) + len(self._others)
+        if size < self._capacity:
+            (self._spans if is_span else self._others).append(record)
+            if size == self._many:
+                self._on_many()
+        elif is_span:
+            self._num_lost_spans += 1
+        else:
+            self._replace(record)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._spans.clear()
+        self._others.clear()
+        self._num_lost_spans = self._num_lost_others = 0
+
+    def take_lines(self, now: int) -> bytes:
+        """The next records, as whole lines; empty when there is none."""
+        records = _take(self._spans, _SPANS_AT_ONCE) or _take(self._others, _OTHERS_AT_ONCE)
+        if self._num_lost_spans or self._num_lost_others:
+            records.append(self._lost(now))
+        return self._encode(records) if records else b""
+
+    def _replace(self, record: Record) -> None:
+        try:
+            self._spans.popleft()
+        except IndexError:
+            self._num_lost_others += 1
+        else:
+            self._num_lost_spans += 1
+            self._others.append(record)
+
+    def _lost(self, now: int) -> Dropped:
+        spans, self._num_lost_spans = self._num_lost_spans, 0
+        others, self._num_lost_others = self._num_lost_others, 0
+        return Dropped(t=now, spans=spans, summaries=others, why="queue")
+
+    def _encode(self, records: list[Record]) -> bytes:
+        try:
+            return self._encoder.encode_lines(records)
+        except Exception:  # noqa: BLE001 - one that cannot be written costs itself alone
+            return b"".join(map(self._line, records))
+
+    def _line(self, record: Record) -> bytes:
+        try:
+            return self._encoder.encode(record) + b"\n"
+        except Exception:  # noqa: BLE001 - as above; it is counted
+            if type(record) is Span or type(record) is Open:
+                self._num_lost_spans += 1
+            else:
+                self._num_lost_others += 1
+            return b""
+
+
+def _take(queue: deque[Record], number: int) -> list[Record]:
+    records: list[Record] = []
+    with suppress(IndexError):  # also where ``put`` has taken the last one meanwhile
+        while len(records) < number:
+            records.append(queue.popleft())
+    return records

@@ -1,0 +1,147 @@
+"""How much disk the trace of a run may take: the oldest spans go first; once there are none, the oldest segments go.
+
+Segments that a living process writes are not touched. What was taken out is counted in a ``Dropped`` record, which
+follows the segment's head and stays.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from forebay.core import private_files
+from forebay.telemetry.tracing.records import Dropped
+from forebay.telemetry.tracing.trace_file import mark_as_written
+
+WHY = "budget"
+"""Of the ``Dropped`` record in a segment whose spans were taken out."""
+_ALL_WHY = "budget, all of it"
+"""Of one that has nothing else left."""
+
+_SPANS = (b'{"kind":"span"', b'{"kind":"open"')
+_SUMMARY = b'{"kind":"rollout"'
+
+
+class Removed(NamedTuple):
+    """What was taken out."""
+
+    spans: int = 0
+    """Notes of open ones among them."""
+    summaries: int = 0
+    num_bytes: int = 0
+
+    def plus(self, other: "Removed") -> "Removed":
+        """Both together."""
+        return Removed(self.spans + other.spans, self.summaries + other.summaries, self.num_bytes + other.num_bytes)
+
+
+def enforce_budget(folder: Path, max_bytes: int) -> Removed:
+    """Make the trace in ``folder`` fit into ``max_bytes``, as far as its segments are closed. 0: only spans go.
+
+    Costs a look at each file's size where it fits, and reads no segment again that has nothing left to take. Raises
+    ``OSError``, as on a full disk: every segment is then as it was, or as it is to be.
+    """
+    removed = Removed()
+    size, segments = _segments(folder)
+    for take in (_without_spans, _without_all) if max_bytes else (_without_spans,):
+        for path in segments:
+            if size - removed.num_bytes <= max_bytes:
+                return removed
+            removed = removed.plus(_shrink(path, take))
+    return removed
+
+
+def _segments(folder: Path) -> tuple[int, list[Path]]:
+    """Bytes of all, and their paths, the oldest first."""
+    found: list[tuple[int, Path]] = []
+    size = 0
+    for path in folder.glob("*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            size += stat.st_size
+            found.append((stat.st_mtime_ns, path))
+    return size, [path for _, path in sorted(found)]
+
+
+class _Segment(NamedTuple):
+    head: bytes
+    dropped: Dropped
+    """What was taken out of it before; ``why`` is "" for nothing."""
+    rest: BinaryIO
+
+
+def _without_spans(segment: _Segment) -> Iterator[bytes] | None:
+    """The lines that stay; None if there is nothing to take."""
+    if segment.dropped.why:
+        return None
+    return (line for line in segment.rest if not line.startswith(_SPANS))
+
+
+def _without_all(segment: _Segment) -> Iterator[bytes] | None:
+    """As above."""
+    return None if segment.dropped.why == _ALL_WHY else iter(())
+
+
+def _shrink(path: Path, take: Callable[[_Segment], Iterator[bytes] | None]) -> Removed:
+    try:
+        # For writing too: some file systems lock nothing else.
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return Removed()
+    with file:
+        is_free = mark_as_written(file.fileno())
+        if not is_free or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+            return Removed()
+        segment = _opened(file)
+        stays = take(segment)
+        if stays is None:
+            return Removed()
+        return _rewrite(path, file, segment, list(stays), WHY if take is _without_spans else _ALL_WHY)
+
+
+def _opened(file: BinaryIO) -> _Segment:
+    head, second = file.readline(), file.readline()
+    with contextlib.suppress(msgspec.MsgspecError):
+        dropped = msgspec.json.decode(second, type=Dropped)
+        if dropped.why in (WHY, _ALL_WHY):
+            return _Segment(head, dropped, file)
+    file.seek(len(head))
+    return _Segment(head, Dropped(t=time.time_ns()), file)
+
+
+def _rewrite(path: Path, file: BinaryIO, segment: _Segment, stays: list[bytes], why: str) -> Removed:
+    spans, summaries = _counts(file, len(segment.head))
+    taken = Removed(spans, summaries - sum(line.startswith(_SUMMARY) for line in stays))
+    dropped = Dropped(
+        t=segment.dropped.t,
+        spans=segment.dropped.spans + taken.spans,
+        summaries=segment.dropped.summaries + taken.summaries,
+        why=why,
+    )
+    before = os.fstat(file.fileno())
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with open(new, "wb", opener=private_files.opener) as copy:
+            copy.writelines([segment.head, msgspec.json.encode(dropped), b"\n", *stays])
+        # The order of age stays as it was.
+        os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+        size = new.stat().st_size
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    return taken._replace(num_bytes=before.st_size - size)
+
+
+def _counts(file: BinaryIO, begin: int) -> tuple[int, int]:
+    """How many spans and summaries follow."""
+    file.seek(begin)
+    spans = summaries = 0
+    for line in file:
+        spans += line.startswith(_SPANS)
+        summaries += line.startswith(_SUMMARY)
+    return spans, summaries

@@ -1,0 +1,145 @@
+"""Where a process records what happened: one tracer for each of its runs. ``span`` and ``traceparent`` for user code.
+
+``start_tracing`` opens nothing until the first record. Whoever has no trace uses ``NO_TRACE``, which takes everything
+and keeps nothing.
+"""
+
+import os
+from typing import Any
+
+import msgspec
+
+from forebay.telemetry.tracing.attempt_trace import AttemptTrace
+from forebay.telemetry.tracing.no_trace import NO_ATTEMPT, NO_SPAN, NO_TRACE
+from forebay.telemetry.tracing.records import Process
+from forebay.telemetry.tracing.run_tracer import OpenFile, Tracer, TraceSettings, trace_file_of
+from forebay.telemetry.tracing.span_handle import SpanHandle, current_span
+from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.trace_ids import is_kept, read_traceparent
+
+__all__ = [
+    "NO_ATTEMPT",
+    "NO_SPAN",
+    "NO_TRACE",
+    "AttemptTrace",
+    "SpanHandle",
+    "TraceSettings",
+    "Tracer",
+    "run_tracer",
+    "span",
+    "start_tracing",
+    "trace_environment",
+    "traceparent",
+]
+
+TRACE_VARIABLE = "FOREBAY_TRACE"
+"""Tells a process that is started by a run where to record: a ``_Place`` as JSON."""
+PARENT_VARIABLE = "TRACEPARENT"
+"""Under which span; its form, and the name of the variable, are those of OpenTelemetry."""
+
+
+class _Place(TraceSettings, omit_defaults=True):
+    """With the rollout to which the process belongs; without one it is of the run."""
+
+    uid: str = ""
+    group: str = ""
+    attempt: int = 0
+
+
+def start_tracing(settings: TraceSettings, process: Process, open_file: OpenFile = trace_file_of) -> Tracer:
+    """The tracer of that run in this process: there is one, however often this is called.
+
+    In a run process it is the one of ``span`` outside of rollouts, and what the process starts finds it in its
+    environment; not where its lines go elsewhere than to the run's folder, by ``open_file``.
+    """
+    return _TRACES.start(settings, process, open_file)
+
+
+def run_tracer() -> Tracer:
+    """That of the run to which this process belongs; ``NO_TRACE`` where nothing is traced."""
+    _TRACES.of_run()
+    return _TRACES.run_tracer or NO_TRACE
+
+
+def span(name: str, /, **at: Any) -> SpanHandle:
+    """A span of your own code: ``with span("parse", bytes=len(text)): …``.
+
+    In any thread, task and process of a run: within a rollout it is part of its current turn, else of the run. It is
+    the parent of spans inside. Where nothing is traced it does nothing. ``.set(**at)`` adds attributes.
+    """
+    current = current_span.get()
+    if current is not None:
+        return current.scope.begin_inside(current, name, at)
+    return _TRACES.of_run().begin(name, **at)
+
+
+def traceparent() -> str | None:
+    """The W3C ``traceparent`` of the current span, for requests to others; None where nothing is traced."""
+    current = current_span.get()
+    if current is not None:
+        return current.traceparent or None
+    return os.environ.get(PARENT_VARIABLE) if _TRACES.of_run() is not NO_ATTEMPT else None
+
+
+def trace_environment() -> dict[str, str]:
+    """What a command finds in its environment, so that ``span`` works there too, below the current span."""
+    current = current_span.get()
+    tracer = _TRACES.run_tracer
+    if current is None or tracer is None or not isinstance(scope := current.scope, Scope):
+        return {}
+    known = msgspec.structs.asdict(tracer.settings)
+    place = _Place(**known, uid=scope.uid, group=scope.group, attempt=scope.attempt)
+    return {TRACE_VARIABLE: msgspec.json.encode(place).decode(), PARENT_VARIABLE: current.traceparent}
+
+
+class _Traces:
+    """Those of this process."""
+
+    def __init__(self) -> None:
+        self.run_tracer: Tracer | None = None
+        self._tracers: dict[tuple[str, int, Process], Tracer] = {}
+        self._run_scope: Scope | None = None
+
+    def start(self, settings: TraceSettings, process: Process, open_file: OpenFile) -> Tracer:
+        key = (settings.run_id, settings.start, process)
+        tracer = self._tracers.get(key)
+        if tracer is None:
+            tracer = self._tracers[key] = Tracer(settings, process, open_file)
+            tracer.on_close = self._forget
+            if process == "run":
+                self.run_tracer, self._run_scope = tracer, tracer.run_scope()
+                if open_file is trace_file_of:
+                    os.environ[TRACE_VARIABLE] = msgspec.json.encode(settings).decode()
+        return tracer
+
+    def of_run(self) -> Scope:
+        """What spans outside of rollouts belong to."""
+        if self._run_scope is None:
+            self._run_scope = self._inherited() or NO_ATTEMPT
+        return self._run_scope
+
+    def _inherited(self) -> Scope | None:
+        """In a process that was started by one of a run: as its environment says."""
+        try:
+            place = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=_Place)
+        except msgspec.MsgspecError:
+            return None
+        self.run_tracer = tracer = Tracer(place, "run")
+        parent = read_traceparent(os.environ.get(PARENT_VARIABLE))
+        return Scope(
+            tracer,
+            uid=place.uid,
+            group=place.group,
+            attempt=place.attempt,
+            up=parent.span_id if parent is not None and place.uid else "",
+            is_kept=is_kept(place.group, tracer.rate) if place.group else tracer.rate > 0,
+        )
+
+    def _forget(self, tracer: Tracer) -> None:
+        self._tracers = {key: each for key, each in self._tracers.items() if each is not tracer}
+        if tracer is self.run_tracer:
+            self.run_tracer = self._run_scope = None
+            os.environ.pop(TRACE_VARIABLE, None)
+
+
+_TRACES = _Traces()

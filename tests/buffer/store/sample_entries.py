@@ -1,0 +1,23 @@
+"""Entries of a log, each with a number by which it is known again."""
+
+from forebay.buffer.store.log_records import LogEntry, make_entry
+from forebay.buffer.store.rows import SampleRow, TickRow
+
+
+def entry(number: int, body: bytes = b"", *, has_body: bool = False) -> LogEntry:
+    """A sample with ``body``; without one a tick, unless it ``has_body`` that is empty."""
+    if not body and not has_body:
+        return make_entry([TickRow(run_id="run-1", active_s=float(number))], None)
+    row = SampleRow(
+        run_id="run-1",
+        uid=str(number),
+        instance_id=1,
+        group_id="g",
+        epoch=0,
+        slot=0,
+        outcome="member",
+        reward=1.0,
+        at_s=float(number),
+        received_at_s=0.0,
+    )
+    return make_entry([row], body)

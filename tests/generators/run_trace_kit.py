@@ -1,0 +1,146 @@
+"""Real run processes that are traced, and what they have recorded."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from forebay.core.child_process import memory_file, python_argv, read_back
+from forebay.generators.process.code_copy import copy_code
+from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.spec import Report, RunSpec, read_report
+from forebay.telemetry.tracing.read_trace import TraceFolder
+from forebay.telemetry.tracing.records import Record, RolloutSummary, Span
+from forebay.telemetry.tracing.tracer import TraceSettings
+from tests.kit import write_generator
+
+Json = dict[str, Any]
+R = TypeVar("R", bound=Record)
+LIMIT_S = 90.0
+RUN_ID = "run-0123456789ab"
+"""That of the plan of the fake buffer."""
+S = 1_000_000_000
+
+
+@dataclass
+class RecordedRun:
+    """What the run process in ``folder`` has left."""
+
+    folder: Path
+    samples: list[Json] = field(default_factory=list)
+    report: Report | None = None
+
+    @property
+    def trace_dir(self) -> Path:
+        return self.folder / "trace"
+
+    def log(self) -> str:
+        return "\n".join(read_tail(log_path(self.folder / "run"), 200))
+
+    def records(self) -> list[Record]:
+        """All of them, in the order of the lines."""
+        bad: list[tuple[str, int, str]] = []
+        lines = [line.record for line in TraceFolder(self.trace_dir, lambda *what: bad.append(what)).read()]
+        assert bad == []
+        return lines
+
+    def of(self, kind: type[R], **wanted: object) -> list[R]:
+        """The records of one kind with these values, in the order of time."""
+        found = [each for each in self.records() if isinstance(each, kind)]
+        matching = [each for each in found if all(getattr(each, name) == value for name, value in wanted.items())]
+        return sorted(matching, key=lambda each: each.t)
+
+    def summaries(self, instance: object) -> list[RolloutSummary]:
+        """Those of an instance's attempts."""
+        return self.of(RolloutSummary, instance=instance)
+
+    def summary(self, instance: object) -> RolloutSummary:
+        """That of its only attempt."""
+        (found,) = self.summaries(instance)
+        return found
+
+    def spans(self, summary: RolloutSummary, *names: str) -> list[Span]:
+        """Those of an attempt, with these names if any are given."""
+        found = self.of(Span, uid=summary.uid, attempt=summary.attempt)
+        return [span for span in found if not names or span.name in names]
+
+    def sample(self, instance: object) -> Json:
+        found = [sample for sample in self.samples if sample["instance_id"] == instance and not sample.get("fork")]
+        assert len(found) == 1, found
+        return found[0]
+
+    def forks(self, instance: object) -> list[Json]:
+        return [sample for sample in self.samples if sample["instance_id"] == instance and sample.get("fork")]
+
+
+async def run_traced(
+    buffer: Any,
+    folder: Path,
+    source: str,
+    engine_url: str,
+    rows: Sequence[str],
+    *,
+    is_traced: bool = True,
+    rate: float = 1.0,
+    meanwhile: Callable[[RecordedRun], Any] | None = None,
+    kind: Any = RecordedRun,
+    **payload: Any,
+) -> Any:
+    """A run with one rollout for each row, which is an instance, a prompt and what is to be done.
+
+    ``meanwhile`` is awaited while it runs; after it, the process is ended if it goes on.
+    """
+    run = kind(folder)
+    generator = write_generator(folder / "tasks", source, "traced_generator.py")
+    rows_file = folder / "rows.jsonl"
+    rows_file.write_text("".join(f"{json.dumps({'instance_id': row, 'prompt': row})}\n" for row in rows))
+    buffer.plan |= {"group_size": 1}
+    payload = {
+        "remote_engine_url": engine_url,
+        "remote_buffer_url": buffer.url,
+        "input_file": str(rows_file),
+        "num_repeat_per_sample": 1,
+        "num_process": 16,
+        "run_id": RUN_ID,
+        **payload,
+    }
+    settings = TraceSettings(folder=str(run.trace_dir), run_id=RUN_ID, rate=rate)
+    recorded = msgspec.structs.asdict(settings) if is_traced else None
+    copy = copy_code(generator, folder / "run")
+    spec = RunSpec(str(copy), str(generator.parent), payload, trace=recorded)
+    run.report = await _ended(run, spec, meanwhile)
+    run.samples = buffer.samples
+    return run
+
+
+async def _ended(run: RecordedRun, spec: RunSpec, meanwhile: Callable[[RecordedRun], Any] | None) -> Report:
+    report = memory_file("report")
+    with memory_file("spec") as file:
+        spec.write(file)
+        log = str(log_path(run.folder / "run"))
+        arguments = ["forebay.workers.runtime", log, str(1 << 20), str(file.fileno()), str(report.fileno())]
+        monitor = await asyncio.create_subprocess_exec(
+            *python_argv("forebay.generators.process.monitor", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=[file.fileno(), report.fileno()],
+            cwd=run.folder,
+            start_new_session=True,
+        )
+    assert monitor.stdin is not None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            if meanwhile is not None:
+                await meanwhile(run)
+            else:
+                await monitor.wait()
+    except TimeoutError:
+        raise AssertionError(f"not within {LIMIT_S} s; its log:\n{run.log()}") from None
+    finally:
+        monitor.stdin.close()  # the monitor kills what is left
+        await monitor.wait()
+    with report:
+        return read_report(read_back(report))

@@ -1,0 +1,72 @@
+"""A run whose last groups complete its step: it ends, and waits for no weights that its trainer has no use for."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.core.clock import ActiveClock, ManualClock
+from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.scheduling.oversampling import Oversampling
+from forebay.core.task_row import TaskRow
+from forebay.generators.buffer_link.abc import Plan
+from forebay.generators.job.composition import policy_of
+from forebay.generators.job.deferral import Deferral
+from forebay.generators.job.group_feed import GroupFeed
+from forebay.generators.job.open_groups import OpenGroups
+from forebay.generators.job.starter import Starter
+from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
+from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
+from forebay.generators.rollouts.seat import Seat
+from forebay.telemetry.tracing.tracer import NO_TRACE
+
+PLAN = Plan("run-0123456789ab", 1, oversampling=Oversampling(groups_per_step=1))
+URL = "http://127.0.0.1:1"
+LIMIT_S = 20.0
+
+
+async def nothing(*_: object) -> None:
+    pass
+
+
+async def engines() -> tuple[str, ...]:
+    return (URL,)
+
+
+@pytest.mark.parametrize("looks_again", [True, False], ids=["between", "after"])
+async def test_the_starter_ends_with_the_last_group_although_the_run_is_held(*, looks_again: bool) -> None:
+    """Something wakes it after the step was complete, and before its last rollout has ended."""
+    hold = Hold(PLAN.groups_per_step)
+    deferral = Deferral(PLAN, lambda: hold.num_counted)
+    policy = policy_of(PLAN, 100, [])
+    groups = [GroupPlan(TaskRow(0, "a", [{"role": "user", "content": "q"}], {}), 0, (0,), (0,))]
+
+    async def run(group: OpenGroup, trace: RolloutTrace, seat: Seat) -> None:
+        trace.end()
+        hold.note_complete(group.group_id)
+        if looks_again:
+            starter.news.notify()
+            await asyncio.sleep(0.05)
+        group.note_rollout_ended()
+        seat.leave()
+        starter.news.notify()
+
+    unused: Any = SimpleNamespace(when_up=engines, note_group=lambda _: None)
+    starter = Starter(
+        policy=policy,
+        loads=EngineLoads(4, [URL]),
+        ring=unused,
+        when_ready=nothing,
+        hold=hold,
+        feed=GroupFeed(iter(groups), policy, PLAN, deferral),
+        deferral=deferral,
+        open_groups=OpenGroups(unused, unused, hold),
+        announce=nothing,
+        make_group=lambda planned: OpenGroup(PLAN, planned, ActiveClock(ManualClock()), hold),
+        run=run,
+        traces=RolloutTraces(NO_TRACE, PLAN.run_id),
+    )
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        await starter.start_all(tasks)
+    assert hold.is_held

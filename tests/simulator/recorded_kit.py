@@ -1,0 +1,145 @@
+"""Traces of runs that were simulated: as a run process would have written them, on engines that are known exactly."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from forebay.core.ids import group_id
+from forebay.telemetry.tracing.records import VERSION, Head, Record, RolloutSummary, RunPlan, TurnSummary
+from forebay.workers.simulator.cost import EngineCost
+from forebay.workers.simulator.populations import AnswerLengths, Population
+from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, LoggedTurn, RolloutLog
+from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
+from forebay.workers.simulator.simulated_records import SimulatedRollout
+
+S = 1_000_000_000
+AT_S = 1_750_000_000
+PROMPT, STEP_S = 172, 0.01
+SMALL = Population("small", 2_048, 200, 0.4, 0.3)
+
+
+def small_scenario(engines: Sequence[EngineCost] = (EngineCost(places=64),) * 2, **changes: object) -> Scenario:
+    """Twelve prompts with four answers each."""
+    scenario = Scenario(
+        prompts=SMALL.prompts(12, 1), group_size=4, num_process=16, engines=engines, max_tokens=SMALL.cap, seed=3
+    )
+    return replace(scenario, **changes)
+
+
+def write_trace(folder: Path, run: SimulatedRun, *, has_lengths: bool = True, has_plan: bool = True) -> Path:
+    """The trace of a simulated run, in ``folder/trace``; its engines tell when they begin to decode."""
+    scenario = run.scenario
+    head = Head(version=VERSION, run_id="run-1", process="run", start=1, pid=1, wall_ns=AT_S * S, mono_ns=1)
+    plan = RunPlan(
+        t=AT_S * S,
+        task_type="small",
+        group_size=scenario.group_size,
+        num_process=scenario.num_process,
+        num_epochs=scenario.num_epochs,
+        max_tokens=scenario.max_tokens,
+        engines=[f"http://engine-{number}" for number in range(len(scenario.engines))],
+        scheduler=scenario.scheduler.model_dump(exclude_defaults=True),
+        oversampling=scenario.oversampling.model_dump(exclude_defaults=True) if scenario.oversampling else {},
+    )
+    records: list[Record] = [head, *([plan] if has_plan else [])]
+    in_order = sorted(run.rollouts, key=lambda each: (each.started_s, str(each.instance).zfill(9), each.number))
+    records += [_summary(run, each, place, has_lengths) for place, each in enumerate(in_order)]
+    path = folder / "trace" / "run-1-1.1.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(msgspec.json.Encoder().encode_lines(records))
+    return path
+
+
+def _summary(run: SimulatedRun, each: SimulatedRollout, place: int, has_lengths: bool) -> RolloutSummary:
+    begun, started, ended = (round((AT_S + moment) * S) for moment in (each.submitted_s, each.started_s, each.ended_s))
+    started = min(ended, started + place * 1_000)  # in a real run no two begin at the same moment
+    cost = next(
+        engine for number, engine in enumerate(run.scenario.engines) if each.engine == f"http://engine-{number}"
+    )
+    tool = min(ended - started, round(cost.tool_s * S))
+    engine = ended - started - tool
+    turn = TurnSummary(
+        t=started,
+        d=ended - started,
+        engine=each.engine,
+        prompt=each.prompt,
+        cached=each.cached,
+        sampled=each.sampled if has_lengths else 0,
+        phases={"engine": engine, "tool": tool},
+    )
+    return RolloutSummary(
+        t=begun,
+        d=ended - begun,
+        id=f"{place:016x}",
+        uid=f"uid-{place}",
+        group=group_id(each.instance, each.epoch),
+        instance=each.instance,
+        epoch=each.epoch,
+        slot=each.slot,
+        number=each.number,
+        attempt=each.attempt,
+        step=each.step,
+        engine=each.engine,
+        ending=each.ending,
+        reward=each.reward,
+        started=started,
+        prompt=each.prompt,
+        cached=each.cached,
+        sampled=turn.sampled,
+        phases={"engine": engine, "tool": tool},
+        turns=[turn],
+    )
+
+
+def recorded_run(folder: Path, scenario: Scenario | None = None) -> tuple[Path, SimulatedRun]:
+    """A trace, and the run of which it is."""
+    run = simulate(scenario or small_scenario())
+    return write_trace(folder, run), run
+
+
+def prompt_of(*lengths: int, name: str = "p") -> AnswerLengths:
+    """One whose answers were recorded."""
+    return AnswerLengths(name, 10, sum(lengths) / len(lengths), 0.0, recorded=lengths)
+
+
+def queued_log(places: int, kv_tokens: int) -> RolloutLog:
+    """Of an engine that lets calls in while all that they may sample has room, siblings' prompts counted once.
+
+    Worked out step by step, by no model of ours. Each call said how long its answer would be.
+    """
+    draw = Random(7)
+    calls = [LoggedTurn(0.0, "e", PROMPT, 0, draw.randint(40, 300), is_capped=True) for _ in range(48)]
+    waiting, running, left = deque(calls), list[LoggedTurn](), dict[int, int]()
+    rollouts: list[LoggedRollout] = []
+    for number, call in enumerate(calls):
+        call.group = f"p{number // 4}", 0
+    for step in count():
+        for call in [each for each in running if not left[id(each)]]:
+            running.remove(call)
+            call.decode_s, call.is_split = call.sampled * STEP_S, True
+            rollouts.append(_finished(call, calls.index(call), step * STEP_S))
+        while waiting and len(running) < places and _demand([*running, waiting[0]]) <= kv_tokens:
+            call = waiting.popleft()
+            call.cached = 170 if any(each.group == call.group for each in calls[: calls.index(call)]) else 0
+            call.queue_s = step * STEP_S
+            left[id(call)] = call.sampled
+            running.append(call)
+        if not running:
+            break
+        left.update({id(each): left[id(each)] - 1 for each in running})
+    rollouts.sort(key=lambda each: each.started_s)
+    return RolloutLog("queued", rollouts, settings={"group_size": 4, "num_process": 48, "max_tokens": 4_096})
+
+
+def _finished(call: LoggedTurn, place: int, end_s: float) -> LoggedRollout:
+    number, begun_s = place % 4, place * 1e-6
+    return LoggedRollout(*call.group, number, 0, 0, "finished", 1.0, True, begun_s, end_s, end_s, 0.0, [call])
+
+
+def _demand(running: Sequence[LoggedTurn]) -> int:
+    return sum(each.sampled for each in running) + PROMPT * len({each.group for each in running})

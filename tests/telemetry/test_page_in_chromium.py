@@ -1,0 +1,175 @@
+"""The page in a real browser whose network is off."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from forebay.telemetry.analysis import analyse, load
+from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.render.page import page
+from tests.telemetry.chromium_kit import Chromium, chromium, chromium_path
+from tests.telemetry.planted_trace import PlantedTrace
+from tests.telemetry.report_kit import HOSTILE, hostile_report, make_report
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium_path() is None, reason="no chromium is here: apt-get install chromium"),
+]
+VISIBLE = "[...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility())"
+DRAWN = "chart.dataset.drawn && chart.querySelector('.main-svg')"
+MARKS = ".querySelectorAll('path.js-line, .bars path, .scatterlayer path').length"
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chromium]:
+    with chromium(tmp_path) as started:
+        yield started
+
+
+def open_page(
+    browser: Chromium, folder: Path, report: ProfileReport, others: list[ProfileReport] | None = None
+) -> None:
+    file = folder / "report.html"
+    file.write_text(page(report, others or []), encoding="utf-8")
+    browser.open(file)
+
+
+def draw_all(browser: Chromium) -> list[str]:
+    """Scroll past every chart that is not hidden, and wait for each; their names."""
+    number = browser.evaluate(f"{VISIBLE}.length")
+    for index in range(number):
+        browser.evaluate(f"{VISIBLE}[{index}].scrollIntoView()")
+        browser.wait_for(f"((chart) => {DRAWN})({VISIBLE}[{index}])")
+    names: list[str] = browser.evaluate(f"{VISIBLE}.map((chart) => chart.dataset.figure)")
+    return names
+
+
+def assert_quiet(browser: Chromium) -> None:
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+
+
+def test_every_chart_is_drawn_without_a_network_or_an_error(browser: Chromium, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, make_report(), [make_report(6, source="run-other")])
+    names = draw_all(browser)
+    assert {"overview_duration", "cdf_per_step", "compared_seconds", "what_if_cap"} <= set(names)
+    assert {name.partition("-")[0] for name in names} >= {
+        "per_step_all_workers",
+        "req_analysis_and_cdf",
+        "critical_path",
+    }
+    assert browser.evaluate(f"{VISIBLE}.filter((chart) => !chart{MARKS}).map((chart) => chart.dataset.figure)") == []
+    assert_quiet(browser)
+
+
+def test_one_gets_from_a_finding_to_its_request_and_from_a_bar_to_its_step(browser: Chromium, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, make_report())
+    browser.evaluate("document.querySelector('#findings a[href^=\"#request\"]').click()")
+    browser.wait_for("document.querySelector('details').open")
+    browser.wait_for(f"((chart) => {DRAWN})(document.querySelector('details .chart'))")
+    shown = "[...document.querySelectorAll('.step')].filter((step) => step.offsetParent).map((step) => step.id)"
+    assert browser.evaluate(shown) == ["step-4"]
+    browser.evaluate("document.querySelector('#steps').value = 'step-2'")
+    browser.evaluate("document.querySelector('#steps').dispatchEvent(new Event('change'))")
+    browser.wait_for("location.hash === '#step-2'")
+    browser.wait_for(f"{shown}[0] === 'step-2'")
+    names = draw_all(browser)
+    assert "critical_path-step-2" in names
+    browser.evaluate(
+        """(() => { const chart = document.querySelector('[data-figure="overview_duration"]');
+        chart.emit('plotly_click', {points: [{customdata: 'step-6'}]}); })()"""
+    )
+    browser.wait_for(f"{shown}[0] === 'step-6'")
+    assert_quiet(browser)
+
+
+def test_charts_can_be_zoomed_and_pointed_at(browser: Chromium, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, make_report())
+    chart = "document.querySelector('[data-figure=\"overview_duration\"]')"
+    browser.evaluate(f"{chart}.scrollIntoView({{block: 'center'}})")
+    browser.wait_for(f"{chart}.dataset.drawn")
+    left, top, width, height = browser.evaluate(
+        f"""(() => {{ const box = {chart}.querySelector('.nsewdrag').getBoundingClientRect();
+        return [box.left, box.top, box.width, box.height]; }})()"""
+    )
+    browser.move_mouse(left + width * 0.3, top + height * 0.9)
+    browser.wait_for(f"{chart}.querySelector('.hoverlayer .hovertext')")
+    before = browser.evaluate(f"{chart}.layout.xaxis.range")
+    browser.drag((left + width * 0.2, top + height * 0.3), (left + width * 0.5, top + height * 0.7))
+    browser.wait_for(f"{chart}.layout.xaxis.range[1] - {chart}.layout.xaxis.range[0] < {before[1] - before[0]} / 2")
+    assert_quiet(browser)
+
+
+def test_a_column_is_sorted_by_its_header(browser: Chromium, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, make_report())
+    is_wanted = "each.tHead.textContent.startsWith('stepsecondstraining')"
+    table = f"[...document.querySelectorAll('table')].find((each) => {is_wanted})"
+    values = f"[...{table}.tBodies[0].rows].map((row) => parseFloat(row.cells[1].textContent))"
+    for expected_reverse in (True, False):
+        browser.evaluate(f"{table}.tHead.rows[0].cells[1].click()")
+        found = browser.evaluate(values)
+        assert found == sorted(found, reverse=expected_reverse)
+    assert len(set(found)) > 1
+
+
+def test_texts_of_strangers_stay_texts(browser: Chromium, tmp_path: Path) -> None:
+    open_page(browser, tmp_path, hostile_report(), [hostile_report()])
+    browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    draw_all(browser)
+    assert HOSTILE in browser.evaluate("document.querySelector('h1').textContent")
+    assert (
+        browser.evaluate("document.querySelectorAll('svg script, td script, p script, a[href^=javascript]').length")
+        == 0
+    )
+    # Plotly writes them letter by letter, too.
+    assert any(
+        "<script>" in text
+        for text in browser.evaluate(
+            "[...document.querySelectorAll('.legendtext, .xtick')].map((each) => each.textContent)"
+        )
+    )
+    assert browser.dialogs == []
+    assert_quiet(browser)
+
+
+def plant(folder: Path, num_steps: int) -> Path:
+    """A trace of 2,000 spans a step: 50 rollouts, each with an attempt, 13 turns of engine and tool, and a reward."""
+    trace = PlantedTrace(folder)
+    run, server = trace.file("run"), trace.file("server", pid=8)
+    for step in range(num_steps):
+        begin = 100.0 * step
+        groups = [f"g{step}-{number}" for number in range(10)]
+        for group, slot in itertools.product(groups, range(5)):
+            uid, engine = f"{group}/{slot}", f"http://e{slot % 4}"
+            attempt = run.span("attempt", begin, begin + 60 + slot, uid, group=group)
+            for turn in range(13):
+                at = begin + 4 * turn
+                span = run.span("turn", at, at + 4, uid, up=attempt, turn=turn, group=group)
+                run.span("engine", at, at + 3, uid, up=span, turn=turn, group=group, engine=engine, sampled=30)
+                run.span("tool", at + 3, at + 4, uid, up=span, turn=turn, group=group)
+            run.rollout(uid, begin, begin + 60 + slot, id_=attempt, engine=engine, has_spans=True, sampled=390)
+        for group in groups:
+            server.group(group, "ready", begin + 65, last=f"{group}/4")
+        server.read(begin + 30, begin + 65, begin + 66, groups, step=step, by=groups[-1])
+    return folder
+
+
+def test_two_hundred_thousand_spans_open_nearly_as_fast_as_two_thousand(browser: Chromium, tmp_path: Path) -> None:
+    files = {}
+    for name, num_steps in (("short", 1), ("long", 100)):
+        report = analyse(load(plant(tmp_path / name, num_steps)))
+        assert report.num_requests == 50 * num_steps
+        files[name] = tmp_path / f"{name}.html"
+        files[name].write_text(page(report), encoding="utf-8")
+    library = len(get_plotlyjs().encode())
+    assert files["long"].stat().st_size - library <= 3_000_000
+    times: dict[str, list[float]] = {name: [] for name in files}
+    for _ in range(4):
+        for name, file in files.items():
+            times[name].append(browser.open(file))
+    ratio = min(times["long"]) / min(times["short"])
+    assert ratio <= 3, times
+    assert_quiet(browser)

@@ -1,0 +1,102 @@
+"""A sample that was lost on its way with its worker: its slot is filled in any case, and the job comes to its end."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from forebay.client.sample_writer.outbox import Sample
+from forebay.core.clock import ActiveClock, SystemClock
+from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.task_row import parse_row
+from forebay.generators.buffer_link.abc import Plan
+from forebay.generators.job.places import JobSurroundings
+from forebay.generators.rollouts.open_group import GroupPlan, Hold
+from forebay.telemetry.tracing.tracer import NO_TRACE
+from forebay.workers.rollouts.messages import Assignment, RolloutDone, ToWorker
+from forebay.workers.rollouts.placed_job import PlacedJob
+from forebay.workers.rollouts.placed_rollout import PlacedRollout
+from forebay.workers.rollouts.placed_runner import new_future
+from forebay.workers.rollouts.placed_worker import PlacedWorker
+from forebay.workers.rollouts.worker_set import WorkerSet
+
+UID = "abc"
+LIMIT_S = 10.0
+
+
+class OwnWriter:
+    """The lead's: keeps what it is given, and says at once that it is on the disk."""
+
+    def __init__(self, on_judged: Callable[[Sample], None]) -> None:
+        self.written: list[Sample] = []
+        self._on_judged = on_judged
+
+    async def write(self, sample: Sample) -> None:
+        self.written.append(sample)
+        self._on_judged(sample)
+
+    async def close(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Job:
+    """One whose only rollout has ended, and lost its worker before its sample got a slot."""
+
+    def __init__(self) -> None:
+        self.own: OwnWriter
+        self.workers = WorkerSet(lambda _: pytest.fail("nothing is started"), 1)
+        around = SimpleNamespace(
+            plan=Plan("run-1", 1, 60.0, 60.0),
+            link=SimpleNamespace(writer=self._writer),
+            ring=None,
+            reporter=SimpleNamespace(watch_workers=lambda _: None),
+            clock=ActiveClock(SystemClock()),
+            hold=Hold(),
+            loads=EngineLoads(1),
+            tracer=NO_TRACE,
+            queue_size=1,
+        )
+        self.job = PlacedJob(cast("JobSurroundings", around), self.workers, 0, [], [])
+        done: asyncio.Future[RolloutDone] = new_future()
+        done.set_result(RolloutDone(UID, "completed", [1], {}, "", 1, 0.1, 3))
+        plan = GroupPlan(parse_row(b'{"prompt": "a", "instance_id": "a"}', 0), 0, (0,), (0,))
+        self.job._rollouts[UID] = PlacedRollout(UID, plan, 0, 0, done)
+
+    def _writer(self, queue_size: int, on_judged: Callable[[Sample], None]) -> OwnWriter:
+        self.own = OwnWriter(on_judged)
+        return self.own
+
+    async def end(self) -> dict[str, Any]:
+        """Give the sample its slot, and close the job; what it wrote itself."""
+        async with asyncio.timeout(LIMIT_S):
+            await self.job.places.writer.write({"uid": UID, "slot": 0})
+            await self.job.places.writer.close()
+        (sample,) = self.own.written
+        return dict(sample)
+
+
+async def test_one_whose_workers_all_die_is_written_by_the_lead_and_the_job_ends() -> None:
+    job = Job()
+    job.workers.deaths[UID] = 3
+    job.workers.last_reason = "its process was killed by SIGKILL"
+    sample = await job.end()
+    assert (sample["slot"], sample["status"], sample["outcome"]) == (0, "failed", "environment_failure")
+    assert "SIGKILL" in sample["error"]["message"]
+
+
+async def test_one_that_takes_too_long_when_it_is_made_again_is_written_by_the_lead_and_the_job_ends() -> None:
+    job = Job()
+
+    class Slow(PlacedWorker):
+        def send(self, message: ToWorker) -> None:
+            if isinstance(message, Assignment):
+                done = RolloutDone(message.uid, "closed", [], {}, "", 0, 60.0, 0)
+                asyncio.get_running_loop().call_soon(job.job.take, self, done)
+
+    job.workers.members = [Slow(0, state="ready")]
+    sample = await job.end()
+    assert (sample["slot"], sample["status"]) == (0, "failed")
+    assert "longer than its group may" in sample["error"]["message"]

@@ -1,0 +1,204 @@
+"""What goes wrong at an odd moment: an exit while unpickling, an interrupt, or a garbage collection, while sending."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import cloudpickle
+import pytest
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.groups import (
+    ClassWithInitArgs,
+    Dispatch,
+    Worker,
+    WorkerError,
+    WorkerGroup,
+    WorkerLost,
+    register,
+)
+from tests.kit import poll_until
+from tests.worker_kit import is_running
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+WAIT_S = 30.0
+
+
+class Unpickled:
+    """Becomes the value of a Python expression where it is unpickled."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, (self.expression,)
+
+
+class Unpicklable:
+    """Exits where it is pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sys.exit(3)
+
+
+class Totals(NamedTuple):
+    total: int
+    count: int
+
+
+class Clerk(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def size(self, data: Any) -> int:
+        return len(data)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def exit(self) -> None:
+        os._exit(3)
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    async def forever(self) -> None:
+        await asyncio.Event().wait()
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def totals(self, numbers: list[int]) -> Totals:
+        return Totals(sum(numbers), len(numbers))
+
+    @register(Dispatch.MAP)
+    def square(self, number: int) -> int:
+        return number * number
+
+    @register(Dispatch.MAP)
+    async def wait_for(self, number: int) -> int:
+        await asyncio.Event().wait()
+        return number
+
+
+class NeverMade(Worker):
+    def __init__(self, marker: str) -> None:
+        with open(marker, "w"):
+            pass
+        threading.Event().wait()
+
+
+@pytest.fixture
+def group() -> Iterator[WorkerGroup]:
+    with WorkerGroup([1], ClassWithInitArgs(Clerk)) as clerks:
+        yield clerks
+        clerks.close(0.0)
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt()"])
+def test_an_argument_that_exits_while_it_is_unpickled_fails_its_call_alone(group: WorkerGroup, raised: str) -> None:
+    throws = Unpickled(f"(_ for _ in ()).throw({raised})")
+    with pytest.raises(InvalidInput, match=f"arguments of size cannot be unpickled .*{raised.partition('(')[0]}"):
+        group.execute_all("size", throws).get(WAIT_S)
+    assert group.size("abc") == [3]
+
+
+def test_an_argument_that_exits_while_it_is_pickled_for_a_worker_that_starts_fails_its_call_alone() -> None:
+    with WorkerGroup([1], ClassWithInitArgs(Clerk), wait_started=False) as group:
+        early = group.execute_all("size", Unpicklable())
+        with pytest.raises(WorkerError, match=r"size failed: SystemExit\(3\)"):
+            early.get(WAIT_S)
+        assert group.size("abc") == [3]
+
+
+def test_a_group_whose_closing_is_interrupted_is_closed(group: WorkerGroup) -> None:
+    waiting, pid = group.forever(), group.vitals[0].pid
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        group.close(WAIT_S)
+    signal.signal(signal.SIGINT, before)
+    assert not is_running(pid)
+    assert waiting.done
+
+
+def test_after_an_interrupt_in_the_middle_of_a_message_the_worker_is_lost_and_says_why(group: WorkerGroup) -> None:
+    busy = group.execute_all("size", Unpickled("__import__('time').sleep(60)"))  # it reads nothing meanwhile
+    seen = threading.Thread(target=_interrupt_when_main_sends)
+    # Servers of other tests in this process may have left theirs.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen.start()
+    with pytest.raises(KeyboardInterrupt):
+        group.size(bytes(50_000_000))
+    signal.signal(signal.SIGINT, before)
+    seen.join()
+    with pytest.raises(WorkerLost, match="interrupted while it sent"):
+        busy.get(WAIT_S)
+    group.replace(0).result(WAIT_S)
+    assert group.size("abc") == [3]
+
+
+def test_who_hears_of_a_loss_may_close_the_group(group: WorkerGroup) -> None:
+    closed = threading.Event()
+    calls = [group.forever() for _ in range(3)]
+    group.on_lost(lambda *_: (group.close(), closed.set()))
+    with pytest.raises(WorkerLost):
+        group.exit()
+    assert closed.wait(10)
+    assert poll_until(lambda: all(call.done for call in calls))
+
+
+def test_a_group_whose_constructors_hang_is_closed_soon(tmp_path: Any) -> None:
+    marker = tmp_path / "begun"
+    group = WorkerGroup([1], ClassWithInitArgs(NeverMade, str(marker)), wait_started=False)
+    assert poll_until(marker.exists)
+    began_s = time.monotonic()
+    group.close(0.0)
+    assert time.monotonic() - began_s < 4.0
+    with pytest.raises(WorkerLost, match="it was "):
+        group.started(0).result(WAIT_S)
+
+
+def test_results_that_are_records_are_not_run_together() -> None:
+    with WorkerGroup([2], ClassWithInitArgs(Clerk), backend="inline") as group:
+        assert group.totals([1, 2, 3]) == [Totals(3, 2), Totals(3, 1)]
+
+
+def test_an_input_that_exits_ends_its_map() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        sys.exit(3)
+
+    with WorkerGroup([2], ClassWithInitArgs(Clerk), backend="inline") as group, pytest.raises(SystemExit):
+        group.square(items()).get(WAIT_S)
+
+
+def test_results_that_are_forgotten_while_a_message_is_sent_do_not_hold_it_up(group: WorkerGroup) -> None:
+    results: list[Any] = [group.wait_for([1])]
+    results.append(results)  # for the garbage collector alone
+    assert poll_until(lambda: group._workers._in_flight[0])
+    del results
+    group._workers._workers[0]._channel._sock = Collecting(group._workers._workers[0]._channel._sock)
+    assert group.size("abc") == [3]
+    assert poll_until(lambda: not group._workers._in_flight[0])
+
+
+class Collecting:
+    """A socket during whose use the garbage collector runs."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def __getattr__(self, name: str) -> Any:
+        gc.collect()
+        return getattr(self._sock, name)
+
+
+def _interrupt_when_main_sends() -> None:
+    main, lines = threading.main_thread().ident or 0, list[tuple[str, int]]()
+
+    def stands_in_it() -> bool:
+        frame = sys._current_frames()[main]
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        return lines[-1][0].endswith("channel.py") and lines[-3:] == [lines[-1]] * 3
+
+    if poll_until(stands_in_it):
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,76 @@
+"""Connections that keep a server waiting: found by one timer for all of them, however many packets they send."""
+
+import asyncio
+from typing import NamedTuple, Protocol
+
+from forebay.web.connection_limits import ConnectionLimits
+
+INTERVAL_S = 1.0
+LINGER_S = 2.0
+"""A client that was refused has so long to read why: one that is cut off while it sends would find nothing to read."""
+
+
+class SweptConnection(Protocol):
+    """What is asked of a connection."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def waits_for(self) -> str:
+        """What the client owes.
+
+        The rest of a ``head`` or of a ``body``, a next request (``idle``), to ``take`` more of a
+        reply, or its end before the connection closes, or to ``end`` the connection itself after a
+        refusal; empty where it owes nothing.
+        """
+
+    @property
+    def progress(self) -> int:
+        """A number that changes while the client goes on with it."""
+
+    def end_wait(self, waited_for: str) -> None:
+        """It owed this for too long."""
+
+
+class _Standing(NamedTuple):
+    """Where a connection stood, and since when."""
+
+    waits_for: str
+    progress: int
+    since_s: float
+
+
+class ConnectionSweep:
+    """Looks at all connections of a server about once a second, or more often for shorter bounds."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._bounds_s = {
+            "head": limits.head_timeout_s,
+            "body": limits.body_timeout_s,
+            "idle": limits.idle_timeout_s,
+            "take": limits.idle_timeout_s,
+            "end": LINGER_S,
+        }
+        self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
+        self._seen: dict[SweptConnection, _Standing | None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: SweptConnection) -> None:
+        """Look at it from now on."""
+        self._seen[connection] = None
+        if self._timer is None:
+            self._timer = connection.loop.call_later(self._interval_s, self._sweep, connection.loop)
+
+    def discard(self, connection: SweptConnection) -> None:
+        """It has ended."""
+        self._seen.pop(connection, None)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        for connection, before in list(self._seen.items()):
+            waits_for, progress = connection.waits_for, connection.progress
+            if before is None or before[:2] != (waits_for, progress):
+                self._seen[connection] = _Standing(waits_for, progress, now_s)
+            elif waits_for and now_s - before.since_s >= self._bounds_s[waits_for]:
+                connection.end_wait(waits_for)
+        self._timer = loop.call_later(self._interval_s, self._sweep, loop) if self._seen else None

@@ -1,0 +1,258 @@
+"""Workers in processes of their own on this machine, over a socket pair with each.
+
+A worker starts in a fresh interpreter, and its controller needs no ``if __name__ == "__main__"``. No worker outlives
+its controller: see ``forebay.workers.backends.child``.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forebay.core.child_process import KILLING_S, python_argv, signal_group
+from forebay.core.errors import InvalidInput, NotFound
+from forebay.workers.backends.abc import NodeRoom
+from forebay.workers.backends.channel import (
+    CALL,
+    CANCEL,
+    CLOSE,
+    OUTCOME,
+    SPEC,
+    STARTED,
+    VITALS,
+    WorkerChannel,
+    WorkerMessage,
+)
+from forebay.workers.backends.endings import count_oom_kills, ending_of
+from forebay.workers.backends.remote_worker import RemoteWorker
+from forebay.workers.backends.watch import WorkerWatch, beat_s
+from forebay.workers.backends.wire import (
+    Frames,
+    from_frames,
+    read_outcome,
+    spec_frames,
+)
+from forebay.workers.members.worker_spec import Vitals, WorkerSpec
+
+STARTING_S = 60.0
+"""Until a process is heard of first it may take longer: a busy machine loads Python slowly."""
+STOOD_STILL_SHARE = 0.8
+"""Of the silence that is taken for death: then the process of a worker ends itself, if no thread of it could run."""
+
+
+class ProcessesBackend:
+    """Starts each worker in a process of its own on this machine."""
+
+    name = "processes"
+    can_detach = False
+
+    def __init__(self, worker_silence_s: float = 10.0) -> None:
+        """``worker_silence_s``: a process of which nothing is heard for so long is taken for dead, and killed."""
+        self._silence_s = worker_silence_s
+        self._watch = WorkerWatch(beat_s(worker_silence_s))
+
+    def start(
+        self,
+        specs: Sequence[WorkerSpec],
+        *,
+        name: str = "",  # noqa: ARG002 - nobody else could reach them
+        detached: bool = False,
+    ) -> Sequence["ProcessWorker"]:
+        """Start these, and return while they come up. Raises ``InvalidInput`` for what cannot be pickled."""
+        if detached:
+            raise InvalidInput(
+                "workers in processes of this machine end with their controller",
+                hint="detached groups need a Ray cluster: backend='ray'",
+                field="detached",
+            )
+        frames = spec_frames(specs, list(sys.path), self._silence_s, beat_s(self._silence_s))
+        started: list[ProcessWorker] = []
+        try:
+            started.extend(ProcessWorker(spec, self._watch, self._silence_s) for spec in specs)
+        except BaseException:  # the system has no more processes, or no more descriptors
+            for worker in started:
+                worker.kill()
+            raise
+        for worker, own in zip(started, frames, strict=True):
+            worker.send_spec(own)
+        return started
+
+    def find(self, name: str) -> Sequence["ProcessWorker"]:
+        """There are none."""
+        raise NotFound(f"there is no detached group {name!r}: workers in processes end with their controller")
+
+    def free(self) -> Sequence[NodeRoom] | None:
+        """Nothing is counted."""
+        return None
+
+
+class ProcessWorker(RemoteWorker):
+    """One process, and the thread here that reads what it says and waits for its end."""
+
+    def __init__(self, spec: WorkerSpec, watch: WorkerWatch, silence_s: float) -> None:
+        super().__init__(spec, watch, out_of_band=True)
+        self._silence_s = silence_s
+        self._oom_kills = count_oom_kills()
+        self._process, sock = _start_process(spec)
+        self._channel = WorkerChannel(sock)
+        self._vitals = Vitals(socket.gethostname(), self._process.pid, 0)
+        self._heard_at_all = False
+        self._looked_s = time.monotonic()
+        self._reader = threading.Thread(target=self._read, name=f"worker {spec.rank} replies", daemon=True)
+        self._reader.start()
+        watch.add(self)
+
+    @property
+    def vitals(self) -> Vitals:
+        """As it was heard of last."""
+        return replace(self._vitals, silent_s=time.monotonic() - self._channel.heard_s)
+
+    def close(self, drain_s: float) -> None:
+        """Take no more calls, wait so long for those in flight, then end the process."""
+        self._is_closing = True
+        is_drained = self._pending.drain(drain_s)
+        self._send(CLOSE, 0, [])
+        if threading.current_thread() is self._reader:  # in a callback of a call: it goes on to wait for the end
+            return
+        # The event loop, ``atexit`` and the like have their time; a method that goes on in the main thread has had it,
+        # and so has a constructor.
+        self._reader.join(KILLING_S if is_drained and self._started.done() else 1.0)
+        if self._reader.is_alive():
+            self.kill()
+        self._reader.join()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._lose("it was killed by its controller")
+
+    def send_spec(self, frames: Frames) -> None:
+        """Tell it what it is; the first thing that it reads."""
+        self._send(SPEC, 0, frames)
+
+    def look(self) -> None:
+        """See whether it is there, and was heard of."""
+        with self._lock:
+            if self._is_over:
+                return
+            has_ended = _has_ended(self._process.pid)
+        if has_ended:
+            # Something that it started may still have the socket.
+            if not self._channel.has_more():
+                self._channel.hang_up()
+            return
+        now_s = time.monotonic()
+        if now_s - self._looked_s > self._silence_s / 2:  # this process was stopped, and the other with it perhaps
+            self._channel.heard_s = now_s
+        self._looked_s = now_s
+        silent_s = now_s - self._channel.heard_s
+        limit_s = self._silence_s if self._heard_at_all else max(self._silence_s, STARTING_S)
+        if silent_s > limit_s and not self._channel.has_more():
+            self._lose(f"its process has said nothing for {silent_s:.1f} s")
+
+    def _send(self, kind: bytes, number: int, frames: Frames) -> None:
+        try:
+            self._channel.send(kind, number, frames)
+        except OSError:
+            self._channel.hang_up()  # the thread that reads sees why
+
+    def _send_call(self, number: int, method: str, frames: Frames) -> None:
+        self._send(CALL, number, [method.encode(), *frames])
+
+    def _cancel(self, number: int) -> None:
+        self._send(CANCEL, number, [])
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._lost_because = self._lost_because or reason
+            signal_group(self._process.pid, signal.SIGKILL)
+        self._channel.hang_up()
+
+    def _read(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._heard_at_all = True
+                self._take(message)
+        except BaseException as error:  # noqa: BLE001 - as no memory for a result: calls would wait for ever
+            self._lose(f"what it sent could not be read: {error!r}")
+        self._end()
+
+    def _take(self, message: WorkerMessage) -> None:
+        frames = message.frames
+        if message.kind == OUTCOME:
+            kind = bytes(frames[0]).decode()
+            self._pending.end(message.number, lambda call: read_outcome(kind, frames[1:], call.method))
+        elif message.kind == VITALS:
+            self._vitals = from_frames(frames)
+        elif message.kind == STARTED:
+            kind = bytes(frames[0]).decode()
+            try:
+                read_outcome(kind, frames[1:], "the constructor")
+            except BaseException as error:  # noqa: BLE001 - whatever a constructor raised
+                self._is_closing = True  # it ends by itself, and is not lost
+                self._see_started(error)
+            else:
+                self._see_started()
+
+    def _end(self) -> None:
+        """The socket has ended: so has the process, or it is made to. Everything of it is ended here."""
+        self._watch.remove(self)
+        silent_s = time.monotonic() - self._channel.heard_s
+        if self._is_closing and not self._lost_because:
+            _await_exit(self._process.pid, KILLING_S)
+        with self._lock:
+            # Before its number is free again: what it started, and left behind, is in its group.
+            signal_group(self._process.pid, signal.SIGKILL)
+            returncode = self._process.wait()
+            if not self._lost_because:
+                self._lost_because = self._reason(returncode, silent_s)
+            self._is_over = True
+        self._channel.close()
+        self._tell_end()
+
+    def _reason(self, returncode: int, silent_s: float) -> str:
+        if self._is_closing:
+            return "it was closed"
+        if self._channel.was_cut_short:
+            return "its controller was interrupted while it sent something"
+        if returncode == 1 and silent_s > STOOD_STILL_SHARE / 2 * self._silence_s:
+            return f"no thread of it could run for {silent_s:.1f} s: its log says in which line it stood"
+        return ending_of(returncode, self._oom_kills)
+
+
+def _start_process(spec: WorkerSpec) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                python_argv("forebay.workers.backends.child", str(theirs.fileno()), str(os.getpid())),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **spec.env},
+                pass_fds=(theirs.fileno(),),
+                # A group of its own: what it starts is ended with it, and a Ctrl-C is the controller's business.
+                process_group=0,
+            )
+        except BaseException:  # whatever it is, nobody else has our end
+            ours.close()
+            raise
+    return process, ours
+
+
+def _await_exit(pid: int, limit_s: float) -> None:
+    """Wait so long for a child, and leave its ending to be taken."""
+    until_s = time.monotonic() + limit_s
+    while not _has_ended(pid) and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else in this process takes the endings of all children
+        return True

@@ -1,0 +1,101 @@
+"""The connection of this process to a Ray cluster."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from forebay.core.errors import InvalidInput, MissingExtra
+from forebay.workers.members.worker_errors import WorkerError
+
+NAMESPACE = "forebay"
+"""Of actors: Ray's own default is another one for every process, in which no other process finds a detached group."""
+REACHING_S = 10.0
+"""Ray itself goes on for minutes."""
+_connecting = threading.Lock()
+
+
+def connect(address: str | None, namespace: str | None) -> str:
+    """Be connected to a cluster, and return the namespace for actors.
+
+    The one that this process is connected to already; that at ``address``, or ``RAY_ADDRESS``; without both, one is
+    started for this process alone. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if nobody answers.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "ray") from None
+    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    with _connecting:
+        if not ray.is_initialized():
+            check_address(wanted)
+            _initialise(wanted, namespace or NAMESPACE)
+        elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
+            raise InvalidInput(
+                f"this process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address} already",
+                field="ray_address",
+                hint="a process belongs to one cluster; leave the address out, or call ray.shutdown() before",
+            )
+        return namespace or NAMESPACE
+
+
+def check_address(address: str) -> None:
+    """Raises what is wrong with it, before Ray tries for minutes."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal():
+        raise InvalidInput(
+            f"{address!r} is no address of a Ray cluster",
+            field="ray_address",
+            hint="HOST:PORT of its head node, as `ray start --head` prints it (6379 by default), or 'auto'",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHING_S).close()
+    except OSError as error:
+        raise WorkerError(
+            f"no Ray cluster answers at {address}: {error}",
+            hint="ray start --head starts one; no other cluster was started in its place",
+        ) from error
+
+
+def has_other_machines() -> bool:
+    """Whether the cluster that this process is connected to has nodes with other addresses than its own."""
+    import ray
+
+    own = ray.util.get_node_ip_address()
+    return any(node["Alive"] and node["NodeManagerAddress"] != own for node in ray.nodes())
+
+
+def _initialise(address: str, namespace: str) -> None:
+    import ray
+
+    with _no_usage_reports():
+        try:
+            ray.init(
+                address=address,
+                namespace=namespace,
+                include_dashboard=False if address == "local" else None,
+                logging_level=logging.WARNING,
+                log_to_driver=True,  # what workers print is in the controller's log
+            )
+        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+            raise WorkerError(
+                f"the Ray cluster at {address} cannot be joined: {error}",
+                hint="its token must be known here: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH",
+            ) from error
+
+
+@contextmanager
+def _no_usage_reports() -> Iterator[None]:
+    """A cluster that is started meanwhile reports nothing to anybody, unless its user wants it to."""
+    name = "RAY_USAGE_STATS_ENABLED"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)

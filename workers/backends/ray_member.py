@@ -1,0 +1,200 @@
+"""The actor that a worker is on Ray: what of it runs on the node.
+
+Ray takes no namespace packages along, so a node's own Forebay is imported there. ``actor_class`` travels by value and
+imports nothing of it until the versions have been compared.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.backends.wire import Frames, from_frames, outcome_frames, read_call, read_classes, to_frames
+from forebay.workers.members.futures import failed_future, when_ended
+from forebay.workers.members.host import WorkerHost
+from forebay.workers.members.worker_spec import WorkerSpec
+
+Outcome = tuple[str, Frames]
+
+
+def version_reader() -> Callable[[], dict[str, str]]:
+    """A function that reads the versions of what has to be the same on every node; it imports nothing of ours."""
+
+    def read() -> dict[str, str]:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"Python": platform.python_version()}
+        for shown, name in (("Ray", "ray"), ("Forebay", "forebay")):
+            try:
+                found[shown] = version(name)
+            except PackageNotFoundError:
+                found[shown] = "none"
+        return found
+
+    return read
+
+
+def actor_class() -> type:
+    """The class of the actor; by value, since a node that has another Forebay must be able to say so."""
+    read_versions = version_reader()
+
+    class ForebayWorker:
+        def __init__(self) -> None:
+            import asyncio
+
+            self.member: Any = None
+            self.is_made = asyncio.Event()
+
+        async def begin(self, wanted: dict[str, str], frames: Any) -> Any:
+            import ray
+
+            node, found = ray.util.get_node_ip_address(), read_versions()
+            if found != wanted:
+                return node, found, None, None
+            from forebay.workers.backends.ray_member import RayMember
+
+            self.member = RayMember(node)
+            outcome = await self.member.begin(frames)
+            if outcome[0] != "value":
+                return node, found, outcome, None
+            self.is_made.set()
+            return node, found, outcome, self.member.vitals()
+
+        async def call(self, caller: str, number: int, method: str, frames: Any) -> Any:
+            await self.is_made.wait()
+            return await self.member.call(caller, number, method, frames)
+
+        async def cancel(self, caller: str, number: int) -> None:
+            await self.is_made.wait()
+            self.member.cancel(caller, number)
+
+        async def skip(self, caller: str, number: int) -> None:
+            await self.is_made.wait()
+            await self.member.skip(caller, number)
+
+        async def vitals(self) -> Any:
+            return self.member.vitals() if self.is_made.is_set() else None
+
+        async def describe(self) -> Any:
+            await self.is_made.wait()
+            return self.member.describe()
+
+        async def stay(self) -> None:
+            import asyncio
+
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            if self.is_made.is_set():
+                await self.member.close()
+
+    return ForebayWorker
+
+
+class RayMember:
+    """One worker on its node. Its methods run in Ray's own event loop, users' code in two threads of the host's."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._turns: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._running: dict[tuple[str, int], Future[Any]] = {}
+        self._next: dict[str, int] = {}
+        self._waiting: dict[tuple[str, int], asyncio.Event] = {}
+        self._dropped: set[tuple[str, int]] = set()
+        self._host: WorkerHost | None = None
+        self._spec: WorkerSpec | None = None
+        threading.Thread(target=self._take_turns, name="worker turns", daemon=True).start()
+
+    async def begin(self, frames: Frames) -> Outcome:
+        """Make the classes of a spec; what came of it."""
+        made: Future[Any] = Future()
+        self._turns.put(lambda: self._make(frames, made))
+        await when_ended(made)
+        return outcome_frames(made, "the constructor")
+
+    async def call(self, caller: str, number: int, method: str, frames: Frames) -> Outcome:
+        """Run a call; what came of it. A caller's calls begin in the order of their numbers, however they arrive."""
+        await self._turn_of(caller, number)
+        future = self._begin_call((caller, number), method, frames)
+        self._running[caller, number] = future
+        self._let_next(caller, number)
+        await when_ended(future)
+        del self._running[caller, number]
+        return outcome_frames(future, method, out_of_band=False)
+
+    def cancel(self, caller: str, number: int) -> None:
+        """Of a call that has begun, or has yet to arrive; one that has ended is no error."""
+        future = self._running.get((caller, number))
+        if future is not None:
+            future.cancel()
+        elif number >= self._next.get(caller, 1):
+            self._dropped.add((caller, number))
+
+    async def skip(self, caller: str, number: int) -> None:
+        """A call will not arrive: those after it may begin."""
+        await self._turn_of(caller, number)
+        self._let_next(caller, number)
+
+    def vitals(self) -> Frames:
+        """How it is."""
+        return to_frames(self._made.vitals)
+
+    def describe(self) -> tuple[Frames, Any]:
+        """What it was started with, but for its classes, and the placement group that it has its place in."""
+        import ray
+
+        assert self._spec is not None
+        return to_frames(replace(self._spec, classes={})), ray.util.get_current_placement_group()
+
+    async def close(self) -> None:
+        """Cancel what runs, and end the event loop."""
+        await asyncio.to_thread(self._made.close, 0.0)
+
+    @property
+    def _made(self) -> WorkerHost:
+        assert self._host is not None, "called before it was begun"
+        return self._host
+
+    def _begin_call(self, key: tuple[str, int], method: str, frames: Frames) -> "Future[Any]":
+        if key in self._dropped:
+            self._dropped.remove(key)
+            dropped: Future[Any] = Future()
+            dropped.cancel()
+            return dropped
+        try:
+            return self._made.call(read_call(frames, method))
+        except InvalidInput as error:
+            return failed_future(error)
+
+    def _make(self, frames: Sequence[Any], made: "Future[Any]") -> None:
+        try:
+            (spec,) = from_frames(frames[:1])
+            self._spec = replace(cast("WorkerSpec", spec), classes=read_classes(frames[1:]))
+            self._host = WorkerHost(self._spec, self._node, self._turns.put)
+            self._host.make()
+            made.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - a constructor's SystemExit, too, is for the controller
+            made.set_exception(error)
+
+    def _take_turns(self) -> None:
+        while True:
+            with suppress(KeyboardInterrupt):  # of a method's own: its call has failed with it
+                self._turns.get()()
+
+    async def _turn_of(self, caller: str, number: int) -> None:
+        # Large arguments come by way of Ray's object store, and small calls overtake them.
+        if number != self._next.setdefault(caller, 1):
+            self._waiting[caller, number] = asyncio.Event()
+            await self._waiting[caller, number].wait()
+
+    def _let_next(self, caller: str, number: int) -> None:
+        self._next[caller] = number + 1
+        waiting = self._waiting.pop((caller, number + 1), None)
+        if waiting is not None:
+            waiting.set()

@@ -1,0 +1,56 @@
+"""Worker groups: a controller that reads like a script of one process, while its methods run on many workers.
+
+``group`` starts the workers of a pool (``resource_pool``, ``pool_manager``) and has their registered methods
+(``register``, ``bound_method``). A call goes through ``method_caller``: ``dispatch`` lays its arguments out over the
+workers, by ``splitting`` them where its mode says so; ``attempts`` sends each one, again after a failure, and watches
+its deadline; ``group_workers`` knows who is there, busy or lost. What the caller has in hand is a ``call``, or for
+``MAP`` the results of ``mapping``, which ``map_feed`` gets from whoever is idle. ``colocated`` puts several classes
+into one process, ``group_env`` says which variables a group may set.
+"""
+
+from forebay.workers.groups.call import GroupCall as Call
+from forebay.workers.groups.colocated import ColocatedClasses, create_colocated_worker_cls
+from forebay.workers.groups.dispatch import (
+    NOT_CALLED,
+    Dispatch,
+    collect_all_to_all,
+    dispatch_one_to_all,
+    get_predefined_dispatch_fn,
+    register_dispatch_mode,
+    update_dispatch_mode,
+)
+from forebay.workers.groups.group import WorkerGroup
+from forebay.workers.groups.mapping import MapCall
+from forebay.workers.groups.pool_manager import ResourcePoolManager
+from forebay.workers.groups.register import Execute, register, registration_of
+from forebay.workers.groups.resource_pool import ResourcePool
+from forebay.workers.groups.splitting import register_split
+from forebay.workers.members.worker import ClassWithInitArgs, Worker
+from forebay.workers.members.worker_errors import PlacementFailed, WorkerError, WorkerFailed, WorkerLost
+
+__all__ = [
+    "NOT_CALLED",
+    "Call",
+    "ClassWithInitArgs",
+    "ColocatedClasses",
+    "Dispatch",
+    "Execute",
+    "MapCall",
+    "PlacementFailed",
+    "ResourcePool",
+    "ResourcePoolManager",
+    "Worker",
+    "WorkerError",
+    "WorkerFailed",
+    "WorkerGroup",
+    "WorkerLost",
+    "collect_all_to_all",
+    "create_colocated_worker_cls",
+    "dispatch_one_to_all",
+    "get_predefined_dispatch_fn",
+    "register",
+    "register_dispatch_mode",
+    "register_split",
+    "registration_of",
+    "update_dispatch_mode",
+]

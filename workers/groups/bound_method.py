@@ -1,0 +1,111 @@
+"""Which methods a group has, out of the classes of its workers."""
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.groups.dispatch import (
+    PREDEFINED,
+    Dispatch,
+    DispatchFunctions,
+    DispatchMode,
+    get_predefined_dispatch_fn,
+)
+from forebay.workers.groups.register import Execute, Registration, registered_methods, registration_of
+from forebay.workers.members.worker import ClassWithInitArgs
+
+UNREGISTERED = Registration(
+    dispatch_mode=Dispatch.ONE_TO_ALL,
+    execute_mode=Execute.ALL,
+    blocking=False,
+    materialize_futures=True,
+    deadline_s=None,
+    retries=0,
+)
+"""How ``execute_all`` and its like call a method that says nothing of itself."""
+
+
+@dataclass(frozen=True)
+class BoundMethod:
+    """A method of the class of one role, and how it is called."""
+
+    role: str
+    name: str
+    registration: Registration
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether functions of a user's own lay its arguments out."""
+        mode = self.registration["dispatch_mode"]
+        return not (isinstance(mode, DispatchMode) and mode in PREDEFINED)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it goes over items."""
+        return self.registration["dispatch_mode"] is Dispatch.MAP
+
+
+def functions_of(method: BoundMethod) -> DispatchFunctions:
+    """The two functions of its mode, as they are now."""
+    mode = method.registration["dispatch_mode"]
+    return get_predefined_dispatch_fn(mode) if isinstance(mode, DispatchMode) else mode
+
+
+def bound_methods(classes: Mapping[str, ClassWithInitArgs[Any]], *, is_prefixed: bool = True) -> dict[str, BoundMethod]:
+    """All registered methods, by the names that a group has for them: ``method``, or ``role_method``."""
+    return {
+        f"{role}_{name}" if role and is_prefixed else name: BoundMethod(role, name, registration)
+        for role, each in classes.items()
+        for name, registration in registered_methods(each.cls).items()
+    }
+
+
+def any_method(classes: Mapping[str, ClassWithInitArgs[Any]], name: str) -> BoundMethod:
+    """A method by its name, registered or not. Raises ``AttributeError`` if there is none."""
+    for role, method in _readings(classes, name):
+        cls = classes[role].cls
+        # Without evaluating it, should it be a property.
+        if inspect.isroutine(inspect.getattr_static(cls, method, None)):
+            return BoundMethod(role, method, registration_of(cls, method) or UNREGISTERED)
+    raise AttributeError(f"{_names(classes)} has no method {name}")
+
+
+def missing(classes: Mapping[str, ClassWithInitArgs[Any]], name: str, known: Collection[str]) -> AttributeError:
+    """The error for a name that a group does not have."""
+    for role, method in _readings(classes, name):
+        if inspect.isroutine(inspect.getattr_static(classes[role].cls, method, None)):
+            return AttributeError(
+                f"{classes[role].cls.__name__}.{method} is not registered: put @register(...) above it, and the group"
+                f" calls it on its workers (execute_all_sync({name!r}) does once)"
+            )
+    return AttributeError(
+        f"a group of {_names(classes)} has no {name!r}; its methods with @register: {', '.join(known) or 'none'}"
+    )
+
+
+def check_not_hidden(names: Collection[str], taken: type) -> None:
+    """Raise ``InvalidInput`` for a name that the group has for itself."""
+    for name in names:
+        if hasattr(taken, name):
+            raise InvalidInput(
+                f"{name!r} cannot be a method of a group's workers: the group's own {name!r} would be hidden",
+                field=name,
+                hint="give the method, or the role, another name",
+            )
+
+
+def _readings(classes: Mapping[str, ClassWithInitArgs[Any]], name: str) -> Iterator[tuple[str, str]]:
+    """What ``method`` or ``role_method`` may mean: role and method."""
+    if "" in classes:
+        yield "", name
+    elif len(classes) == 1:
+        yield next(iter(classes)), name
+    for role in classes:
+        if role and name.startswith(f"{role}_"):
+            yield role, name.removeprefix(f"{role}_")
+
+
+def _names(classes: Mapping[str, ClassWithInitArgs[Any]]) -> str:
+    return ", ".join(each.cls.__name__ for each in classes.values())

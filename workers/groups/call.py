@@ -1,0 +1,155 @@
+"""What a call on a worker group gives: values that may still be on their way."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from forebay.core.errors import ForebayError, InvalidInput
+from forebay.workers.members.worker_errors import WorkerError, WorkerFailed, WorkerLost
+from forebay.workers.members.worker_spec import RemoteFailure
+
+T = TypeVar("T")
+Outputs = Mapping[int, Any]
+"""What workers gave back, by rank, in its order."""
+
+
+class GroupCall(Generic[T]):
+    """A call that was made, or will be once what it waits for is there. ``get`` it, ``await`` it, or hand it on.
+
+    It may be an argument of a call on any group, which then gets its value.
+    """
+
+    def __init__(self, method: str, outputs: "Future[Outputs]", collect: Callable[[Outputs], T]) -> None:
+        self._method, self._outputs, self._collect = method, outputs, collect
+        self._lock = threading.Lock()
+        self._collected: list[T] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._outputs.done()
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """The value. Raises ``TimeoutError`` if it takes longer, and then goes on; else what went wrong.
+
+        That is ``WorkerFailed`` (with the traceback of every rank that raised), ``WorkerLost``, ``TimeoutError``
+        (deadline), ``InvalidInput`` (what cannot be pickled), ``CancelledError``.
+        """
+        try:
+            outputs = self._outputs.result(timeout_s)
+        except TimeoutError:
+            if self._outputs.done():
+                raise
+            raise TimeoutError(f"{self._method} has not ended after {timeout_s:g} s, and goes on") from None
+        return self._value(outputs)
+
+    def cancel(self) -> bool:
+        """Cancel it: ``async`` methods where they run, others if they have not begun. False if it has ended."""
+        return self._outputs.cancel()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        outputs = yield from asyncio.wrap_future(self._outputs).__await__()
+        return self._value(outputs)
+
+    def __repr__(self) -> str:
+        return f"<Call of {self._method}, {'ended' if self.done else 'on its way'}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise InvalidInput(
+            f"a call ({self._method}) cannot be pickled", hint="an argument by itself, or get() it", field="call"
+        )
+
+    def _value(self, outputs: Outputs) -> T:
+        # Here, and not where outputs arrive: a user's function must not hold up the replies of others.
+        with self._lock:
+            if not self._collected:
+                self._collected.append(self._collect(outputs))
+            return self._collected[0]
+
+
+def gather(
+    method: str, futures: "Mapping[int, Future[Any]]", world_size: int, rank_of: Callable[[int], int]
+) -> "Future[Outputs]":
+    """One future of all; it ends when all of them have, with one error if any failed, on ranks by ``rank_of``."""
+    whole: Future[Outputs] = Future()
+    left, lock = set(futures), threading.Lock()
+
+    def ended(rank: int, _: "Future[Any]") -> None:
+        with lock:
+            left.discard(rank)
+            if left:
+                return
+        _finish(whole, method, futures, world_size, rank_of)
+
+    for rank, future in futures.items():
+        future.add_done_callback(partial(ended, rank))
+    if not futures:
+        whole.set_result({})
+    whole.add_done_callback(lambda ended: [each.cancel() for each in futures.values()] if ended.cancelled() else None)
+    return whole
+
+
+def _finish(
+    whole: "Future[Outputs]",
+    method: str,
+    futures: "Mapping[int, Future[Any]]",
+    world_size: int,
+    rank_of: Callable[[int], int],
+) -> None:
+    if not whole.set_running_or_notify_cancel():
+        return
+    ended = sorted(futures.items())
+    errors = {rank_of(key): error for key, each in ended if (error := error_of(each)) is not None}
+    if errors:
+        whole.set_exception(one_error(method, errors, world_size))
+    else:
+        whole.set_result({key: each.result() for key, each in ended})
+
+
+def error_of(future: "Future[Any]") -> BaseException | None:
+    """Of one that has ended."""
+    return WorkerError("the call was cancelled") if future.cancelled() else future.exception()
+
+
+def one_error(method: str, errors: Mapping[int, BaseException], world_size: int) -> BaseException:
+    """What a call of which some ranks failed raises."""
+    first = next(iter(errors.values()))
+    for error in errors.values():  # the caller's own mistake, the same on every rank
+        if isinstance(error, InvalidInput):
+            return error
+    if any(isinstance(error, RemoteFailure) for error in errors.values()):
+        traces = {
+            rank: error.trace if isinstance(error, RemoteFailure) else str(error) for rank, error in errors.items()
+        }
+        failed = WorkerFailed(method, traces, world_size)
+        failed.__cause__ = next((each.error for each in errors.values() if isinstance(each, RemoteFailure)), None)
+        return failed
+    late = [rank for rank, error in errors.items() if isinstance(error, TimeoutError)]
+    if late and not isinstance(first, WorkerLost):
+        return TimeoutError(f"{first} (rank {', '.join(map(str, late))})")
+    return first if isinstance(first, ForebayError) else WorkerError(f"{method} failed: {first!r}")
+
+
+def waits_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is among the arguments, or in a list, tuple or dict among them."""
+    return any(isinstance(each, GroupCall) for value in (*args, *kwargs.values()) for each in _inside(value))
+
+
+def materialized(value: Any) -> Any:
+    """The value with that of each call in place of it; waits for them."""
+    if isinstance(value, GroupCall):
+        return value.get()
+    if not any(isinstance(each, GroupCall) for each in _inside(value)):
+        return value
+    if type(value) is dict:
+        return {key: materialized(each) for key, each in value.items()}
+    return type(value)(each.get() if isinstance(each, GroupCall) else each for each in value)
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    if type(value) is dict:
+        return tuple(value.values())
+    return value if type(value) in (list, tuple) else (value,)

@@ -1,0 +1,242 @@
+"""How the arguments of one call are laid out over workers, and how their results become one."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypedDict
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.groups.splitting import Shares, join, split
+
+
+class _NotCalled:
+    def __repr__(self) -> str:
+        return "NOT_CALLED"
+
+    def __reduce__(self) -> str:
+        return "NOT_CALLED"
+
+
+NOT_CALLED = _NotCalled()
+"""In place of an argument of a rank: that rank is not called."""
+
+
+class HasWorkers(Protocol):
+    """What dispatch and collect functions are given: the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Its number of workers."""
+
+
+LaidOut = tuple[tuple[Sequence[Any], ...], dict[str, Sequence[Any]]]
+DispatchFn = Callable[..., LaidOut]
+"""``dispatch_fn(worker_group, *args, **kwargs)``: in place of each argument a list with one entry per worker."""
+CollectFn = Callable[[Any, list[Any]], Any]
+"""``collect_fn(worker_group, outputs)``: outputs of the ranks that were called, in their order."""
+
+
+class DispatchFunctions(TypedDict):
+    """A dispatch mode of one's own."""
+
+    dispatch_fn: DispatchFn
+    collect_fn: CollectFn
+
+
+class DispatchMode:
+    """A name for two functions, of ``Dispatch``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Dispatch.{self.name}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_mode_named, (self.name,))  # classes go to workers, and their methods name modes
+
+
+class _Modes(type):
+    """Lets a class be asked for what was registered with it."""
+
+    _modes: dict[str, DispatchMode]
+
+    def __contains__(cls, mode: object) -> bool:
+        return mode in cls._modes if isinstance(mode, str) else mode in cls._modes.values()
+
+    def __iter__(cls) -> Iterator[DispatchMode]:
+        return iter(cls._modes.values())
+
+    def __getattr__(cls, name: str) -> DispatchMode:
+        try:
+            return cls._modes[name]
+        except KeyError:
+            raise AttributeError(f"there is no dispatch mode {name}; there are {', '.join(cls._modes)}") from None
+
+
+class Dispatch(metaclass=_Modes):
+    """The dispatch modes. ``register_dispatch_mode`` adds others."""
+
+    ONE_TO_ALL = DispatchMode("ONE_TO_ALL")
+    """Every worker gets every argument whole; a list of the workers' results."""
+    ALL_TO_ALL = DispatchMode("ALL_TO_ALL")
+    """Every argument is a list with one value per worker; a list of their results."""
+    DP_COMPUTE = DispatchMode("DP_COMPUTE")
+    """As ``ALL_TO_ALL``."""
+    DP_COMPUTE_PROTO = DispatchMode("DP_COMPUTE_PROTO")
+    """Arguments are split along their first axis, results are joined in order."""
+    DP_COMPUTE_PROTO_WITH_FUNC = DispatchMode("DP_COMPUTE_PROTO_WITH_FUNC")
+    """The same after a first argument that is a function, which every worker gets."""
+    DP_COMPUTE_METRIC = DispatchMode("DP_COMPUTE_METRIC")
+    """Split in the same way; a list of the results."""
+    MAP = DispatchMode("MAP")
+    """An idle worker takes the next item of the first argument; results come as they finish."""
+
+    _modes: dict[str, DispatchMode]
+
+    @classmethod
+    def remove(cls, name: str) -> None:
+        """Forget a mode that was registered. Groups that have bound it keep it."""
+        mode = cls._modes.get(name)
+        if mode is None or mode in PREDEFINED:
+            raise InvalidInput(
+                f"{name!r} was not registered as a dispatch mode",
+                field="dispatch_mode",
+                hint="register_dispatch_mode gave it a name; those of Dispatch itself stay",
+            )
+        del cls._modes[name], _FUNCTIONS[mode]
+
+
+def dispatch_one_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument whole to each worker."""
+    size = worker_group.world_size
+    return tuple([value] * size for value in args), {name: [value] * size for name, value in kwargs.items()}
+
+
+def dispatch_all_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument is a list, or a tuple, with one value per worker. Raises ``InvalidInput`` for anything else."""
+    for name, value in _named(args, kwargs):
+        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
+            given = f"{len(value)} values" if isinstance(value, list | tuple) else type(value).__name__
+            raise InvalidInput(
+                f"argument {name} must be a list with one value for each of {worker_group.world_size} workers,"
+                f" and is {given}",
+                field=name,
+                hint="ONE_TO_ALL gives every worker the same, DP_COMPUTE_PROTO splits",
+            )
+    return args, dict(kwargs)
+
+
+def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument split along its first axis; ranks whose share would be empty are not called."""
+    shares: Shares | None = None
+    laid_out: dict[str, Sequence[Any]] = {}
+    for name, value in _named(args, kwargs):
+        parts, its_shares = split(value, worker_group.world_size, name)
+        if shares is not None and its_shares.length != shares.length:
+            raise InvalidInput(
+                f"argument {name} has length {its_shares.length}, those before it have {shares.length}",
+                field=name,
+                hint="all arguments that are split have the same length",
+            )
+        shares = its_shares
+        laid_out[name] = [
+            part if called else NOT_CALLED for part, called in zip(parts, its_shares.is_called, strict=True)
+        ]
+    positional = tuple(laid_out.pop(str(number)) for number in range(len(args)))
+    return positional, laid_out
+
+
+def dispatch_split_with_function(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """The first argument, a function, whole to each worker, the others split."""
+    if not args or not callable(args[0]):
+        raise InvalidInput(
+            "the first argument must be a function, by position", field="0", hint="group.method(function, data)"
+        )
+    positional, named = dispatch_split(worker_group, *args[1:], **kwargs)
+    return ([args[0]] * worker_group.world_size, *positional), named
+
+
+def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - as all of its kind
+    """The results as they are, by rank."""
+    return outputs
+
+
+def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - as all of its kind
+    """The results joined in the order of ranks; a list where they are not of a kind that is joined."""
+    return join(outputs)
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Arguments with their names; those by position have their number."""
+    yield from ((str(number), value) for number, value in enumerate(args))
+    yield from kwargs.items()
+
+
+_TO_ALL = DispatchFunctions(dispatch_fn=dispatch_all_to_all, collect_fn=collect_all_to_all)
+_FUNCTIONS: dict[DispatchMode, DispatchFunctions] = {
+    Dispatch.ONE_TO_ALL: {"dispatch_fn": dispatch_one_to_all, "collect_fn": collect_all_to_all},
+    Dispatch.ALL_TO_ALL: _TO_ALL,
+    Dispatch.DP_COMPUTE: _TO_ALL,
+    Dispatch.DP_COMPUTE_PROTO: {"dispatch_fn": dispatch_split, "collect_fn": collect_joined},
+    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: {"dispatch_fn": dispatch_split_with_function, "collect_fn": collect_joined},
+    Dispatch.DP_COMPUTE_METRIC: {"dispatch_fn": dispatch_split, "collect_fn": collect_all_to_all},
+}
+PREDEFINED = (*_FUNCTIONS, Dispatch.MAP)
+Dispatch._modes = {mode.name: mode for mode in PREDEFINED}
+
+
+def _mode_named(name: str) -> DispatchMode:
+    # In a worker, modes that its controller registered need not be known: nothing is dispatched there.
+    return Dispatch._modes.get(name) or DispatchMode(name)
+
+
+def check_dispatch_mode(mode: object) -> None:
+    """Raise ``InvalidInput`` for what is neither a mode nor a dict of two functions."""
+    if isinstance(mode, DispatchMode) and mode in Dispatch:
+        return
+    if isinstance(mode, Mapping) and set(mode) == {"dispatch_fn", "collect_fn"} and all(map(callable, mode.values())):
+        return
+    raise InvalidInput(
+        f"{mode!r} is no dispatch mode",
+        field="dispatch_mode",
+        hint="one of Dispatch, or a dict with the functions dispatch_fn and collect_fn",
+    )
+
+
+def get_predefined_dispatch_fn(dispatch_mode: DispatchMode) -> DispatchFunctions:
+    """The two functions of a mode."""
+    check_dispatch_mode(dispatch_mode)
+    if dispatch_mode is Dispatch.MAP:
+        raise InvalidInput(
+            "MAP has no two functions: an idle worker takes the next item",
+            field="dispatch_mode",
+            hint="register_dispatch_mode adds a mode that has",
+        )
+    return _FUNCTIONS[dispatch_mode]
+
+
+def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> DispatchMode:
+    """Add a mode: ``Dispatch.NAME`` from now on. ``Dispatch.remove`` takes it back."""
+    if dispatch_mode_name in Dispatch:
+        raise InvalidInput(
+            f"there is a dispatch mode {dispatch_mode_name!r} already",
+            field="dispatch_mode_name",
+            hint="update_dispatch_mode gives a mode other functions",
+        )
+    if not dispatch_mode_name.isidentifier() or hasattr(Dispatch, dispatch_mode_name):
+        raise InvalidInput(
+            f"{dispatch_mode_name!r} cannot be a name of Dispatch", field="dispatch_mode_name", hint="as 'TWO_TO_ALL'"
+        )
+    functions = DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn)
+    check_dispatch_mode(functions)
+    mode = DispatchMode(dispatch_mode_name)
+    _FUNCTIONS[mode] = functions
+    Dispatch._modes[dispatch_mode_name] = mode
+    return mode
+
+
+def update_dispatch_mode(dispatch_mode: DispatchMode, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> None:
+    """Give a mode other functions, for groups that are made from now on."""
+    get_predefined_dispatch_fn(dispatch_mode)
+    functions = DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn)
+    check_dispatch_mode(functions)
+    _FUNCTIONS[dispatch_mode] = functions

@@ -1,0 +1,233 @@
+"""A controller's handle of many workers: their registered methods are its own."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import update_wrapper
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.backends.abc import RunningWorker, WorkerBackend
+from forebay.workers.backends.by_name import make_backend
+from forebay.workers.groups.bound_method import (
+    UNREGISTERED,
+    BoundMethod,
+    any_method,
+    bound_methods,
+    check_not_hidden,
+    missing,
+)
+from forebay.workers.groups.call import GroupCall
+from forebay.workers.groups.colocated import ColocatedClasses, classes_of
+from forebay.workers.groups.group_env import checked_env
+from forebay.workers.groups.group_workers import GroupWorkers, LostFn
+from forebay.workers.groups.method_caller import MethodCaller, got
+from forebay.workers.groups.resource_pool import ResourcePool
+from forebay.workers.members.worker import ClassWithInitArgs
+from forebay.workers.members.worker_spec import Vitals, worker_specs
+
+Classes = Mapping[str, ClassWithInitArgs[Any]]
+DRAIN_S = 30.0
+
+
+class WorkerGroup:
+    """Starts a worker for each process of a pool. Every method with ``register`` is then a method of the group.
+
+    ``backend``: ``"inline"``, ``"processes"``, ``"ray"``, or one that was made. ``env``: variables that are added to
+    those of the workers. ``detached``, with a ``name``: the workers outlive this process, and ``from_detached`` finds
+    them. ``wait_started=False``: return while they start; their calls wait for that.
+
+    Raises ``InvalidInput``, ``PlacementFailed``, and ``WorkerFailed`` with all that constructors raised.
+    """
+
+    def __init__(
+        self,
+        resource_pool: ResourcePool | Sequence[int],
+        cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses,
+        *,
+        backend: str | WorkerBackend = "processes",
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        detached: bool = False,
+        wait_started: bool = True,
+    ) -> None:
+        pool = ResourcePool.of(resource_pool)
+        specs = worker_specs(
+            pool.process_on_nodes,
+            classes_of(cls_with_init),
+            env=checked_env(env),
+            cpus=pool.cpus,
+            resources=pool.resources,
+        )
+        check_not_hidden(bound_methods(specs[0].classes), WorkerGroup)  # before anything is started
+        made = make_backend(backend)
+        _check_detached(made, name, detached=detached)
+        workers = made.start(specs, name=name or "", detached=detached)
+        self._bind(GroupWorkers(made, specs, workers), specs[0].classes)
+        if wait_started:
+            try:
+                self._workers.wait_started()
+            except BaseException:  # a Ctrl-C, too: nobody else has the workers
+                self.close(drain_s=0.0)
+                raise
+
+    @classmethod
+    def from_detached(
+        cls,
+        name: str,
+        cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses,
+        *,
+        backend: str | WorkerBackend = "ray",
+    ) -> Self:
+        """The detached group of that name. ``close`` ends its workers, whoever started them.
+
+        Raises ``NotFound`` if there is none.
+        """
+        made = make_backend(backend)
+        _check_detached(made, name, detached=True)
+        found: Sequence[RunningWorker] = made.find(name)
+        return cls._handle(GroupWorkers(made, (), found), classes_of(cls_with_init), is_prefixed=True)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._workers.world_size
+
+    @property
+    def vitals(self) -> Mapping[int, Vitals]:
+        """What each worker said of itself last, by rank."""
+        return self._workers.vitals
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Ranks whose worker is lost and was not started anew, with the reasons."""
+        return self._workers.lost
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
+        """The same as ``execute_all_async``."""
+        return self.execute_all_async(method_name, *args, **kwargs)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
+        """Any method, registered or not, on all workers with the same arguments; a call of all results."""
+        return self._caller(method_name).whole(*args, **kwargs)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The results of ``execute_all_async``."""
+        results: list[Any] = got(self.execute_all_async(method_name, *args, **kwargs))
+        return results
+
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """The same as ``execute_rank_zero_async``."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """Any method, registered or not, on rank 0; a call of its result."""
+        return self.execute_rank(0, method_name, *args, **kwargs)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of ``execute_rank_zero_async``."""
+        return got(self.execute_rank_zero_async(method_name, *args, **kwargs))
+
+    def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func(worker, *args, **kwargs)`` on rank 0; of several classes in its process, with the first one."""
+        if not callable(func):
+            raise InvalidInput(f"{func!r} is no function", field="func", hint="it is called with the worker of rank 0")
+        role = next(iter(self._classes))
+        name = getattr(func, "__name__", "func")
+        caller = MethodCaller(self, self._workers, BoundMethod(role, name, UNREGISTERED), name)
+        return got(caller.on(0, func, *args, **kwargs))
+
+    def execute_rank(self, rank: int, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """Any method, registered or not, on one worker; a call of its result."""
+        if rank not in range(self.world_size):
+            raise InvalidInput(
+                f"there is no rank {rank} among {self.world_size} workers",
+                field="rank",
+                hint=f"0 to {self.world_size - 1}",
+            )
+        return self._caller(method_name).on(rank, None, *args, **kwargs)
+
+    def spawn(self, roles: Iterable[str] | None = None) -> dict[str, "WorkerGroup"]:
+        """A group for each role, or for these, over the same workers. Closing one of them closes all."""
+        wanted = list(self._classes if roles is None else roles)
+        for role in wanted:
+            if not role or role not in self._classes:
+                raise InvalidInput(
+                    f"there is no role {role!r}; there are {', '.join(filter(None, self._classes)) or 'none'}",
+                    field="roles",
+                    hint="create_colocated_worker_cls gives roles to classes",
+                )
+        return {role: self._handle(self._workers, {role: self._classes[role]}, is_prefixed=False) for role in wanted}
+
+    def fuse(self, roles: Iterable[str] | None = None) -> None:
+        """Have the group of each role, or of these, as an attribute: ``group.actor.update()``."""
+        groups = self.spawn(roles)
+        check_not_hidden(groups, WorkerGroup)
+        self.__dict__.update(groups)
+
+    def replace(self, rank: int) -> "Future[None]":
+        """End this worker, if it lives, and start it anew; the future is done when its classes are made.
+
+        What its methods did to it before is gone.
+        """
+        return self._workers.replace(rank)
+
+    def started(self, rank: int) -> "Future[None]":
+        """Done when the classes of this worker are made; fails as they did."""
+        return self._workers.started(rank)
+
+    def on_lost(self, notify: LostFn) -> None:
+        """Have ``notify(rank, reason)`` called, from any thread, for each worker that is lost."""
+        self._workers.on_lost(notify)
+
+    def close(self, drain_s: float = DRAIN_S) -> None:
+        """Take no more calls, wait so long for those that were sent, then end the workers."""
+        self._workers.close(drain_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Nobody waits any more for what was sent before something went wrong.
+        self.close() if error is None else self.close(drain_s=0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_classes" not in self.__dict__:
+            raise AttributeError(name)
+        raise missing(self._classes, name, bound_methods(self._classes))
+
+    def __repr__(self) -> str:
+        classes = ", ".join(each.cls.__name__ for each in self._classes.values())
+        return f"<WorkerGroup of {self.world_size} x {classes} on {self._workers.backend.name}>"
+
+    @classmethod
+    def _handle(cls, workers: GroupWorkers, classes: Classes, *, is_prefixed: bool) -> Self:
+        group = cls.__new__(cls)
+        check_not_hidden(bound_methods(classes, is_prefixed=is_prefixed), WorkerGroup)
+        group._bind(workers, classes, is_prefixed=is_prefixed)
+        return group
+
+    def _bind(self, workers: GroupWorkers, classes: Classes, *, is_prefixed: bool = True) -> None:
+        self._workers, self._classes = workers, classes
+        for label, method in bound_methods(classes, is_prefixed=is_prefixed).items():
+            caller = MethodCaller(self, workers, method, label)
+            self.__dict__[label] = update_wrapper(caller, getattr(classes[method.role].cls, method.name))
+
+    def _caller(self, method_name: str) -> MethodCaller:
+        method = any_method(self._classes, method_name)
+        return MethodCaller(self, self._workers, method, method_name)
+
+
+def _check_detached(backend: WorkerBackend, name: str | None, *, detached: bool) -> None:
+    if detached and not backend.can_detach:
+        raise InvalidInput(
+            f"workers of the backend {backend.name!r} end with the process that started them",
+            field="detached",
+            hint='a detached group needs backend="ray"',
+        )
+    if detached and not name:
+        raise InvalidInput(
+            "a detached group is found again by its name: it needs one", field="name", hint='name="judges"'
+        )

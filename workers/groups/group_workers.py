@@ -1,0 +1,196 @@
+"""The workers of one group: who is there, who is busy, who is lost, and starting one anew."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from forebay.workers.backends.abc import RunningWorker, WorkerBackend, close_all
+from forebay.workers.groups.call import one_error
+from forebay.workers.members.futures import copied, failed_future, follow
+from forebay.workers.members.worker_errors import WorkerError, WorkerLost
+from forebay.workers.members.worker_spec import MethodCall, Vitals, WorkerSpec
+
+LostFn = Callable[[int, str], None]
+"""Called with a rank and the reason, from any thread."""
+
+
+class GroupWorkers:
+    """Running workers by rank. Handles of one group, by role too, share one of these."""
+
+    def __init__(self, backend: WorkerBackend, specs: Sequence[WorkerSpec], workers: Sequence[RunningWorker]) -> None:
+        self.backend = backend
+        self.changed = threading.Condition()
+        """Notified when a worker has ended a call, was lost or started anew, or the group was closed."""
+        self.is_closed = False
+        self._specs = {spec.rank: spec for spec in specs}
+        self._workers = dict(enumerate(workers))
+        self._in_flight: dict[int, set[Future[Any]]] = {rank: set() for rank in self._workers}
+        self._lost: dict[int, str] = {}
+        self._notify: list[LostFn] = []
+        self._replacing = {rank: threading.RLock() for rank in self._workers}
+        """Of two that start the same worker anew, the second finds it there."""
+        for rank, worker in self._workers.items():
+            self._watch(rank, worker)
+
+    @property
+    def world_size(self) -> int:
+        """Workers, lost ones too."""
+        return len(self._workers)
+
+    @property
+    def vitals(self) -> Mapping[int, Vitals]:
+        """Of each rank, as it was heard of last."""
+        return {rank: worker.vitals for rank, worker in sorted(self._workers.items())}
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Ranks that are lost, and were not started anew, with the reasons."""
+        with self.changed:
+            return dict(self._lost)
+
+    def wait_started(self) -> None:
+        """Wait until the classes of all are made. Raises one error for all constructors that raised."""
+        started = {rank: worker.started for rank, worker in self._workers.items()}
+        wait(started.values())
+        errors = {rank: error for rank, each in started.items() if (error := each.exception()) is not None}
+        if errors:
+            raise one_error("__init__", errors, self.world_size)
+
+    def started(self, rank: int) -> "Future[None]":
+        """Done when the classes of this one are made; a copy, which may be cancelled."""
+        return copied(self._workers[rank].started)
+
+    def on_lost(self, notify: LostFn) -> None:
+        """Have ``notify`` called for each worker that is lost, those that are started anew included."""
+        with self.changed:
+            self._notify.append(notify)
+            lost = dict(self._lost)
+        for rank, reason in lost.items():
+            notify(rank, reason)
+
+    def send(self, rank: int, call: MethodCall) -> "Future[Any]":
+        """Run a call on one worker, after its classes are made."""
+        with self.changed:
+            worker = self._workers[rank]
+            if self.is_closed:
+                return failed_future(WorkerError(f"{call.method} was not called: the group is closed"))
+            if rank in self._lost:
+                # Of one that could not be made: what its constructor raised.
+                return failed_future(_refusal(worker) or WorkerLost(rank, self._lost[rank]))
+        future = worker.call(call) if worker.started.done() else self._once_started(worker, call)
+        with self.changed:
+            self._in_flight[rank].add(future)
+        # The first one to hear of it: whoever repeats the call finds that the worker is lost.
+        future.add_done_callback(partial(self._ended, rank, worker))
+        return future
+
+    def least_busy(self, without: Collection[int] = ()) -> int:
+        """The rank with the fewest calls in flight; one of ``without`` only if there is no other that lives."""
+        with self.changed:
+            ranks = [rank for rank in self._workers if rank not in self._lost] or list(self._workers)
+            ranks = [rank for rank in ranks if rank not in without] or ranks
+            return min(ranks, key=lambda rank: len(self._in_flight[rank]))
+
+    def is_idle(self, rank: int) -> bool:
+        """Whether a worker lives, is made, and has nothing in flight. With ``changed`` held."""
+        return rank not in self._lost and not self._in_flight[rank] and self._workers[rank].started.done()
+
+    def replace(self, rank: int) -> "Future[None]":
+        """End this worker, if it lives, and start it anew. The future is done when its classes are made."""
+        with self._replacing[rank]:
+            with self.changed:
+                if self.is_closed:
+                    raise WorkerError(f"worker {rank} is not started anew: the group is closed")
+                if rank not in self._specs:
+                    raise WorkerError(f"worker {rank} of a group that was found by name cannot be started anew")
+                before = self._workers[rank]
+                self._lost.setdefault(rank, "it is started anew")
+            before.kill()
+            (worker,) = self.backend.start([self._specs[rank]])
+            self._enter(rank, worker)
+        self._watch(rank, worker)
+        return copied(worker.started)
+
+    def revive(self, rank: int, limit_s: float | None) -> None:
+        """Start this worker anew if it is lost, and wait until it is there. Raises ``TimeoutError``."""
+        with self._replacing[rank]:
+            started = self.replace(rank) if rank in self.lost else self._workers[rank].started
+        started.result(limit_s)
+
+    def close(self, drain_s: float) -> None:
+        """Take no more calls, wait so long for those in flight, then end the workers, all at once."""
+        until_s = time.monotonic() + drain_s
+        with self.changed:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            in_flight = [future for futures in self._in_flight.values() for future in futures]
+            self.changed.notify_all()
+        try:
+            wait(in_flight, drain_s)
+        except BaseException:  # a Ctrl-C: nobody could close them any more
+            until_s = 0.0
+            raise
+        finally:
+            close_all(self._workers.values(), max(until_s - time.monotonic(), 0.0))
+
+    def _once_started(self, worker: RunningWorker, call: MethodCall) -> "Future[Any]":
+        outer: Future[Any] = Future()
+
+        def send(started: "Future[None]") -> None:
+            try:
+                if (error := started.exception()) is not None:
+                    raise error
+                if not outer.cancelled():
+                    follow(worker.call(call), outer)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's, who is not here
+                with suppress(Exception):  # cancelled meanwhile
+                    outer.set_exception(error)
+
+        worker.started.add_done_callback(send)
+        return outer
+
+    def _ended(self, rank: int, worker: RunningWorker, future: "Future[Any]") -> None:
+        with self.changed:
+            self._in_flight[rank].discard(future)
+            self.changed.notify_all()
+        if not future.cancelled() and isinstance(error := future.exception(), WorkerLost):
+            self._note_lost(rank, worker, error.reason)
+
+    def _enter(self, rank: int, worker: RunningWorker) -> None:
+        with self.changed:
+            self._workers[rank] = worker
+            self._lost.pop(rank, None)
+            self.changed.notify_all()
+            came_late = self.is_closed
+        if came_late:
+            worker.kill()
+
+    def _watch(self, rank: int, worker: RunningWorker) -> None:
+        worker.on_lost(partial(self._note_lost, rank, worker))
+        worker.started.add_done_callback(partial(self._note_started, rank, worker))
+
+    def _note_started(self, rank: int, worker: RunningWorker, started: "Future[None]") -> None:
+        if started.exception() is not None:
+            self._note_lost(rank, worker, "its classes could not be made")
+        with self.changed:
+            self.changed.notify_all()
+
+    def _note_lost(self, rank: int, worker: RunningWorker, reason: str) -> None:
+        with self.changed:
+            if self.is_closed or self._workers[rank] is not worker or rank in self._lost:
+                return
+            self._lost[rank] = reason
+            self.changed.notify_all()
+            notify = list(self._notify)
+        for each in notify:
+            # Not in this thread, which has the worker's other calls to end: it may well close the group.
+            threading.Thread(target=each, args=(rank, reason), name="worker group loss", daemon=True).start()
+
+
+def _refusal(worker: RunningWorker) -> BaseException | None:
+    return worker.started.exception() if worker.started.done() else None

@@ -1,0 +1,209 @@
+"""A call on a group: arguments laid out over its workers, run there, and collected."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from forebay.core.errors import InvalidInput
+from forebay.workers.groups.attempts import ChooseRank, RepeatedCall
+from forebay.workers.groups.bound_method import BoundMethod, functions_of
+from forebay.workers.groups.call import GroupCall, Outputs, gather, materialized, waits_for
+from forebay.workers.groups.dispatch import NOT_CALLED, DispatchFunctions, LaidOut
+from forebay.workers.groups.group_workers import GroupWorkers
+from forebay.workers.groups.mapping import MapCall
+from forebay.workers.groups.register import Execute
+from forebay.workers.members.futures import follow
+from forebay.workers.members.worker_spec import MethodCall
+
+Collect = Callable[[Outputs], Any]
+
+
+class MethodCaller:
+    """Calls one method of one role on a group's workers."""
+
+    def __init__(self, group: Any, workers: GroupWorkers, method: BoundMethod, label: str) -> None:
+        self._group, self._workers = group, workers
+        self._method, self._label = method, label
+        self._functions: DispatchFunctions | None = None if method.is_map else functions_of(method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Values, or a ``GroupCall``, as the method was registered."""
+        call = self.begin(*args, **kwargs)
+        if self._method.is_map or not self._method.registration["blocking"]:
+            return call
+        return got(call)
+
+    def begin(self, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """A call that goes on by itself."""
+        if self._method.is_map:
+            return self._map(*args, **kwargs)
+        return self._begun(self._by_mode, self._collect, args, kwargs)
+
+    def whole(self, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """On all workers with the same arguments, whatever the mode; a list of results."""
+        return self._begun(self._to_all, _listed, args, kwargs)
+
+    def on(self, rank: int, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> GroupCall[Any]:
+        """On one worker, arguments and result as they are; or ``function`` with it."""
+
+        def send(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, RepeatedCall]:
+            return {rank: self._attempts(lambda _: rank, args, kwargs, function)}
+
+        return self._begun(send, _only, args, kwargs)
+
+    def _begun(
+        self,
+        send: Callable[[Sequence[Any], Mapping[str, Any]], Mapping[int, RepeatedCall]],
+        collect: Collect,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> GroupCall[Any]:
+        if not waits_for(args, kwargs):
+            return GroupCall(self._label, self._gathered(send(args, kwargs)), collect)
+        if self._method.registration["materialize_futures"]:
+            return GroupCall(self._label, self._gathered(send(*_values(args, kwargs))), collect)
+        outputs: Future[Outputs] = Future()
+
+        def send_later() -> None:
+            try:
+                values = _values(args, kwargs)
+                if not outputs.cancelled():
+                    follow(self._gathered(send(*values)), outputs)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's, who is not here
+                with suppress(Exception):  # cancelled meanwhile
+                    outputs.set_exception(error)
+
+        threading.Thread(target=send_later, name=f"call {self._label}", daemon=True).start()
+        return GroupCall(self._label, outputs, collect)
+
+    def _gathered(self, attempts: Mapping[int, RepeatedCall]) -> "Future[Outputs]":
+        futures = {rank: each.outcome for rank, each in attempts.items()}
+        return gather(self._label, futures, self._workers.world_size, lambda rank: attempts[rank].rank)
+
+    def _by_mode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[int, RepeatedCall]:
+        execute = self._method.registration["execute_mode"]
+        if execute is Execute.ANY:
+            return {0: self._attempts(self._workers.least_busy, args, kwargs)}
+        if execute is Execute.RANK_ZERO and not self._method.lays_out:
+            return {0: self._attempts(lambda _: 0, args, kwargs)}
+        assert self._functions is not None
+        laid_out = self._checked(self._functions["dispatch_fn"](self._group, *args, **kwargs))
+        ranks = range(self._workers.world_size if execute is Execute.ALL else 1)
+        return self._send_laid_out(laid_out, ranks)
+
+    def _to_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[int, RepeatedCall]:
+        return {rank: self._attempts(_always(rank), args, kwargs) for rank in range(self._workers.world_size)}
+
+    def _send_laid_out(self, laid_out: LaidOut, ranks: range) -> dict[int, RepeatedCall]:
+        lists, named = laid_out
+        sent: dict[int, RepeatedCall] = {}
+        for rank in ranks:
+            args = [each[rank] for each in lists]
+            kwargs = {name: each[rank] for name, each in named.items()}
+            if not any(each is NOT_CALLED for each in (*args, *kwargs.values())):
+                sent[rank] = self._attempts(_always(rank), args, kwargs)
+        return sent
+
+    def _collect(self, outputs: Outputs) -> Any:
+        is_one = self._method.registration["execute_mode"] is not Execute.ALL and not self._method.lays_out
+        if is_one or self._functions is None:
+            return _only(outputs)
+        return self._functions["collect_fn"](self._group, _listed(outputs))
+
+    def _map(self, *args: Any, **kwargs: Any) -> MapCall:
+        if not args:
+            raise InvalidInput(
+                f"{self._label} goes over its first argument, by position: there is none",
+                field="0",
+                hint=f"group.{self._label}(items)",
+            )
+        items, *others = args
+        if not self._method.registration["materialize_futures"]:
+            others, kwargs = list(others), dict(kwargs)
+            return MapCall(self._label, _later(items), partial(self._send_item_later, others, kwargs), self._workers)
+        rest, named = _values(others, kwargs)
+        return MapCall(self._label, materialized(items), partial(self._send_item, rest, named), self._workers)
+
+    def _send_item(
+        self, others: Sequence[Any], kwargs: Mapping[str, Any], item: Any, choose: ChooseRank
+    ) -> RepeatedCall:
+        return self._attempts(choose, [item, *others], kwargs)
+
+    def _send_item_later(
+        self, others: list[Any], kwargs: Mapping[str, Any], item: Any, choose: ChooseRank
+    ) -> RepeatedCall:
+        return self._send_item(*_values(others, kwargs), item, choose)
+
+    def _attempts(
+        self,
+        choose: ChooseRank,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any] | None = None,
+    ) -> RepeatedCall:
+        registration = self._method.registration
+        call = MethodCall(
+            self._method.role,
+            self._method.name,
+            tuple(args),
+            dict(kwargs),
+            function,
+            None if function else registration["deadline_s"],
+        )
+        return RepeatedCall(
+            self._workers,
+            call,
+            choose=choose,
+            retries=0 if function else registration["retries"],
+        )
+
+    def _checked(self, laid_out: Any) -> LaidOut:
+        try:
+            lists, named = laid_out
+            lengths = [len(each) for each in (*lists, *named.values())]
+        except (TypeError, ValueError, AttributeError):
+            lengths = [-1]
+        if any(length != self._workers.world_size for length in lengths):
+            raise InvalidInput(
+                f"the dispatch function of {self._label} gave no list with {self._workers.world_size} entries"
+                " for each argument",
+                field="dispatch_fn",
+                hint="it returns (tuple of lists, dict of lists), each with one entry per worker",
+            )
+        return laid_out  # type: ignore[no-any-return]
+
+
+def got(call: GroupCall[Any]) -> Any:
+    """The value of a call that its caller waits for; an interrupt ends that too."""
+    try:
+        return call.get()
+    except KeyboardInterrupt:
+        call.cancel()
+        raise
+
+
+def _always(rank: int) -> ChooseRank:
+    def choose(failed_on: Collection[int]) -> int:  # noqa: ARG001 - no other rank has its arguments
+        return rank
+
+    return choose
+
+
+def _listed(outputs: Outputs) -> list[Any]:
+    return list(outputs.values())
+
+
+def _only(outputs: Outputs) -> Any:
+    (output,) = outputs.values()
+    return output
+
+
+def _values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    return [materialized(each) for each in args], {name: materialized(each) for name, each in kwargs.items()}
+
+
+def _later(items: Any) -> Iterator[Any]:
+    yield from materialized(items)

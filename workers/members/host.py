@@ -1,0 +1,165 @@
+"""What the process of one worker has: its classes, the thread of their event loop, and calls of their methods."""
+
+import asyncio
+import inspect
+import os
+import resource
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from forebay.workers.members.futures import failed_future
+from forebay.workers.members.loop_pulse import LoopThread
+from forebay.workers.members.worker import Worker, WorkerPlace
+from forebay.workers.members.worker_errors import WorkerError
+from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec
+
+RunInTurn = Callable[[Callable[[], None]], None]
+"""Has a piece of work run after all those given before it, in the one thread for them, or at once in the caller's."""
+
+
+class WorkerHost:
+    """Makes the classes of one ``WorkerSpec``, and runs calls on them.
+
+    ``async`` methods run side by side on an event loop in a thread of its own, others by way of ``run_in_turn``. Every
+    method may be used from any thread.
+    """
+
+    def __init__(self, spec: WorkerSpec, node: str, run_in_turn: RunInTurn) -> None:
+        self._spec, self._node, self._run_in_turn = spec, node, run_in_turn
+        self._workers: dict[str, Worker] = {}
+        self._loop = LoopThread(f"worker {spec.rank} loop")
+        self._lock = threading.Lock()
+        self._running: set[Future[Any]] = set()
+        self._is_closed = False
+
+    def make(self) -> None:
+        """Make the classes, in this thread. Raises ``RemoteFailure`` with what a constructor raised."""
+        spec = self._spec
+        seen: dict[str, dict[str, Worker]] = {role: {} for role in spec.classes}
+        for role, each in spec.classes.items():
+            place = WorkerPlace(
+                rank=spec.rank,
+                world_size=spec.world_size,
+                local_rank=spec.local_rank,
+                local_world_size=spec.local_world_size,
+                node=self._node,
+                roles=MappingProxyType(seen[role]),
+            )
+            try:
+                worker = each.make(place)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an exit, too, is for the controller
+                raise RemoteFailure.of(error) from error
+            self._workers[role] = worker
+            for other, others in seen.items():
+                if other != role:
+                    others[role] = worker
+
+    def call(self, call: MethodCall) -> "Future[Any]":
+        """Run one call.
+
+        The future fails with ``RemoteFailure``, or ``TimeoutError`` at the deadline; of a method that is not ``async``,
+        that is when it has ended. Cancelling it cancels an ``async`` method, and drops one that waits for its turn.
+        """
+        try:
+            function = self._function(call)
+        except (AttributeError, LookupError, WorkerError) as error:
+            return failed_future(RemoteFailure.of(error))
+        is_async = inspect.iscoroutinefunction(function)
+        with self._lock:
+            if self._is_closed:
+                return failed_future(WorkerError(f"worker {self._spec.rank} takes no more calls: its group was closed"))
+            if is_async:
+                work = _awaited(function, call)
+                future = asyncio.run_coroutine_threadsafe(work, self._loop.loop)
+            else:
+                future = Future()
+            self._running.add(future)
+        future.add_done_callback(self._forget)
+        if not is_async:
+            until_s = None if call.deadline_s is None else time.monotonic() + call.deadline_s
+            self._run_in_turn(partial(_run, future, function, call, until_s))
+        return future
+
+    @property
+    def vitals(self) -> Vitals:
+        """As they are now; not to be asked in the thread of the event loop."""
+        blocked_s, line = self._loop.pulse.blocked()
+        return Vitals(self._node, os.getpid(), rss_bytes(), blocked_s=blocked_s, blocked_at=line)
+
+    def close(self, drain_s: float) -> None:
+        """Take no more calls, wait so long for those that were taken, then cancel the ``async`` ones that are left."""
+        with self._lock:
+            self._is_closed = True
+            running: Sequence[Future[Any]] = tuple(self._running)
+        wait(running, drain_s)
+        for future in running:
+            future.cancel()
+        self._loop.stop()
+
+    def _forget(self, future: "Future[Any]") -> None:
+        with self._lock:
+            self._running.discard(future)
+
+    def _function(self, call: MethodCall) -> Callable[..., Any]:
+        try:
+            worker = self._workers[call.role]
+        except KeyError:
+            raise WorkerError(f"worker {self._spec.rank} has no role {call.role!r}") from None
+        # By the class, as the group bound it, and never by a property.
+        return partial(call.function, worker) if call.function is not None else getattr(worker, call.method)
+
+
+async def _awaited(function: Callable[..., Awaitable[Any]], call: MethodCall) -> Any:
+    timeout = asyncio.timeout(call.deadline_s)
+    task = asyncio.current_task()
+    try:
+        async with timeout:
+            return await function(*call.args, **call.kwargs)
+    except TimeoutError as error:
+        if timeout.expired():
+            raise late(call) from None
+        raise RemoteFailure.of(error) from error
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling():
+            raise
+        raise RemoteFailure.of(error) from error
+    except BaseException as error:  # an exit would end the loop, and with it all other calls
+        raise RemoteFailure.of(error) from error
+
+
+def _run(future: "Future[Any]", function: Callable[..., Any], call: MethodCall, until_s: float | None) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        if until_s is not None and time.monotonic() >= until_s:
+            raise late(call)
+        result = function(*call.args, **call.kwargs)
+    except BaseException as error:  # an exit would end the worker, and with it all other calls
+        is_late = until_s is not None and time.monotonic() >= until_s
+        future.set_exception(late(call) if is_late else RemoteFailure.of(error))
+        if isinstance(error, KeyboardInterrupt):  # somebody at the keyboard means the whole process
+            raise
+    else:
+        is_late = until_s is not None and time.monotonic() >= until_s
+        future.set_exception(late(call)) if is_late else future.set_result(result)
+
+
+def late(call: MethodCall) -> TimeoutError:
+    """The error of a call that did not end in time."""
+    return TimeoutError(f"{call.method} took longer than {call.deadline_s:g} s")
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process; elsewhere than on Linux, the most that it ever had."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

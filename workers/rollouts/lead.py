@@ -1,0 +1,52 @@
+"""The lead of a run with workers, over all of its jobs."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from forebay.generators.job.places import JobPlaces, JobSurroundings
+from forebay.generators.job.reporter import Totals
+from forebay.workers.rollouts.messages import EndJob, ToWorker
+from forebay.workers.rollouts.placed_job import PlacedJob
+from forebay.workers.rollouts.reach import NeededAddresses
+from forebay.workers.rollouts.worker_set import StartWorker, WorkerSet
+
+
+class RunWorkers:
+    """The ``RolloutPlaces`` of a run: ``num_workers`` of them, which ``start`` starts with the first job.
+
+    They live as long as ``run_rollout``: each has its own, which goes on where the lead's does. ``reach`` is what they
+    need where they may be on other machines.
+    """
+
+    def __init__(self, start: StartWorker, num_workers: int, reach: NeededAddresses | None = None) -> None:
+        self._workers = WorkerSet(start, num_workers)
+        self._reach = reach
+        self._ended: list[ToWorker] = []
+
+    async def need(self, field: str, url: Callable[[], Awaitable[str]]) -> None:
+        """Of ``RolloutPlaces``, as all below."""
+        if self._reach is not None:
+            self._reach.need(field, await url())
+
+    @asynccontextmanager
+    async def opened(self, around: JobSurroundings) -> AsyncIterator[JobPlaces]:
+        """What a job has of its workers."""
+        addresses = self._reach.addresses if self._reach is not None else []
+        job = PlacedJob(around, self._workers, len(self._ended), self._ended, addresses)
+        self._workers.attach(job)
+        try:
+            yield job.places
+        finally:
+            self._workers.detach()
+            await job.close()
+
+    def end_job(self, totals: Totals | None) -> None:
+        """The workers get past this job, too, and those that come later pass it at once."""
+        end = EndJob(len(self._ended), None if totals is None else asdict(totals))
+        self._ended.append(end)
+        self._workers.broadcast(end)
+
+    def close(self, drain_s: float) -> None:
+        """``run_rollout`` has returned: so will those of the workers, which have so long for it."""
+        self._workers.close(drain_s)

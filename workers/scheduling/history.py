@@ -1,0 +1,118 @@
+"""What earlier epochs and runs have recorded of their rollouts: the newest of it, read from their traces."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import overload
+
+import msgspec
+
+from forebay.core.scheduling.policy import PastRollout
+from forebay.telemetry.tracing.read_trace import trace_files
+from forebay.telemetry.tracing.records import VERSION, Head, RolloutSummary
+
+logger = logging.getLogger(__name__)
+
+MAX_RECORDS = 200_000
+MAX_BYTES = 1 << 30
+"""Of files that are looked into: most of their lines are spans, and are passed over."""
+ENDING = "finished"
+"""Of the rollouts whose length is known."""
+SECOND_NS = 1e9
+
+_SUMMARY = b'{"kind":"rollout"'
+_summaries = msgspec.json.Decoder(RolloutSummary)
+_heads = msgspec.json.Decoder(Head)
+
+
+class RecordedHistory(Sequence[PastRollout]):
+    """Finished rollouts, oldest first: of ``earlier`` runs, then of the ``own`` one. Read once it is looked at."""
+
+    def __init__(self, own: Path | None, earlier: Sequence[Path], max_records: int = MAX_RECORDS) -> None:
+        """Folders of traces; the ``earlier`` ones newest first. What cannot be read is left out, with a warning."""
+        self._own, self._earlier, self._max_records = own, earlier, max_records
+
+    @cached_property
+    def _found(self) -> list[PastRollout]:
+        newest_first: list[list[PastRollout]] = []
+        num_left, bytes_left = self._max_records, MAX_BYTES
+        for folder, is_own in [*([(self._own, True)] if self._own else []), *((each, False) for each in self._earlier)]:
+            for path in _newest_first(folder):
+                if num_left <= 0 or bytes_left <= 0:
+                    break
+                found = _read(path, is_own=is_own)[-num_left:]
+                num_left, bytes_left = num_left - len(found), bytes_left - _size(path)
+                newest_first.append(found)
+        return [past for found in reversed(newest_first) for past in found]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[PastRollout]:
+        return iter(self._found)
+
+    @overload
+    def __getitem__(self, at: int) -> PastRollout: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[PastRollout]: ...
+    def __getitem__(self, at: int | slice) -> PastRollout | list[PastRollout]:
+        return self._found[at]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    try:
+        return sorted(trace_files(folder), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    except OSError as error:
+        logger.warning("what was recorded in %s cannot be read, and is not used: %s", folder, error)
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # its budget took it meanwhile
+        return 0
+
+
+def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
+    """The finished rollouts in one file, in the order in which they ended."""
+    bad: list[str] = []
+    try:
+        with path.open("rb") as file:
+            found = [_past(summary, is_own) for summary in _finished(file, bad.append)]
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        logger.warning("what was recorded in %s cannot be read, and is not used: %s", path, error)
+        return []
+    if bad:
+        logger.warning("%d lines of %s cannot be read, and are not used: %s", len(bad), path, bad[0])
+    return found
+
+
+def _finished(file: Iterator[bytes], on_bad: Callable[[str], None]) -> Iterator[RolloutSummary]:
+    head = _heads.decode(next(file, b""))
+    if head.version > VERSION:
+        raise ValueError(f"version {head.version}, and {VERSION} is the newest that is known here")
+    for line in file:
+        if not (line.startswith(_SUMMARY) and line.endswith(b"\n")):  # half a line: it is being written
+            continue
+        try:
+            summary = _summaries.decode(line)
+        except (msgspec.MsgspecError, ValueError) as error:
+            on_bad(str(error))
+            continue
+        if summary.ending == ENDING:
+            yield summary
+
+
+def _past(summary: RolloutSummary, is_own: bool) -> PastRollout:
+    begun = summary.started or summary.t
+    return PastRollout(
+        instance_id=summary.instance,
+        epoch=summary.epoch,
+        number=summary.number,
+        tokens=summary.sampled,
+        seconds=max(0.0, (summary.t + summary.d - begun) / SECOND_NS),
+        prompt_tokens=summary.prompt,
+        is_of_this_run=is_own,
+    )

@@ -1,0 +1,129 @@
+"""The engines of a simulated run: which of them answer, which one a rollout gets, and their calls by name."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from forebay.core.weight_versions import AnnouncedWeights
+from forebay.engines.abc import EngineLoad
+from forebay.engines.ring import Call
+from forebay.workers.simulator.cost import EngineCost
+from forebay.workers.simulator.engine_model import EngineModel, ModelledCall, Outcome
+from forebay.workers.simulator.simulated_records import EngineFailure, engine_url
+from forebay.workers.simulator.virtual_loop import SimulationStuck
+
+STUCK_S = 1e6
+"""How long no engine may have anything to do while rollouts are to be started."""
+
+
+class ModelledEngines:
+    """In place of an ``EngineRing``. ``on_waiting`` is told when all engines are gone, and when one is back."""
+
+    def __init__(self, costs: Sequence[EngineCost], on_waiting: Callable[[bool], None]) -> None:
+        self.models = [EngineModel(cost, engine_url(number)) for number, cost in enumerate(costs)]
+        self._by_url = {model.url: model for model in self.models}
+        self._up: tuple[str, ...] = tuple(self._by_url)
+        self._known = frozenset(self._up)
+        self._num_on: dict[str, int] = dict.fromkeys(self._up, 0)
+        self._calls: dict[str, tuple[EngineModel, ModelledCall]] = {}
+        self._num_calls = 0
+        self._on_waiting = on_waiting
+        self._is_any_up = asyncio.Event()
+        self._is_any_up.set()
+        self._time = asyncio.get_running_loop().time
+        self._last_used_s = 0.0
+
+    def schedule(self, failures: Iterable[EngineFailure]) -> None:
+        """These will happen."""
+        loop = asyncio.get_running_loop()
+        for failure in failures:
+            loop.call_at(failure.at_s, self._fail, engine_url(failure.engine), max(0.0, failure.back_s - failure.at_s))
+
+    def _fail(self, url: str, lasts_s: float) -> None:
+        self._set_up(url, False)
+        # Not before: timers of the same moment go off in any order, and an engine must not be back before it is gone.
+        asyncio.get_running_loop().call_later(lasts_s, self._set_up, url, True)
+
+    def _set_up(self, url: str, is_up: bool) -> None:
+        if (url in self._known) == is_up:
+            return
+        self._known = self._known | {url} if is_up else self._known - {url}
+        self._up = tuple(each for each in self._by_url if each in self._known)
+        if not is_up:
+            self._by_url[url].fail()
+        if bool(self._up) != self._is_any_up.is_set():
+            self._on_waiting(not self._up)
+            self._is_any_up.set() if self._up else self._is_any_up.clear()
+
+    # --- of an `EngineRing`
+
+    def announce(self, weights: AnnouncedWeights | None) -> None:  # noqa: ARG002 - whatever they are
+        """What engines have in their caches is of other weights."""
+        for model in self.models:
+            model.forget_prompts()
+
+    async def when_up(self) -> Sequence[str]:
+        """Raises ``SimulationStuck`` where nothing has run for very long, although an engine answers."""
+        while not self._up:
+            await self._is_any_up.wait()
+            self._last_used_s = self._time()
+        if self._calls:
+            self._last_used_s = self._time()
+        elif self._time() - self._last_used_s > STUCK_S:
+            raise SimulationStuck("rollouts wait, engines are free, and the policy starts nothing")
+        return self._up
+
+    async def load_at(self, url: str) -> EngineLoad | None:
+        """What the engine there is busy with; None while it does not answer."""
+        return self._by_url[url].load if url in self._known else None
+
+    async def take(self, preferred: str | None) -> EngineModel:
+        """The preferred engine if it answers, else the least loaded one."""
+        await self.when_up()
+        if preferred in self._known:
+            return self._by_url[preferred]
+        return self._by_url[min(self._up, key=self._num_on.__getitem__)]
+
+    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:  # noqa: ARG002 - each has a name of its own
+        """At once."""
+        for _, rid in list(calls):
+            self._abort(rid)
+
+    async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = None) -> None:  # noqa: ARG002
+        """At once, as well."""
+        while left := list(calls()):
+            for _, rid in left:
+                self._abort(rid)
+            await asyncio.sleep(0)
+
+    # --- for its rollouts
+
+    def new_rid(self) -> str:
+        """The name of a call."""
+        self._num_calls += 1
+        return str(self._num_calls)
+
+    async def call(self, model: EngineModel, rid: str, call: ModelledCall) -> Outcome:
+        """Have an engine do this; cancelled, it ends there as well."""
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        call.ended = done.set_result
+        self._calls[rid] = model, call
+        self._num_on[model.url] += 1
+        model.submit(call)
+        try:
+            return await done
+        except asyncio.CancelledError:
+            call.ended = _ignore if call.ended is not None else None
+            model.abort(call)
+            raise
+        finally:
+            self._num_on[model.url] -= 1
+            del self._calls[rid]
+
+    def _abort(self, rid: str) -> None:
+        if (found := self._calls.get(rid)) is not None:
+            model, call = found
+            model.abort(call)
+
+
+def _ignore(_: Outcome) -> None:
+    """Who waited for it is gone."""

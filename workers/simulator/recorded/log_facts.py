@@ -1,0 +1,141 @@
+"""What a population of answers is like: how much those to one prompt differ, and what the first of them tells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.workers.simulator.recorded.rollout_log import RolloutLog
+
+if TYPE_CHECKING:
+    from numpy import bool_, float64
+    from numpy.typing import NDArray
+
+TOP = 0.2
+"""Share of the groups that a probe calls long."""
+TAIL = 0.1
+"""Share of the rollouts that end last."""
+
+
+@dataclass(frozen=True)
+class AnswerFacts:
+    """Of groups of answers. Shares that nothing can be said of are None."""
+
+    num_groups: int
+    num_answers: int
+    group_size: int
+    """That most groups have."""
+    median: float
+    p90: float
+    longest: int
+    cv_within: float | None
+    """The deviation of a group's lengths as a share of their mean: the mean over all groups."""
+    cv_most: float | None
+    cv_between: float | None
+    """That of the groups' means."""
+    threshold: float
+    """The power of two next to the median: a probe has to tell whether the longest of its siblings is above it."""
+    false_negatives: float | None
+    """Of the groups whose probe is below the threshold, those in which another answer is above it."""
+    precision: float | None
+    """Of the fifth of the groups with the longest probes, those in which another answer is above the threshold."""
+    rank_correlation: float | None
+    """Spearman's, of probes and the means of their siblings."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """How well a recorded run used its engines."""
+
+    makespan_s: float
+    num_engines: int
+    num_process: int
+    idle_share: float
+    """Of its engines' time, that without a single call."""
+    free_share: float
+    """Of its places' time, that without a rollout."""
+    tail_share: float
+    """Of its time, that in which the last tenth of its rollouts ended."""
+    capped_share: float
+    """Of the answers that were cut at their limit."""
+    waiting_share: float
+    """Of the calls' time, that in engines' queues."""
+
+
+def answer_facts(groups: Sequence[Sequence[int]], threshold: float | None = None) -> AnswerFacts:
+    """Of the lengths of each group's answers, in the order of their numbers: the first is the probe."""
+    import numpy
+
+    everything = numpy.array([length for group in groups for length in group], dtype=float)
+    limit = threshold or 2.0 ** round(float(numpy.log2(numpy.median(everything))))
+    several = [numpy.array(group, dtype=float) for group in groups if len(group) > 1]
+    sizes = [len(group) for group in groups]
+    means = numpy.array([each.mean() for each in several])
+    within = [float(each.std() / each.mean()) for each in several]
+    probes = numpy.array([each[0] for each in several])
+    others_longest = numpy.array([each[1:].max() for each in several])
+    return AnswerFacts(
+        num_groups=len(groups),
+        num_answers=len(everything),
+        group_size=max(set(sizes), key=lambda size: (sizes.count(size), size)),
+        median=float(numpy.median(everything)),
+        p90=float(numpy.quantile(everything, 0.9)),
+        longest=int(everything.max()),
+        cv_within=float(numpy.mean(within)) if within else None,
+        cv_most=max(within, default=None),
+        cv_between=float(means.std() / means.mean()) if within else None,
+        threshold=limit,
+        false_negatives=_share(others_longest[probes < limit] > limit) if within else None,
+        precision=_precision(probes, others_longest, limit) if within else None,
+        rank_correlation=_rank_correlation(probes, numpy.array([each[1:].mean() for each in several])),
+    )
+
+
+def _precision(probes: "NDArray[float64]", others_longest: "NDArray[float64]", limit: float) -> float | None:
+    import numpy
+
+    top = numpy.argsort(-probes, kind="stable")[: max(1, round(TOP * len(probes)))]
+    return _share(others_longest[top] > limit)
+
+
+def _share(which: "NDArray[bool_]") -> float | None:
+    return float(which.mean()) if len(which) else None
+
+
+def _rank_correlation(probes: "NDArray[float64]", others: "NDArray[float64]") -> float | None:
+    from scipy.stats import spearmanr
+
+    if len(set(probes)) < 2 or len(set(others)) < 2:  # the same everywhere: there is no order
+        return None
+    return float(spearmanr(probes, others).statistic)
+
+
+def run_facts(log: RolloutLog) -> RunFacts:
+    """Of a recorded run."""
+    makespan_s = max(1e-9, log.makespan_s)
+    ends = sorted(each.ended_s for each in log.rollouts)
+    last_tenth_s = ends[-1] - ends[min(len(ends) - 1, int(len(ends) * (1 - TAIL)))]
+    calls = [turn for each in log.rollouts for turn in each.turns]
+    engines = log.engines
+    busy_s = sum(
+        _covered([(turn.begin_s, turn.end_s) for turn in calls if turn.engine == engine]) for engine in engines
+    )
+    occupied_s = sum(each.left_s - each.started_s for each in log.rollouts)
+    whole = [each for each in log.rollouts if each.is_whole]
+    return RunFacts(
+        makespan_s,
+        len(engines),
+        log.num_process,
+        idle_share=max(0.0, 1 - busy_s / (makespan_s * max(1, len(engines)))),
+        free_share=max(0.0, 1 - occupied_s / (makespan_s * log.num_process)),
+        tail_share=last_tenth_s / makespan_s,
+        capped_share=sum(each.is_capped for each in whole) / max(1, len(whole)),
+        waiting_share=sum(turn.queue_s for turn in calls) / max(1e-9, sum(turn.engine_s for turn in calls)),
+    )
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    covered, until = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered

@@ -1,0 +1,140 @@
+"""What a simulated run was worth: how long steps took, what was wasted, and how far what was trained differs from what
+was offered."""
+
+from dataclasses import dataclass, fields
+
+from forebay.core.ids import InstanceId
+from forebay.workers.simulator.populations import AnswerLengths
+from forebay.workers.simulator.scenario import SimulatedRun
+
+OVER = 1.5
+"""Times the 80th percentile of the offered lengths: from here on an answer is long for an ordinary prompt."""
+ORDINARY = 0.8
+"""Share of the prompts, by their mean length, that are ordinary."""
+
+
+@dataclass(frozen=True)
+class RunMeasures:
+    """Of one run, or means over several. None where there is nothing to measure."""
+
+    makespan_s: float
+    step_mean_s: float
+    step_p99_s: float
+    trained_tokens_per_s: float
+    waste: float
+    """Of all tokens that were sampled, the share that no step trained on."""
+    staleness: float
+    """Weight versions between a rollout's start and the step that trained on it."""
+    ks: float
+    """The largest distance between the distributions of trained and offered lengths."""
+    above_p90: float
+    """Of the trained answers, the share above the 90th percentile of those offered, which is 0.1 without a bias."""
+    tail_kept: float | None
+    """Of the long answers to ordinary prompts, how many were trained on for each that was offered."""
+    reward_gap: float | None
+    """The mean reward of trained answers, less that of those offered."""
+    never_trained: float
+    """Of the prompts that were begun, the share on which no step trained."""
+    idle: float
+    """Of the engines' time, that without a sequence."""
+    tail: float
+    """Of the time in which steps are sampled, the share in which only the last tenth of their rollouts is left."""
+    preemptions: float
+    broken: float
+    """Attempts that came to their cap, as a share of all rollouts."""
+
+
+MEASURES = tuple(field.name for field in fields(RunMeasures))
+
+
+def measure(run: SimulatedRun) -> RunMeasures:
+    """Of a run that is over."""
+    import numpy
+
+    trained = [each for each in run.rollouts if each.trained_step is not None]
+    begun = {(each.instance, each.epoch) for each in run.rollouts}
+    offered = _offered(run, begun)
+    lengths = numpy.array([tokens for _, tokens, _ in offered], dtype=float)
+    kept = numpy.array([each.sampled for each in trained], dtype=float)
+    makespan_s = max(1e-9, run.makespan_s)
+    steps = numpy.array([each.ended_s - each.begun_s for each in run.steps] or [makespan_s])
+    sampled = sum(each.sampled + each.lost for each in run.rollouts)
+    instances = {instance for instance, _ in begun}
+    never = instances - {each.instance for each in trained}
+    staleness = [each.trained_step - each.step for each in trained if each.trained_step is not None]
+    return RunMeasures(
+        makespan_s=makespan_s,
+        step_mean_s=float(steps.mean()),
+        step_p99_s=float(numpy.quantile(steps, 0.99)),
+        trained_tokens_per_s=float(kept.sum() / makespan_s),
+        waste=1 - float(kept.sum()) / sampled if sampled else 0.0,
+        staleness=float(numpy.mean(staleness)) if staleness and run.steps else 0.0,
+        ks=_ks_distance(lengths, kept),
+        above_p90=float((kept > numpy.quantile(lengths, 0.9)).mean()) if len(kept) else 0.0,
+        tail_kept=_tail_kept(run, offered),
+        reward_gap=_reward_gap(run, offered),
+        never_trained=len(never) / max(1, len(instances)),
+        idle=1 - sum(use.busy_s for use in run.engines) / (makespan_s * max(1, len(run.engines))),
+        tail=_tail(run),
+        preemptions=float(sum(use.preemptions for use in run.engines)),
+        broken=sum(each.ending == "broken" for each in run.rollouts) / max(1, len(lengths)),
+    )
+
+
+_Offered = list[tuple[AnswerLengths, int, float | None]]
+
+
+def _offered(run: SimulatedRun, begun: set[tuple[InstanceId, int]]) -> _Offered:
+    """Prompt, length and reward of what each slot would have got, had nobody chosen."""
+    scenario = run.scenario
+    found = []
+    for prompt in scenario.prompts:
+        for epoch in range(scenario.num_epochs):
+            if (prompt.instance_id, epoch) in begun:
+                for slot in range(scenario.group_size):
+                    answer = scenario.answers.of(prompt, epoch, slot, 0)
+                    found.append((prompt, min(answer.tokens, scenario.max_tokens), answer.reward))
+    return found
+
+
+def _ks_distance(offered: object, trained: object) -> float:
+    from scipy.stats import ks_2samp
+
+    if not len(trained):  # type: ignore[arg-type]
+        return 1.0
+    return float(ks_2samp(offered, trained, method="asymp").statistic)
+
+
+def _tail_kept(run: SimulatedRun, offered: _Offered) -> float | None:
+    import numpy
+
+    means: dict[InstanceId, list[int]] = {}
+    for prompt, tokens, _ in offered:
+        means.setdefault(prompt.instance_id, []).append(tokens)
+    limit = numpy.quantile([numpy.median(each) for each in means.values()], ORDINARY)
+    ordinary = {instance for instance, each in means.items() if numpy.median(each) <= limit}
+    long = OVER * float(numpy.quantile([tokens for _, tokens, _ in offered], ORDINARY))
+    before = sum(tokens > long for prompt, tokens, _ in offered if prompt.instance_id in ordinary)
+    after = sum(
+        each.sampled > long for each in run.rollouts if each.trained_step is not None and each.instance in ordinary
+    )
+    return after / before if before else None
+
+
+def _reward_gap(run: SimulatedRun, offered: _Offered) -> float | None:
+    before = [reward for _, _, reward in offered if reward is not None]
+    after = [each.reward for each in run.rollouts if each.trained_step is not None and each.reward is not None]
+    return sum(after) / len(after) - sum(before) / len(before) if before and after else None
+
+
+def _tail(run: SimulatedRun) -> float:
+    import numpy
+
+    spans = {step.number: (step.begun_s, step.ready_s) for step in run.steps} or {0: (0.0, run.makespan_s)}
+    ends: dict[int, list[float]] = {}
+    for each in run.rollouts:
+        if each.trained_step is not None:
+            ends.setdefault(each.trained_step if run.steps else 0, []).append(each.ended_s)
+    known = [(*spans[number], float(numpy.quantile(found, 0.9))) for number, found in ends.items() if number in spans]
+    lasted = sum(ready_s - begun_s for begun_s, ready_s, _ in known)
+    return sum(ready_s - max(begun_s, most_s) for begun_s, ready_s, most_s in known) / lasted if lasted else 0.0
