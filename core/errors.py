@@ -9,7 +9,8 @@ ForebayError
 │   ├── RunNotFound
 │   ├── GroupNotFound
 │   ├── BatchNotFound
-│   └── CheckpointNotFound
+│   ├── CheckpointNotFound
+│   └── NotRecorded                           a recording does not have what was asked for
 ├── StartRefused (ValueError)            400  a run cannot start
 │   ├── UnknownTaskType
 │   ├── GeneratorBroken
@@ -18,6 +19,7 @@ ForebayError
 │   ├── BatchAcked
 │   ├── LeaseLost
 │   ├── CheckpointConflict
+│   ├── ReplayDiffers
 │   ├── BodiesGone
 │   ├── EnginesPaused
 │   ├── PauseExpired
@@ -30,7 +32,8 @@ ForebayError
 ├── BufferFull                           429  wait and try again
 ├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
 │   ├── EntryTooLarge                    413  more in one piece than the journal takes
-│   └── BodyUnreadable                        what is stored of a sample is gone or damaged
+│   ├── BodyUnreadable                        what is stored of a sample is gone or damaged
+│   └── RecordingDamaged                      a recording is damaged, or none that this version reads
 ├── EngineError                          502  an engine answered with an error
 │   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
 ├── NotStorable, NoDump (replay)         422  a value that a dump cannot hold; 404: no dump to be loaded
@@ -39,8 +42,8 @@ ForebayError
 └── MissingExtra (ImportError)           501  an optional dependency is not installed
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class ForebayError(Exception):
@@ -147,6 +150,12 @@ class CheckpointNotFound(NotFound):
         self.known = list(known)
 
 
+class NotRecorded(NotFound):
+    """A replay was asked for what its recording does not have."""
+
+    code = "not_recorded"
+
+
 class Conflict(ForebayError):
     """What is asked for contradicts what has happened meanwhile."""
 
@@ -182,6 +191,22 @@ class CheckpointConflict(Conflict):
     """A batch cannot be fixed to this step."""
 
     code = "checkpoint_conflict"
+
+
+class ReplayDiffers(Conflict):
+    """What a replay was asked for is not what was recorded. ``differences`` has each: field, recorded, now."""
+
+    code = "replay_differs"
+
+    def __init__(self, differences: Sequence[Mapping[str, Any]]) -> None:
+        told = "; ".join(f"{each['field']} was {each['recorded']!r}, now {each['now']!r}" for each in differences)
+        names = ",".join(str(each["field"]) for each in differences)
+        super().__init__(
+            f"the recording is of something else: {told}"[:4_000],
+            hint=f"start it with what was recorded, or let it be: forebay start --replay SOURCE --ignore {names}",
+            field="replay",
+        )
+        self.differences = list(differences)
 
 
 class BodiesGone(Conflict):
@@ -357,6 +382,16 @@ class BodyUnreadable(StorageFailed):
     def __init__(self, reason: str) -> None:
         hint = "check the disk, or restore the data directory from a backup"
         super().__init__(reason, what="a stored body cannot be read", hint=hint)
+
+
+class RecordingDamaged(StorageFailed):
+    """A recording is none of ours, of a later version, or damaged; it names what cannot be read."""
+
+    code = "recording_damaged"
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        what = "the recording cannot be read"
+        super().__init__(reason, what=what, hint=hint or "forebay recording verify FILE lists all that is damaged")
 
 
 class EngineError(ForebayError):

@@ -1,0 +1,100 @@
+"""What a recording says of a run, its groups, samples and batches, wherever it lies: in a journal, or in a file."""
+
+from typing import Any
+
+import msgspec
+
+from forebay.core.ids import InstanceId
+
+
+class RecordedRun(msgspec.Struct, kw_only=True, frozen=True):
+    """What a run was started with, and how it stood when it was recorded. Without keys and credentials."""
+
+    run_id: str
+    name: str
+    task_type: str
+    origin: str
+    """``slime`` or ``native``: what its ``payload`` leaves out has other defaults."""
+    state: str
+    reason: str
+    created_at_s: float
+    """Wall-clock seconds since the Unix epoch."""
+    payload: dict[str, Any]
+    """What it was started with, but for ``skip_instance_ids`` and what is secret."""
+    generator_sha256: str
+    generator_hooks: list[str]
+    """The hooks that its generator file implements."""
+    generator_contract: str | None
+    """Which of slime's contracts the file declares."""
+    input_sha256: str
+    """Of its input file's bytes, in hex; "" where that is not known."""
+    weight_version: int | None
+    """What its trainer last announced."""
+
+
+class RecordedGroup(msgspec.Struct, kw_only=True, frozen=True):
+    """How a group ended, or stood. Times are in the run's active seconds."""
+
+    group_id: str
+    instance_id: InstanceId
+    epoch: int
+    number: int
+    """Place in the order in which the run's groups opened, from 1."""
+    order: int
+    """Place in the order of delivery; 0 where it never was ready."""
+    closed_seq: int
+    """Place in the order in which groups closed; 0 while open."""
+    state: str
+    reason: str
+    """Why it was discarded."""
+    is_salvaged: bool
+    opened_s: float
+    closed_s: float | None
+    num_samples: int
+    """Slots that had their sample."""
+    num_failed: int
+
+
+class RecordedSample(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """The columns of a sample: all that a buffer must know of it besides the bytes of its body."""
+
+    uid: str
+    instance_id: InstanceId
+    group_id: str
+    epoch: int
+    slot: int
+    """-1 when neither sent nor assigned."""
+    became: str
+    """``member`` of its group, ``late`` or ``surplus``."""
+    reward: float | None
+    """None means that it failed; then ``error`` says why."""
+    at_s: float
+    """Active seconds of its run at arrival."""
+    error: str
+    reward_start: int
+    """Where the reward's number begins in the body, and where it ends; both 0 if the text leaves it in doubt."""
+    reward_end: int
+    rollout_id: str
+    oldest_version: int | None
+    """The oldest weight version among those that it names."""
+    fork: int
+    rollout_outcome: str
+    """How its rollout ended (``core.outcome``); "" where that was not stored."""
+    is_foreign: bool
+    """Whether the names of ours that its body may have mean something else there."""
+    place: tuple[int, int, int] = (0, 0, 0)
+    """Where its source finds the body, and of how many bytes (the last of them); of no meaning elsewhere."""
+
+
+class RecordedBatch(msgspec.Struct, kw_only=True, frozen=True):
+    """A batch that a trainer got, with its groups in the order in which they went out."""
+
+    batch_id: str
+    number: int
+    """Place in the run's sequence of batches, from 1."""
+    state: str
+    group_ids: list[str]
+    step: int | None
+    """What the trainer said that it would use the batch for."""
+    checkpoint_step: int | None
+    """The checkpoint that holds it."""

@@ -1,0 +1,96 @@
+"""What is to be replayed, and how: the field ``replay`` of a start."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from forebay.core.errors import InvalidInput
+from forebay.core.fields import problem_text
+from forebay.replay.recording_schema import SUFFIX
+
+Mode = Literal["only", "cache", "repeat"]
+Rewards = Literal["recorded", "again"]
+Code = Literal["recorded", "today"]
+
+_range = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?").fullmatch
+
+
+def _read_steps(value: Any) -> tuple[tuple[int, int], ...]:
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return tuple(_read_range(part) for part in parts)
+
+
+def _read_range(part: Any) -> tuple[int, int]:
+    if isinstance(part, list | tuple) and len(part) == 2 and all(type(each) is int for each in part):
+        first, last = part
+    elif isinstance(part, str | int) and not isinstance(part, bool) and (found := _range(str(part))):
+        first, last = int(found[1]), int(found[2] or found[1])
+    else:
+        raise ValueError(f"{part!r} is neither a step nor a range of steps; for example '50-60,70', or [50, 51]")
+    if first > last:
+        raise ValueError(f"a range of steps goes from the smaller to the larger, got {first}-{last}")
+    return first, last
+
+
+Steps = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_read_steps), Field(min_length=1)]
+"""Ranges of steps, both ends included."""
+
+
+class ReplayOptions(BaseModel):
+    """A source alone (text), or an object with these fields."""
+
+    # A misspelt field would otherwise do nothing, and nobody would notice.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(min_length=1, max_length=4_096)
+    """A run, by its id or its name, or the path of an exported file (`*.fbr`)."""
+    mode: Mode = "only"
+    """`only`: what was recorded, without process or engine. `cache`: what is missing or had failed is generated.
+    `repeat`: as `cache`, but another epoch of its instance takes the place of a missing group, if there is one."""
+    rewards: Rewards = "recorded"
+    """`again`: the rollouts are those that were recorded, and the reward function is asked."""
+    steps: Steps | None = None
+    """Only the groups of the batches of these steps of the trainer: `50-60,70`."""
+    code: Code | None = None
+    """Whose hooks and rewards judge: the `recorded` copy (the default), or the generator as it is `today` (the default
+    with `again`, and always for a file)."""
+    ignore: tuple[str, ...] = ()
+    """Fields in which the start may differ from what was recorded."""
+    speed: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """1: samples come when they came; 2: twice as fast; 0: at once."""
+
+    @classmethod
+    def parse(cls, given: Any) -> Self | None:
+        """The field ``replay`` of a payload; None where it asks for none. Raises ``InvalidInput``."""
+        if given is None:
+            return None
+        try:
+            return cls.model_validate({"source": given} if isinstance(given, str) else given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(map(str, ("replay", *first["loc"][:1])))
+            hint = "a run or a file, or an object: source, mode, rewards, steps, code, ignore, speed"
+            raise InvalidInput(f"{name}: {problem_text(first)}"[:500], field=name, hint=hint) from None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the source is a file: its name ends so, or it is a path."""
+        return self.source.endswith(SUFFIX) or len(PurePath(self.source).parts) > 1
+
+    @property
+    def uses_code_of_today(self) -> bool:
+        """Whether the generator as it is now judges, not the recorded copy."""
+        return self.is_file or (self.code or ("today" if self.rewards == "again" else "recorded")) == "today"
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether a run process works on it; else the server feeds what was recorded by itself."""
+        return self.mode != "only" or self.rewards == "again"
+
+
+def is_chosen(step: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Whether a step lies in one of these ranges."""
+    return any(first <= step <= last for first, last in steps)

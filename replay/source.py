@@ -1,0 +1,38 @@
+"""What is replayed, whatever it lies in: a run of this server's journal, or an exported file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from forebay.replay.model import RecordedBatch, RecordedGroup, RecordedRun, RecordedSample
+
+
+class Source(Protocol):
+    """A recording, read group by group. Nothing of it changes while it is read."""
+
+    @property
+    def run(self) -> RecordedRun:
+        """What it is a recording of."""
+        ...
+
+    async def groups(self) -> Sequence[RecordedGroup]:
+        """Every group, in the order in which they opened."""
+        ...
+
+    async def batches(self) -> Sequence[RecordedBatch]:
+        """Every batch, those that were revoked too, in the order of their numbers."""
+        ...
+
+    async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[RecordedSample]]:
+        """By group, every sample that names it, late and surplus ones too, in the order in which they came."""
+        ...
+
+    def has_body(self, sample: RecordedSample) -> bool:
+        """Whether its body is still there; retention removes those of a journal."""
+        ...
+
+    async def bodies(self, samples: Sequence[RecordedSample]) -> Sequence[bytes]:
+        """Their bodies as they were stored, in that order.
+
+        Raises ``StorageFailed`` (``BodyUnreadable``, ``RecordingDamaged``) for one that is gone or damaged.
+        """
+        ...
