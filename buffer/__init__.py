@@ -15,6 +15,7 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 - ``leases/``: who has which batch; acknowledging, releasing, extending; checkpoints and rewind.
 - ``resume.py``: a trainer that comes back with a list of finished ids. ``restore.py``: what a restart does with what is
   stored, and how samples that were delivered are read back.
+- ``journal_source.py``: a run as a recording, to be replayed or exported.
 - ``retention.py``, ``retention_rules.py``: which stored segments may go, and removing them.
 - ``store/``: the journal on the disk, the index beside it, and a store in memory for tests.
 

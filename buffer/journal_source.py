@@ -6,7 +6,7 @@ from typing import Any
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import BatchRow, GroupRow, Location, StoredSample
 from forebay.core.run import Run
-from forebay.replay.model import RecordedBatch, RecordedGroup, RecordedRun, RecordedSample
+from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.source import Source
 
 SECRETS = frozenset({"api_key", "run_key"})
@@ -18,39 +18,39 @@ class JournalSource(Source):
 
     def __init__(self, run: Run, store: Store) -> None:
         self._store = store
-        self._run = _recorded_run(run)
+        self._run = _run_record(run)
 
     @property
-    def run(self) -> RecordedRun:
+    def run(self) -> RunRecord:
         """What it is a recording of."""
         return self._run
 
-    async def groups(self) -> Sequence[RecordedGroup]:
+    async def groups(self) -> Sequence[GroupRecord]:
         """Every group, in the order in which they opened."""
-        return [_recorded_group(row) for row in await self._store.load_groups(self._run.run_id)]
+        return [_group_record(row) for row in await self._store.load_groups(self._run.run_id)]
 
-    async def batches(self) -> Sequence[RecordedBatch]:
+    async def batches(self) -> Sequence[BatchRecord]:
         """Every batch, by its number."""
-        return [_recorded_batch(row) for row in await self._store.load_batches(self._run.run_id)]
+        return [_batch_record(row) for row in await self._store.load_batches(self._run.run_id)]
 
-    async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[RecordedSample]]:
+    async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[SampleRecord]]:
         """By group, all that name it, in the order in which they came."""
         found = await self._store.samples_of(self._run.run_id, group_ids)
-        return {group_id: [recorded_sample(each) for each in samples] for group_id, samples in found.items()}
+        return {group_id: [sample_record(each) for each in samples] for group_id, samples in found.items()}
 
-    def has_body(self, sample: RecordedSample) -> bool:
+    def has_body(self, sample: SampleRecord) -> bool:
         """Whether its segment is there."""
         return self._store.holds(Location(*sample.place))
 
-    async def bodies(self, samples: Sequence[RecordedSample]) -> Sequence[bytes]:
+    async def bodies(self, samples: Sequence[SampleRecord]) -> Sequence[bytes]:
         """Their bodies as they were stored. Raises ``StorageFailed``."""
         return await self._store.read([Location(*each.place) for each in samples])
 
 
-def recorded_sample(stored: StoredSample) -> RecordedSample:
+def sample_record(stored: StoredSample) -> SampleRecord:
     """A stored sample in the words of a recording."""
     row, at = stored.row, stored.location
-    return RecordedSample(
+    return SampleRecord(
         uid=row.uid,
         instance_id=row.instance_id,
         group_id=row.group_id,
@@ -71,8 +71,8 @@ def recorded_sample(stored: StoredSample) -> RecordedSample:
     )
 
 
-def _recorded_run(run: Run) -> RecordedRun:
-    return RecordedRun(
+def _run_record(run: Run) -> RunRecord:
+    return RunRecord(
         run_id=run.run_id,
         name=run.name,
         task_type=run.task_type,
@@ -93,8 +93,8 @@ def _without_secrets(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in payload.items() if name not in SECRETS}
 
 
-def _recorded_group(row: GroupRow) -> RecordedGroup:
-    return RecordedGroup(
+def _group_record(row: GroupRow) -> GroupRecord:
+    return GroupRecord(
         group_id=row.group_id,
         instance_id=row.instance_id,
         epoch=row.epoch,
@@ -111,8 +111,8 @@ def _recorded_group(row: GroupRow) -> RecordedGroup:
     )
 
 
-def _recorded_batch(row: BatchRow) -> RecordedBatch:
-    return RecordedBatch(
+def _batch_record(row: BatchRow) -> BatchRecord:
+    return BatchRecord(
         batch_id=row.batch_id,
         number=row.number,
         state=row.state.value,

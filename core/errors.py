@@ -9,8 +9,7 @@ ForebayError
 │   ├── RunNotFound
 │   ├── GroupNotFound
 │   ├── BatchNotFound
-│   ├── CheckpointNotFound
-│   └── NotRecorded                           a recording does not have what was asked for
+│   └── CheckpointNotFound
 ├── StartRefused (ValueError)            400  a run cannot start
 │   ├── UnknownTaskType
 │   ├── GeneratorBroken
@@ -19,7 +18,6 @@ ForebayError
 │   ├── BatchAcked
 │   ├── LeaseLost
 │   ├── CheckpointConflict
-│   ├── ReplayDiffers
 │   ├── BodiesGone
 │   ├── EnginesPaused
 │   ├── PauseExpired
@@ -32,18 +30,18 @@ ForebayError
 ├── BufferFull                           429  wait and try again
 ├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
 │   ├── EntryTooLarge                    413  more in one piece than the journal takes
-│   ├── BodyUnreadable                        what is stored of a sample is gone or damaged
-│   └── RecordingDamaged                      a recording is damaged, or none that this version reads
+│   └── BodyUnreadable                        what is stored of a sample is gone or damaged
 ├── EngineError                          502  an engine answered with an error
 │   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
+├── NotRecorded, ReplayDiffers, RecordingDamaged (replay)  404, 409, 507: what a recording has, is of, or lost
 ├── NotStorable, NoDump (replay)         422  a value that a dump cannot hold; 404: no dump to be loaded
 ├── WorkerError (workers)                500  a worker group could not do what it was asked to
 ├── HookFailed                           500  a user's hook raised, hung, died or answered nonsense
 └── MissingExtra (ImportError)           501  an optional dependency is not installed
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 
 class ForebayError(Exception):
@@ -150,12 +148,6 @@ class CheckpointNotFound(NotFound):
         self.known = list(known)
 
 
-class NotRecorded(NotFound):
-    """A replay was asked for what its recording does not have."""
-
-    code = "not_recorded"
-
-
 class Conflict(ForebayError):
     """What is asked for contradicts what has happened meanwhile."""
 
@@ -191,22 +183,6 @@ class CheckpointConflict(Conflict):
     """A batch cannot be fixed to this step."""
 
     code = "checkpoint_conflict"
-
-
-class ReplayDiffers(Conflict):
-    """What a replay was asked for is not what was recorded. ``differences`` has each: field, recorded, now."""
-
-    code = "replay_differs"
-
-    def __init__(self, differences: Sequence[Mapping[str, Any]]) -> None:
-        told = "; ".join(f"{each['field']} was {each['recorded']!r}, now {each['now']!r}" for each in differences)
-        names = ",".join(str(each["field"]) for each in differences)
-        super().__init__(
-            f"the recording is of something else: {told}"[:4_000],
-            hint=f"start it with what was recorded, or let it be: forebay start --replay SOURCE --ignore {names}",
-            field="replay",
-        )
-        self.differences = list(differences)
 
 
 class BodiesGone(Conflict):
@@ -382,16 +358,6 @@ class BodyUnreadable(StorageFailed):
     def __init__(self, reason: str) -> None:
         hint = "check the disk, or restore the data directory from a backup"
         super().__init__(reason, what="a stored body cannot be read", hint=hint)
-
-
-class RecordingDamaged(StorageFailed):
-    """A recording is none of ours, of a later version, or damaged; it names what cannot be read."""
-
-    code = "recording_damaged"
-
-    def __init__(self, reason: str, *, hint: str = "") -> None:
-        what = "the recording cannot be read"
-        super().__init__(reason, what=what, hint=hint or "forebay recording verify FILE lists all that is damaged")
 
 
 class EngineError(ForebayError):

@@ -7,7 +7,7 @@ import msgspec
 from forebay.core.ids import InstanceId
 
 
-class RecordedRun(msgspec.Struct, kw_only=True, frozen=True):
+class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """What a run was started with, and how it stood when it was recorded. Without keys and credentials."""
 
     run_id: str
@@ -32,7 +32,7 @@ class RecordedRun(msgspec.Struct, kw_only=True, frozen=True):
     """What its trainer last announced."""
 
 
-class RecordedGroup(msgspec.Struct, kw_only=True, frozen=True):
+class GroupRecord(msgspec.Struct, kw_only=True, frozen=True):
     """How a group ended, or stood. Times are in the run's active seconds."""
 
     group_id: str
@@ -55,7 +55,7 @@ class RecordedGroup(msgspec.Struct, kw_only=True, frozen=True):
     num_failed: int
 
 
-class RecordedSample(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+class SampleRecord(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """The columns of a sample: all that a buffer must know of it besides the bytes of its body."""
 
     uid: str
@@ -86,7 +86,7 @@ class RecordedSample(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """Where its source finds the body, and of how many bytes (the last of them); of no meaning elsewhere."""
 
 
-class RecordedBatch(msgspec.Struct, kw_only=True, frozen=True):
+class BatchRecord(msgspec.Struct, kw_only=True, frozen=True):
     """A batch that a trainer got, with its groups in the order in which they went out."""
 
     batch_id: str

@@ -4,7 +4,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from forebay.core.errors import RecordingDamaged
+from forebay.replay.errors import RecordingDamaged
 
 APPLICATION_ID = 0x46425231
 """``FBR1``: tells a recording from any other database."""
