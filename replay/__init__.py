@@ -6,7 +6,7 @@ file, ``errors`` what can be wrong with it.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
-place of one that is missing.
+place of one that is missing. ``differences`` tells in words where two JSON values first differ.
 
 Import from the folders: ``from forebay.replay.skip import SkipManager``.
 """
