@@ -1,0 +1,160 @@
+"""Whether a start asks for what was recorded: what must agree, and what may differ but is told. Pure."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from forebay.core.errors import InvalidInput
+from forebay.core.fields import read_flag
+from forebay.core.run import RunSettings
+from forebay.replay.model import RunRecord
+
+Payload = Mapping[str, Any]
+Difference = dict[str, Any]
+"""``field``, and what was ``recorded`` and is asked for ``now``, as JSON values; null where it was left out."""
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+SAMPLING = "sampling_params"
+GROUP_SIZE, ALIAS = "group_size", "num_repeat_per_sample"
+ROWS = "input_file"
+MUST_AGREE = (ROWS, GROUP_SIZE, "model", "template_path", "capture", SAMPLING)
+"""What a start may list in ``ignore``; of sampling parameters also a single one: ``sampling_params.temperature``."""
+ALIASES = {
+    ALIAS: GROUP_SIZE,
+    "input_sha256": ROWS,
+    **{name: f"{SAMPLING}.{name}" for name in LIMITS},
+}
+NOT_ASKED = frozenset(
+    {"name", "run_id", "run_key", "api_key", "start_id", "skip_instance_ids", "replay", "num_epoch", "tokenizer_path"}
+    | {"remote_engine_url", "remote_buffer_url", "num_process", "queue_size", "shuffle_seed", "num_reward_workers"}
+    | {"max_attempts", "retry_budgets", "reward_timeout_s", *MUST_AGREE, *ALIASES}
+)
+"""Fields that do not change what a rollout is asked for, or of which ``must_agree`` tells."""
+MAX_VALUE_LENGTH = 200
+
+
+def must_agree(
+    recorded: RunRecord, payload: Payload, *, input_sha256: str = "", ignore: Sequence[str] = ()
+) -> list[Difference]:
+    """In what a start, of this ``payload``, asks for something else than was recorded, but for what it ``ignore``s.
+
+    ``input_sha256``: of its input file's bytes; "" where it reads none, or that is not known: then rows are not
+    compared. Raises ``InvalidInput`` for a name in ``ignore`` that is none of ``MUST_AGREE``.
+    """
+    ignored = _ignored(ignore)
+    found = [*_rows(recorded, payload, input_sha256), *_fields(recorded.payload, payload)]
+    return [each for each in found if not {each["field"], each["field"].partition(".")[0]} & ignored]
+
+
+def may_differ(
+    recorded: RunRecord,
+    payload: Payload,
+    *,
+    generator_sha256: str = "",
+    weight_version: int | None = None,
+    input_sha256: str = "",
+) -> list[Difference]:
+    """What a start may have otherwise, and is told of: who answers and judges, and what only its generator knows.
+
+    An input file is among it where its content is not known of both, and it has another path. What is empty or None is
+    not known, and not compared.
+    """
+    old, new = recorded.payload, payload
+    pairs = [
+        ("generator_sha256", recorded.generator_sha256, generator_sha256),
+        ("weight_version", recorded.weight_version, weight_version),
+        ("task_type", recorded.task_type, new.get("task_type")),
+    ]
+    if not (recorded.input_sha256 and input_sha256):
+        pairs.append((ROWS, old.get(ROWS), new.get(ROWS)))
+    found = [_difference(name, *values) for name, *values in pairs if _are_two(*values)]
+    own = sorted((old.keys() | new.keys()) - NOT_ASKED - _settings() - {"task_type"})
+    return found + [_difference(name, old.get(name), new.get(name)) for name in own if old.get(name) != new.get(name)]
+
+
+def in_words(differences: Sequence[Difference]) -> list[str]:
+    """A line for each, for whoever started the run."""
+    return [
+        f"{each['field']} was {each['recorded']!r} when it was recorded, now {each['now']!r}" for each in differences
+    ]
+
+
+def _ignored(ignore: Sequence[str]) -> set[str]:
+    names = {ALIASES.get(name, name) for name in ignore}
+    for name in sorted(names):
+        head, dot, parameter = name.partition(".")
+        if head not in MUST_AGREE or (dot and (head != SAMPLING or not parameter)):
+            nearest = difflib.get_close_matches(name, MUST_AGREE, 1)
+            known = f"{', '.join(MUST_AGREE)}, or one parameter, as {SAMPLING}.temperature"
+            meant = f"; do you mean {nearest[0]}?" if nearest else ""
+            raise InvalidInput(f"nothing called {name!r:.100} can be ignored{meant}", hint=known, field="replay.ignore")
+    return names
+
+
+def _rows(recorded: RunRecord, payload: Payload, input_sha256: str) -> Iterator[Difference]:
+    if _are_two(recorded.input_sha256, input_sha256):
+        old, new = recorded.payload.get(ROWS), payload.get(ROWS)
+        yield _difference(ROWS, _content(old, recorded.input_sha256), _content(new, input_sha256))
+
+
+def _content(path: object, sha256: str) -> str:
+    return f"{path} (sha256 {sha256[:16]})"
+
+
+def _fields(old: Payload, new: Payload) -> Iterator[Difference]:
+    sizes = _group_size(old), _group_size(new)
+    if sizes[0] != sizes[1]:
+        yield _difference(GROUP_SIZE, *sizes)
+    for name in ("model", "template_path"):
+        if (old.get(name) or None) != (new.get(name) or None):
+            yield _difference(name, old.get(name), new.get(name))
+    # What it is where nobody says so depends on the generator.
+    captures = [each["capture"] for each in (old, new) if each.get("capture") is not None]
+    if len({read_flag("capture", each) for each in captures}) > 1:
+        yield _difference("capture", *captures)
+    was, now = _sampling(old), _sampling(new)
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            yield _difference(f"{SAMPLING}.{name}", was.get(name), now.get(name))
+
+
+def _group_size(payload: Payload) -> Any:
+    return next((_number(payload[name]) for name in (ALIAS, GROUP_SIZE) if payload.get(name) is not None), None)
+
+
+def _sampling(payload: Payload) -> dict[str, Any]:
+    """The sampling parameters that count; ``max_tokens`` may stand beside them, and holds where they have no limit."""
+    given = payload.get(SAMPLING)
+    own = given if isinstance(given, Mapping) else {}
+    params = {name: _number(each) for name, each in own.items() if each is not None}
+    beside = payload.get("max_tokens")
+    if beside is not None and not params.keys() & set(LIMITS):
+        params["max_tokens"] = _number(beside)
+    return params
+
+
+def _number(value: Any) -> Any:
+    """Slime's client sends numbers as strings."""
+    for read in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            return read(value)
+    return value
+
+
+def _are_two(recorded: object, now: object) -> bool:
+    """Whether both are known, and are not the same."""
+    return recorded not in ("", None) and now not in ("", None) and recorded != now
+
+
+def _settings() -> set[str]:
+    return set(RunSettings.model_fields) | {field.alias or "" for field in RunSettings.model_fields.values()}
+
+
+def _difference(name: str, recorded: object, now: object) -> Difference:
+    return {"field": name, "recorded": _short(recorded), "now": _short(now)}
+
+
+def _short(value: object) -> object:
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
