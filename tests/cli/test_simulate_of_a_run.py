@@ -1,16 +1,19 @@
-"""A run on a real server, with a real run process and engines that take their steps in real time, simulated again."""
+"""Runs of a real server, simulated again from the traces that it hands out."""
 
-import asyncio
 import json
-import random
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
+from forebay.workers.simulator.cost import EngineCost
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer
-from tests.kit import poll_until, write_generator
+from tests.kit import Json, NativeRun, poll_until, write_generator
+from tests.simulator.recorded_kit import SMALL, recorded_run, small_scenario
 
 CODE = """
 from forebay.generators.base import BaseGenerator, single_turn
@@ -23,76 +26,66 @@ def run_rollout(data):
         return await single_turn(client, messages, params)
     return BaseGenerator.from_payload(data).entry(data["input_file"], rollout, reward)
 """
+LENGTHS = {f"i{instance} {slot}": 10 + 4 * instance + slot for instance in range(8) for slot in range(4)}
+"""Tokens of the answer to each prompt, which names the rollout; one of them ends it."""
 
 
-class Stepping:
-    """An engine that gives each of its running sequences one token a step, the longer a step the more there are."""
-
-    def __init__(self, step_s: float, per_sequence_s: float, length: Callable[[str], int]) -> None:
-        self._step_s, self._per_sequence_s, self._length = step_s, per_sequence_s, length
-        self._steps = self._at_s = 0.0
-        self._running = 0
-        self._changed = asyncio.Event()
-
-    async def __call__(self, call: ScriptedCall) -> Reply:
-        length = self._length(call.prompt)
-        self._change(1)
-        end = self._steps + length
-        while end - self._steps > 1e-6:
-            with suppress(TimeoutError):
-                async with asyncio.timeout((end - self._steps) * self._now_s):
-                    await self._changed.wait()
-            self._advance()
-        self._change(-1)
-        return Reply(text="x" * (length - 1))  # and the token that ends it
-
-    @property
-    def _now_s(self) -> float:
-        """Of a step."""
-        return self._step_s + self._per_sequence_s * self._running
-
-    def _advance(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self._running:
-            self._steps += (now_s - self._at_s) / self._now_s
-        self._at_s = now_s
-
-    def _change(self, by: int) -> None:
-        self._advance()
-        self._running += by
-        self._changed.set()
-        self._changed = asyncio.Event()
+def answer(call: ScriptedCall) -> Reply:
+    prompt = call.messages[-1]["content"]
+    return Reply(text="x" * (LENGTHS[prompt] - 1), tokens_per_s=1_000)
 
 
-def length_of(prompt: str) -> int:
-    """Of the answer to a prompt, which names the rollout: the same each time.
-
-    Each is a small part of the run: which engine the last one gets hangs on milliseconds, and must not matter.
-    """
-    instance = prompt.split(maxsplit=1)[0]
-    mean = random.Random(instance).lognormvariate(3.7, 0.3)
-    return max(10, round(random.Random(prompt).gauss(mean, 0.2 * mean)))
+def simulated(forebay: Forebay, run: NativeRun, *options: object) -> Json:
+    """What ``forebay simulate RUN --json`` says."""
+    outcome = forebay("simulate", run.run_id, "--url", run.server.url, *options, "--seeds", 1, "--json")
+    assert outcome.code == 0, outcome.err
+    stated: dict[str, Any] = json.loads(outcome.out)
+    return stated
 
 
-def test_a_replay_takes_as_long_as_the_run_did(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
+def test_what_a_run_process_records_is_simulated(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
     write_generator(tmp_path / "tasks", CODE, "steps_generator.py")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f"{json.dumps({'instance_id': f'i{n}', 'prompt': f'i{n}'})}\n" for n in range(32)))
+    rows.write_text("".join(f"{json.dumps({'instance_id': f'i{n}', 'prompt': f'i{n}'})}\n" for n in range(8)))
     server = make_server(generators=tmp_path / "tasks")
-    slow, fast = (Stepping(factor * 0.004, factor * 0.001, length_of) for factor in (2, 1))
     with (
-        ScriptedEngine(slow, has_metrics=False).in_thread() as first,
-        ScriptedEngine(fast, has_metrics=False).in_thread() as second,
+        ScriptedEngine(answer, has_metrics=False).in_thread() as first,
+        ScriptedEngine(answer, has_metrics=False).in_thread() as second,
     ):
         urls = [first.url, second.url]
+        began_s = time.monotonic()
         run = server.start_run("steps", group_size=4, remote_engine_url=urls, input_file=str(rows), num_process=4)
         poll_until(lambda: run.view()["state"] in ("finished", "failed"), 60)
-    outcome = forebay("simulate", run.run_id, "--url", server.url, "--policy", "pull,static", "--seeds", 1, "--json")
-    assert outcome.code == 0, outcome.err
-    stated = json.loads(outcome.out)
+        took_s = time.monotonic() - began_s
+    stated = simulated(forebay, run, "--policy", "pull,static")
+    answers = stated["answers"]
+    assert (answers["num_answers"], answers["num_groups"], answers["group_size"]) == (len(LENGTHS), 8, 4)
+    assert answers["longest"] == max(LENGTHS.values())
+    assert (stated["run"]["num_engines"], stated["run"]["num_process"]) == (2, 4)
+    assert sorted(stated["fit"]["costs"]) == sorted(urls)
+    assert 0 < stated["replay"]["recorded_s"] <= took_s
+    assert [row["policy"] for row in stated["rows"]] == ["pull", "static"]
+    assert all(row["measures"]["makespan_s"]["mean"] > 0 for row in stated["rows"])
+
+
+def test_a_replay_takes_as_long_as_the_trace_of_a_run_says_that_it_took(
+    forebay: Forebay, make_server: MakeServer, tmp_path: Path
+) -> None:
+    """The trace is that of a run in virtual time: its moments do not hang on this machine."""
+    slow, fast = EngineCost(places=64), EngineCost(places=64, speed=2.0)
+    path, planted = recorded_run(tmp_path, small_scenario((slow, fast), prompts=SMALL.prompts(32, 1), num_process=8))
+    server = make_server()
+    run = server.start_run(group_size=4)
+    run.stop()
+    run.wait_for_state("stopped")
+    trace = server.data_dir / "runs" / run.run_id / "trace"
+    trace.mkdir(exist_ok=True)  # the server's own records may be in it, which are of no rollout
+    shutil.copy(path, trace / f"{run.run_id}-1.1.jsonl")
+    stated = simulated(forebay, run, "--policy", "pull,static")
     assert stated["answers"]["num_answers"] == 128
-    assert abs(stated["replay"]["error"]) <= 0.05
+    assert stated["replay"]["recorded_s"] == pytest.approx(planted.makespan_s, rel=0.001)
+    assert abs(stated["replay"]["error"]) <= 0.01
     speeds = {url: cost["speed"] for url, cost in stated["fit"]["costs"].items()}
-    assert abs(speeds[urls[1]] / speeds[urls[0]] - 2) < 0.2
+    assert speeds["http://engine-1"] / speeds["http://engine-0"] == pytest.approx(2, rel=0.03)
     pull, static = (row["measures"]["makespan_s"]["mean"] for row in stated["rows"])
     assert static > 1.1 * pull  # it deals them out evenly, to engines that are not equal
