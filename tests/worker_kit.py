@@ -84,6 +84,11 @@ class Probe(Worker):
         time.sleep(seconds)
         return "slept"
 
+    def sleep_until(self, path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.005)
+        return "slept"
+
     def spin(self) -> None:
         while True:
             pass
@@ -94,8 +99,9 @@ class Probe(Worker):
     def start_program(self) -> int:
         return subprocess.Popen(["sleep", "1000"]).pid
 
-    async def block_the_loop(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - what a test wants to see
+    async def block_the_loop(self, path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.005)  # noqa: ASYNC251 - what a test wants to see
 
     async def wait_forever(self) -> None:
         self.seen.append("waits")

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from forebay.core.errors import InvalidInput, NotFound
-from forebay.workers.backends import endings
+from forebay.workers.backends import endings, processes
 from forebay.workers.backends.abc import WorkerSpec
 from forebay.workers.backends.processes import ProcessesBackend, ProcessWorker
 from forebay.workers.backends.watch import WorkerWatch
@@ -141,18 +141,16 @@ def test_what_a_constructor_raises_is_why_it_did_not_start(start: Start) -> None
     ids=["exit", "kill", "segv", "controller"],
 )
 def test_a_process_that_ends_is_lost_with_the_reason_and_so_are_its_calls(start: Start, end: Any, reason: str) -> None:
-    worker = start()[0]
+    worker = start(silence_s=600.0)[0]  # it is not its silence that tells of its end
     worker.started.result(30)
     lost: list[str] = []
     worker.on_lost(lost.append)
     waiting = [call(worker, "wait_forever"), call(worker, "sleep", 0.05), call(worker, "add", 1)]
     poll_until(lambda: call(worker, "remembered").result(30) == ["waits"])
     program = call(worker, "start_program").result(30)
-    begun_s = time.monotonic()
     end(worker)
     with pytest.raises(WorkerLost, match=f"worker 0 is lost: .*{reason}"):
         waiting[0].result(30)
-    assert time.monotonic() - begun_s < 2.0
     with pytest.raises(WorkerLost, match=reason):
         call(worker, "add", 1).result(30)
     poll_until(lambda: len(lost) == 1)
@@ -168,7 +166,7 @@ def test_a_process_that_says_nothing_is_lost(start: Start) -> None:
     worker.started.result(30)
     waiting = call(worker, "wait_forever")
     os.kill(worker.vitals.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerLost, match=r"has said nothing for 1\.\d s"):
+    with pytest.raises(WorkerLost, match=r"has said nothing for \d+\.\d s"):
         waiting.result(30)
     poll_until(lambda: not psutil.pid_exists(worker.vitals.pid))
 
@@ -184,45 +182,47 @@ def test_code_that_lets_no_thread_run_is_ended_and_the_log_says_where(
 
 
 def test_code_that_computes_is_not_silent(start: Start) -> None:
-    worker = start(silence_s=0.7)[0]
+    worker = start(silence_s=3.0)[0]
     worker.started.result(30)
     spinning = call(worker, "spin")
     began_s = time.monotonic()
-    poll_until(lambda: time.monotonic() - began_s > 1.6)
+    poll_until(lambda: time.monotonic() - began_s > 4.0)
+    poll_until(lambda: worker.vitals.silent_s < 3.0)
     assert not spinning.done()
-    assert worker.vitals.silent_s < 0.7
 
 
-def test_the_memory_of_a_worker_and_a_loop_that_stands_still_are_seen(start: Start) -> None:
+def test_the_memory_of_a_worker_and_a_loop_that_stands_still_are_seen(start: Start, tmp_path: Path) -> None:
     worker = start(silence_s=1.0)[0]
     worker.started.result(30)
     poll_until(lambda: worker.vitals.rss_bytes > 1 << 20)
     assert worker.vitals.blocked_at == ""
-    blocked = call(worker, "block_the_loop", 1.5)
+    blocked = call(worker, "block_the_loop", str(tmp_path / "go on"))
     poll_until(lambda: worker.vitals.blocked_s > 0.5)
     assert "worker_kit.py:" in worker.vitals.blocked_at
     assert worker.vitals.blocked_at.endswith("in Probe.block_the_loop")
+    (tmp_path / "go on").touch()
     blocked.result(30)
     poll_until(lambda: worker.vitals.blocked_s == 0.0)
 
 
-def test_a_deadline_ends_the_future_whatever_the_method_does(worker: ProcessWorker) -> None:
+def test_a_deadline_ends_the_future_whatever_the_method_does(worker: ProcessWorker, tmp_path: Path) -> None:
     worker.started.result(30)
-    began_s = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"sleep took longer than 0\.2 s"):
-        call(worker, "sleep", 1.5, deadline_s=0.2).result(30)
-    assert time.monotonic() - began_s < 1.0
+    with pytest.raises(TimeoutError, match=r"sleep_until took longer than 0\.2 s"):
+        call(worker, "sleep_until", str(tmp_path / "go on"), deadline_s=0.2).result(30)
+    (tmp_path / "go on").touch()
     with pytest.raises(TimeoutError, match="wait_forever"):
         call(worker, "wait_forever", deadline_s=0.1).result(30)
     poll_until(lambda: call(worker, "remembered").result(30) == ["waits", "cancelled"])
 
 
-def test_cancelling_reaches_the_worker(worker: ProcessWorker) -> None:
+def test_cancelling_reaches_the_worker(worker: ProcessWorker, tmp_path: Path) -> None:
     waiting = call(worker, "wait_forever")
     poll_until(lambda: call(worker, "remembered").result(30) == ["waits"])
-    sleeping, queued = call(worker, "sleep", 0.3), call(worker, "remember", "never")
+    go_on = tmp_path / "go on"
+    sleeping, queued = call(worker, "sleep_until", str(go_on)), call(worker, "remember", "never")
     assert waiting.cancel()
     assert queued.cancel()
+    go_on.touch()
     with pytest.raises(CancelledError):
         waiting.result(30)
     assert sleeping.result(30) == "slept"
@@ -254,17 +254,16 @@ def test_a_worker_may_be_closed_when_its_call_has_ended(start: Start) -> None:
     poll_until(lambda: not psutil.pid_exists(worker.vitals.pid))
 
 
-def test_closing_does_not_wait_for_ever(start: Start) -> None:
+def test_closing_does_not_wait_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "KILLING_S", 600.0)  # one that ends by itself has this time, they have not
     workers = start(specs(2))
     spinning, waiting = call(workers[0], "spin"), call(workers[1], "wait_forever")
     lost: list[str] = []
     for each in workers:
         each.started.result(30)
         each.on_lost(lost.append)
-    began_s = time.monotonic()
     for each in workers:
         each.close(0.1)
-    assert time.monotonic() - began_s < 5.0
     for each in (spinning, waiting):
         with pytest.raises(WorkerLost, match=r"closed|killed by its controller"):
             each.result(0)
@@ -303,7 +302,7 @@ pids = [worker.call(MethodCall("", "programs")).result() for worker in workers]
 for worker, method in zip(workers, ["spin", "sleep", "keep"]):
     worker.call(MethodCall("", method))
 if sys.argv[1:]:  # a copy of this process, which holds all of its sockets
-    copy = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    copy = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     copy.start()
     print(copy.pid)
 print(*[pid for each in pids for pid in each], flush=True)
@@ -327,7 +326,7 @@ def test_no_worker_outlives_its_controller_whatever_it_does(tmp_path: Path, copy
         try:
             # The program of a worker that let no thread run is beyond us then: the kernel has ended the worker alone.
             mortal = [pid for pid in pids if pid != pids[5]]
-            poll_until(lambda: not any(map(is_running, mortal)), 10.0)
+            poll_until(lambda: not any(map(is_running, mortal)))
         finally:
             for pid in (*copies, *pids):
                 if is_running(pid):

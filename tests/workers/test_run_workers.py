@@ -260,7 +260,7 @@ def test_silent_workers_are_replaced_and_none_outlives_its_lead(make_server, tas
     wait_ready(run)
     workers = lead.children()
     lead.kill()
-    gone, left = psutil.wait_procs(workers, timeout=10)
+    gone, left = psutil.wait_procs(workers, timeout=60)
     assert (len(gone), left) == (2, [])
     gate.set()
     assert wait_end(run)["samples"]["member"] == 4 * GROUP_SIZE
@@ -282,7 +282,7 @@ def test_workers_are_listed_while_they_run_and_end_with_the_run(server, start) -
     assert "begun" in log_of(run)  # line by line, as the lead's
     processes = run_process_of(server).children()
     server.client.post(f"{run.path}/stop")
-    gone, left = psutil.wait_procs(processes, timeout=10)
+    gone, left = psutil.wait_procs(processes, timeout=60)
     assert (len(gone), left) == (2, [])
 
 
@@ -293,7 +293,7 @@ def test_the_log_of_a_run_that_is_stopped_in_the_middle_says_no_more_than_that(s
         poll_until(lambda: run.view()["samples"].get("member", 0) > 100)  # noqa: B023 - called within this round
         processes = run_process_of(server).children()
         server.client.post(f"{run.path}/stop").raise_for_status()
-        assert len(psutil.wait_procs(processes, timeout=10)[0]) == 3
+        assert len(psutil.wait_procs(processes, timeout=60)[0]) == 3
         log = log_of(run)
         assert log[-1] == "ended by SIGTERM: the run, or the server, was stopped", "\n".join(log)
 

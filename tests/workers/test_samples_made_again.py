@@ -23,7 +23,7 @@ from forebay.workers.rollouts.placed_worker import PlacedWorker
 from forebay.workers.rollouts.worker_set import WorkerSet
 
 UID = "abc"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class OwnWriter:

@@ -142,7 +142,7 @@ def test_a_killed_lead_and_a_killed_server_leave_no_process_on_any_node(head) ->
         poll_until(lambda number=number: run.view()["samples"].get("member", 0) >= 4 * number, 60)
         below = head.workers()
         kill()
-        _, left = psutil.wait_procs(below, timeout=10)
+        _, left = psutil.wait_procs(below, timeout=60)
         assert left == []
     assert not head.workers()
     head.server.restart()
