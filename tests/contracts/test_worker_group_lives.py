@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -162,6 +163,17 @@ def test_a_group_closed_at_once_leaves_nobody_waiting(make_group: MakeGroup) -> 
         script()
     with pytest.raises((WorkerError, CancelledError)):
         calls[0].get(WAIT_S)
+
+
+def test_a_group_that_is_being_closed_does_not_wait_for_what_is_cancelled_meanwhile(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    call = group.forever()
+    closing = threading.Thread(target=group.close, args=(600.0,))
+    closing.start()
+    assert poll_until(lambda: group._workers.is_closed)
+    assert call.cancel()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
 
 
 def test_a_lost_worker_is_noticed_and_started_anew(make_group: MakeGroup) -> None:

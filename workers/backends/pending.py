@@ -95,4 +95,5 @@ class PendingCalls:
 
     def _see_end(self, number: int, future: "Future[Any]") -> None:
         if future.cancelled() and self._take(number) is not None:
+            future.set_running_or_notify_cancel()  # or `drain` would wait for it to its end
             self._cancel(number)

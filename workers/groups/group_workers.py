@@ -128,10 +128,10 @@ class GroupWorkers:
             if self.is_closed:
                 return
             self.is_closed = True
-            in_flight = [future for futures in self._in_flight.values() for future in futures]
             self.changed.notify_all()
         try:
-            wait(in_flight, drain_s)
+            with self.changed:
+                self.changed.wait_for(lambda: not any(self._in_flight.values()), drain_s)
         except BaseException:  # a Ctrl-C: nobody could close them any more
             until_s = 0.0
             raise
