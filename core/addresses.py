@@ -3,11 +3,15 @@
 import re
 import socket
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from forebay.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import ssl
 
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -34,6 +38,14 @@ def is_own_host(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+@cache
+def trusts_nobody() -> "ssl.SSLContext":
+    """For clients that ask over plain HTTP alone: reading certificates takes longer than all that most of them ask."""
+    import ssl  # few of those who need addresses ask anybody
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 _HOSTS_FILE = Path("/etc/hosts")

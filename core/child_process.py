@@ -30,6 +30,11 @@ def is_own_program(pid: int) -> bool:
     return tuple(words[1:3]) == _MODULE_FLAGS and words[3].startswith("forebay.")
 
 
+def skip_httpx_command() -> None:
+    """Have ``httpx``, once it is imported, leave out its command line: that loads ``rich``, in half of the time."""
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type] # says to Python that there is no such module
+
+
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The server's environment without the token that opens every run: user code gets its own run's key only."""
     return {name: value for name, value in environ.items() if name not in SERVER_ONLY_VARIABLES}

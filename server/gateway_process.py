@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any, Self
 
+from forebay.core.addresses import trusts_nobody
 from forebay.core.backoff import Backoff
 from forebay.core.child_process import child_environment, memory_file, python_argv
 from forebay.core.errors import ForebayError
@@ -110,9 +111,9 @@ class GatewayProcess:
         headers = {"Authorization": f"Bearer {self._control_key}"}
         try:
             # A client for each call: they are few, and the next one may go to another process.
-            async with httpx.AsyncClient(timeout=START_S, headers=headers, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=START_S, trust_env=False, verify=trusts_nobody()) as http:
                 url = f"{url_of(self._bound)}/gateway/runs/{run_id}"
-                reply = await http.request(method, url, json=body)
+                reply = await http.request(method, url, json=body, headers=headers)
         except httpx.TransportError as error:
             raise GatewayUnavailable(f"the gateway does not answer: {error!r}", hint="see the server's log") from error
         if reply.is_error:

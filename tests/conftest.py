@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from tests.kit import ServerProcess
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+# Tests ask over plain HTTP: to read this machine's certificates, for each client anew, would take longer than that.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
 # Pytest and the libraries of the tests keep hundreds of megabytes: at its defaults, the collector would walk through
 # all of them again and again.
 gc.set_threshold(100_000, 50, 1_000)
@@ -22,6 +27,7 @@ MakeServer = Callable[..., ServerProcess]
 SERVERS = pytest.StashKey[list[ServerProcess]]()
 LONGEST = (
     "slime",
+    "workers/test_run_workers.py",
     "soak",
     "examples",
     "e2e",
@@ -36,6 +42,17 @@ LONGEST = (
     "test_package.py",
     "test_readme.py",
     "test_slime_example.py",
+    "server/test_group_ageing.py",
+    "server/test_longest_first_runs.py",
+    "server/test_gc_route.py",
+    "server/test_deadlines.py",
+    "generators/test_run_trace_events.py",
+    "generators/test_agent_trace.py",
+    "hooks/test_hook_host.py",
+    "workers",
+    "server",
+    "generators",
+    "gateway",
 )
 """Files and folders, below this one, that take longest: what is begun last decides when a parallel run ends."""
 STARTED_IN_FULL = ("attack", "benchmarks", "cli", "crash", "e2e", "profile", "sglang", "soak")

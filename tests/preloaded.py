@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from forebay.core.child_process import skip_httpx_command
+
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "FOREBAY_TOKEN")
 """Beginnings of variables that count when Python or the C library starts; a token's place is overwritten there."""
 _REQUEST_BYTES = 1 << 20
@@ -134,6 +136,7 @@ def _fork_on_request(requests: socket.socket) -> dict[str, Any]:
 
 
 def _main() -> None:
+    skip_httpx_command()
     from forebay.server import cli, server_process  # noqa: F401 -- what the command loads
     from forebay.server.cli import command_line  # noqa: F401
 

@@ -77,6 +77,12 @@ def test_the_server_never_loads_what_only_users_code_needs() -> None:
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
 
 
+def test_what_asks_over_http_need_not_load_what_draws_in_terminals() -> None:
+    code = "import sys; from forebay.core.child_process import skip_httpx_command; skip_httpx_command()"
+    code += "; import httpx, forebay.client, forebay.generators.base; found = {'rich', 'click'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", f"{code}; assert not found, found"], check=True, timeout=60)
+
+
 def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names))

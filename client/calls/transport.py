@@ -11,7 +11,7 @@ import httpx
 
 from forebay.client.calls.cutting import Breakable, Connections
 from forebay.client.calls.flow import Call, Flow, Lost, Pause, ServerReply, Work
-from forebay.core.addresses import is_http_url, is_local_url
+from forebay.core.addresses import is_http_url, is_local_url, trusts_nobody
 from forebay.core.errors import InvalidInput
 
 T = TypeVar("T")
@@ -244,10 +244,12 @@ def _options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]
     if token and not (token.isascii() and token.isprintable()):
         hint = "pass the server's own token"
         raise InvalidInput("the token has characters that no header can hold", hint=hint, field="token")
+    asks_proxy = may_ask_proxy and not is_local_url(url)
     return {
         "base_url": url.rstrip("/"),
         "headers": {"Authorization": f"Bearer {token}"} if token else {},
-        "trust_env": may_ask_proxy and not is_local_url(url),
+        "trust_env": asks_proxy,
+        "verify": True if asks_proxy or httpx.URL(url).scheme == "https" else trusts_nobody(),
     }
 
 

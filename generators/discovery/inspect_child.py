@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from forebay.core.child_process import die_with_parent
+from forebay.core.child_process import die_with_parent, skip_httpx_command
 from forebay.generators.discovery.module_loading import (
     import_roots,
     is_stdlib_name,
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> None:
     """Inspect the file, answer, and end at once: threads that the file started must not keep the process."""
     path, answer_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     die_with_parent(parent_pid)
+    skip_httpx_command()
     answer = inspect_module(path)
     os.write(answer_fd, json.dumps(answer).encode())
     # Ending in the ordinary way would wait for threads that the file has started.

@@ -15,7 +15,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from forebay.core.child_process import die_with_parent, last_line, write_part
+from forebay.core.child_process import die_with_parent, last_line, skip_httpx_command, write_part
 from forebay.core.errors import ForebayError
 from forebay.engines.bounded_replies import LIMIT_VARIABLE
 from forebay.generators.discovery.module_loading import (
@@ -42,6 +42,7 @@ def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: No
     """
     spec_fd, report_fd, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
+    skip_httpx_command()
     # Before the user's code starts anything: the monitor may be killed, and the server has to end what is left.
     write_part(report_fd, session=os.getsid(0))
     spec = RunSpec.read(spec_fd)

@@ -11,6 +11,7 @@ came. Commands about a log find it with ``trace_source.py``, which fetches what 
 (``trace_download.py``). ``own_token.py`` hides the token that a command was given from other processes.
 """
 
+from forebay.core.child_process import skip_httpx_command
 from forebay.server.cli.own_token import hide_own_token
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line."""
     hide_own_token()  # first: what follows takes a while
+    skip_httpx_command()
     # Imported here, so that the processes which the command line starts need not load all of it.
     from forebay.server.cli.options import loading
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from forebay.core.child_process import skip_httpx_command
 from forebay.core.errors import InvalidInput
 from forebay.workers.backends.channel import (
     CALL,
@@ -154,6 +155,7 @@ class ChildProcess:
 def main(arguments: list[str]) -> None:
     """Be a worker, until the controller closes it or is gone."""
     descriptor, parent_pid = map(int, arguments)
+    skip_httpx_command()
     os.set_inheritable(descriptor, False)  # not to be held open by what this process starts
     channel = WorkerChannel(socket.socket(fileno=descriptor))
     spec = channel.receive()
