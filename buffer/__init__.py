@@ -15,12 +15,14 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 - ``leases/``: who has which batch; acknowledging, releasing, extending; checkpoints and rewind.
 - ``resume.py``: a trainer that comes back with a list of finished ids. ``restore.py``: what a restart does with what is
   stored, and how samples that were delivered are read back.
-- ``journal_source.py``: a run as a recording, to be replayed or exported.
+- ``journal_source.py``: a run as a recording, to be replayed or exported. ``feeding.py``: a recording, written into a
+  run; ``recorded_group.py``: one group of it.
 - ``retention.py``, ``retention_rules.py``: which stored segments may go, and removing them.
 - ``store/``: the journal on the disk, the index beside it, and a store in memory for tests.
 
 The rule that holds everywhere: a change is made in memory at once, without waiting in between, and is one append to the
 store; whoever asked for it is answered when that is on the disk. When an append fails, memory is ahead of the disk:
 nothing is decided any more (``check_storage``) until everything has been loaded again. Whoever asks hooks or chooses
-groups holds the run's lock; writes never do, so what was awaited under it is checked again afterwards.
+groups holds the run's lock; writes never do, but those of a recording, so what was awaited under it is checked again
+afterwards.
 """

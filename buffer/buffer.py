@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class Buffer:
         self._by_key: dict[str, str] = {}
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
+        self.sources: Counter[str] = Counter()
+        """By run id, how many replays read what is stored of the run: its bodies stay."""
         self._tasks = TaskSet()
         self._retiring = TaskSet()
         self._advancing: set[str] = set()
@@ -117,8 +120,7 @@ class Buffer:
 
     def by_key(self, run_key: str) -> Entry:
         """The run that this secret key authorises. Raises ``RunNotFound``, without telling the key."""
-        run_id = self._by_key.get(run_key)
-        if run_id is None:
+        if (run_id := self._by_key.get(run_key)) is None:
             hint = "write to the remote_buffer_url that run_rollout is given"
             raise RunNotFound("", message="no run has this key", hint=hint)
         return self.get(run_id)
@@ -200,8 +202,7 @@ class Buffer:
         self._newest.clear()
         for entry in self.entries:
             self._note_newest(entry.run)
-        hooks = self._hooks.pop(run.run_id, None)
-        if hooks is not None:
+        if (hooks := self._hooks.pop(run.run_id, None)) is not None:
             self._retire(hooks)
 
     async def replace_hooks(self, run_id: str) -> None:

@@ -140,6 +140,21 @@ class Deadlines:
         finally:  # whatever stopped it, the deadline of a group that is still open must be found again
             self._buffer.groups.unscheduled += [group for group in groups if group.state is GroupState.OPEN]
 
+    async def close_short(self, group: SampleGroup, *, was_salvaged: bool) -> None:
+        """Close an open group now, as if its time were up. Called with the run's lock held.
+
+        ``was_salvaged``: nobody had found it valid until then, and nobody is asked, as long as it is enough. Groups
+        that were full before it are judged first, so that they keep their places in the order of delivery.
+        """
+        groups = self._buffer.groups
+        if was_salvaged:
+            groups.changed.pop(group.group_id, None)
+        await self._pipeline.evaluate()
+        if was_salvaged and group.state is GroupState.OPEN:
+            groups.short_valid.pop(group.group_id, None)
+            groups.changed[group.group_id] = group
+        await self._close([group])
+
     async def _close_one(self, group: SampleGroup) -> None:
         buffer, groups, settings = self._buffer, self._buffer.groups, self._buffer.run.settings
         is_full, num_samples, num_completed = groups.is_full(group), len(group.samples), group.num_completed

@@ -7,7 +7,7 @@ surplus). All of it is decided in memory at once, and answered when the disk has
 """
 
 from asyncio import Future, get_running_loop
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -50,8 +50,12 @@ class Placement(msgspec.Struct, frozen=True):
     """Whether the group's row changed and must be stored with the sample."""
 
 
-def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
-    """Accept a sample whose place memory knows (``gone_rows``).
+Place = Callable[[Groups, Incoming, float], Placement]
+"""Decides where a sample belongs, at the active seconds that it is given."""
+
+
+def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> Receipt:
+    """Accept a sample whose place memory knows (``gone_rows``). ``decide`` replaces ``place``.
 
     Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``.
     """
@@ -67,8 +71,8 @@ def write(buffer: RunBuffer, sample: Incoming) -> Receipt:
         rows = [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)]
         return _store(buffer, sample, key, rows, "late", None)
     # After the duplicates, which take no room, and before a group is opened.
-    _check_room(buffer, sample.instance_id, sample.epoch, now_s)
-    placement = place(buffer.groups, sample, now_s)
+    check_room(buffer, sample.instance_id, sample.epoch, now_s)
+    placement = (decide or place)(buffer.groups, sample, now_s)
     row = placement.group.row
     rows = [_row(buffer, sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)]
     if placement.is_group_changed:
@@ -122,7 +126,7 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
         known = buffer.groups.by_id.get(group_id(instance_id, epoch))
         if known is None:
             if not rows:  # an announced group takes no room: what holds for the first holds for all
-                _check_room(buffer, instance_id, epoch, now_s)
+                check_room(buffer, instance_id, epoch, now_s)
             rows.append(buffer.groups.open(instance_id, epoch, now_s, is_announced=True).row)
             buffer.uids.learn(group_id(instance_id, epoch), ())
         elif buffer.groups.set_busy(known, now_s):  # a new process goes on with it
@@ -232,7 +236,7 @@ def _in_memory(sample: Incoming, slot: int) -> Sample:
 # --- room
 
 
-def _check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
+def check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
     """Raise ``BufferFull`` if a sample needs a new group and there is no room for one."""
     groups, settings = buffer.groups, buffer.run.settings
     if groups.num_live_samples >= settings.max_buffer_size:

@@ -1,0 +1,252 @@
+"""A recorded group, put into a run through the ordinary write: as then, but for the time that it took."""
+
+import asyncio
+import logging
+from asyncio import Future
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from forebay.buffer import write
+from forebay.buffer.buffer import Entry
+from forebay.buffer.groups.groups import Groups
+from forebay.buffer.groups.sample_group import SampleGroup
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.store.abc import stretches
+from forebay.core.errors import BodyUnreadable
+from forebay.core.group import DiscardReason, GroupState
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.sample import Incoming
+from forebay.replay.errors import RecordingDamaged
+from forebay.replay.model import GroupRecord, SampleRecord
+from forebay.replay.provenance import splice
+from forebay.replay.sampled_tokens import sampled_tokens
+from forebay.replay.source import Source
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+"""Of bodies that are read at a time, before other work gets its turn."""
+UNSTORED_BYTES = 8 << 20
+"""Of bodies that may wait for the disk."""
+
+Recorded = tuple[SampleRecord, bytes]
+"""A sample's columns and its body."""
+Change = Callable[[Sequence[Recorded]], Awaitable[Sequence[Recorded]]]
+"""Makes other samples of those that were recorded, in their order: with another reward, for example."""
+
+
+@dataclass(slots=True)
+class Fed:
+    """What became of a piece of a recording."""
+
+    num_hits: int = 0
+    """Rollouts that are in the run."""
+    num_missing: int = 0
+    """Samples of which the body, or a row, is gone or damaged; and those that go with them, since a group is whole."""
+    num_tokens: int = 0
+    num_bytes: int = 0
+    stored: "Future[Any] | None" = None
+    """Done when the disk has all of it."""
+
+
+@dataclass(slots=True)
+class GroupFeeder:
+    """Puts recorded groups, or single samples of them, into the run of an entry.
+
+    What is in it already is left alone, so that anything may be put in again. Its methods raise ``BufferFull``, before
+    anything of a group is in, and ``StorageFailed``.
+    """
+
+    source: Source
+    change: Change | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    """By group, why it was not replayed."""
+
+    async def feed_group(self, entry: Entry, record: GroupRecord, samples: Sequence[SampleRecord]) -> Fed:
+        """All of a group at once, so that no reader sees a part of it; it is closed if it was closed short."""
+        buffer, fed = entry.buffer, Fed()
+        members = await self._fresh(entry, record, [each for each in samples if each.became == "member"])
+        others = await self._fresh(entry, record, [each for each in samples if each.became != "member"])
+        is_to_close = self._is_to_close(buffer, record)
+        fed.num_hits = sum(map(_is_rollout, samples))
+        if members or others or is_to_close:
+            write.check_room(buffer, record.instance_id, record.epoch, buffer.active.now_s())
+            parts = [part for part, _ in stretches(members, _num_bytes, CHUNK_BYTES)]
+            first = await self._read(record, parts[0]) if parts else []
+            async with buffer.lock:
+                buffer.check_storage()
+                await self._put_members(buffer, record, first, parts[1:], fed)
+                if self._is_to_close(buffer, record):
+                    await self._close(entry, record, fed)
+        for sample in others:
+            fed.num_missing += not await self._put(buffer, record, sample, fed)
+        return self._counted(fed, record)
+
+    async def feed_sample(self, entry: Entry, record: GroupRecord, sample: SampleRecord) -> Fed:
+        """One sample of a group. A member whose body is gone costs its group."""
+        fed = Fed()
+        is_fresh = bool(await self._fresh(entry, record, [sample]))
+        if record.group_id in self.lost:
+            return fed
+        if is_fresh:
+            write.check_room(entry.buffer, record.instance_id, record.epoch, entry.buffer.active.now_s())
+            if not await self._put(entry.buffer, record, sample, fed):
+                fed.num_missing += sample.became != "member"  # those of a group are counted when it is closed
+                return fed
+        fed.num_hits += _is_rollout(sample)
+        return fed
+
+    async def close(self, entry: Entry, record: GroupRecord) -> Fed:
+        """Close a group that was closed, unless it is full by now: then it is judged as all others are."""
+        fed = Fed()
+        await self._fresh(entry, record, [])
+        write.check_room(entry.buffer, record.instance_id, record.epoch, entry.buffer.active.now_s())
+        async with entry.buffer.lock:
+            entry.buffer.check_storage()
+            if self._is_to_close(entry.buffer, record):
+                await self._close(entry, record, fed)
+        return self._counted(fed, record)
+
+    # --- what is to be done
+
+    async def _fresh(self, entry: Entry, record: GroupRecord, samples: Sequence[SampleRecord]) -> list[SampleRecord]:
+        """Those that are not in the run; what memory must know of their group it knows from then on."""
+        gone = entry.buffer.gone
+        entry.buffer.check_storage()
+        if not gone.knows(record.instance_id, record.epoch):
+            await gone.look_up([(record.instance_id, record.epoch)])
+        if record.group_id in self.lost:
+            return []
+        return [each for each in samples if each.uid not in entry.buffer.uids]
+
+    def _is_to_close(self, buffer: RunBuffer, record: GroupRecord) -> bool:
+        """Whether the group is open, or never was there, and will not be closed by its readers."""
+        group, is_lost = buffer.groups.by_id.get(record.group_id), record.group_id in self.lost
+        if group is None:
+            return is_lost or (bool(record.closed_seq) and not record.num_samples)
+        if group.state is not GroupState.OPEN:
+            return False
+        is_stale = record.reason == DiscardReason.STALE
+        return is_lost or is_stale or (bool(record.closed_seq) and not buffer.groups.is_full(group))
+
+    def _counted(self, fed: Fed, record: GroupRecord) -> Fed:
+        if record.group_id in self.lost:
+            fed.num_hits, fed.num_missing = 0, max(1, record.num_samples)
+        return fed
+
+    async def _read(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> Sequence[Recorded]:
+        """Samples with their bodies; none if one of them cannot be read, and then the group is noted as lost."""
+        try:
+            if not all(map(self.source.has_body, samples)):
+                raise BodyUnreadable("retention has removed it")
+            bodies = await self.source.bodies(samples)
+        except (BodyUnreadable, RecordingDamaged) as error:
+            if samples[0].became == "member":
+                self.lose(record, str(error))
+            else:
+                logger.warning("sample %r, which was %s, is not replayed: %s", samples[0].uid, samples[0].became, error)
+            return []
+        recorded = list(zip(samples, bodies, strict=True))
+        return recorded if self.change is None else await self.change(recorded)
+
+    def lose(self, record: GroupRecord, why: str) -> None:
+        """A group cannot be replayed."""
+        named = (record.group_id, record.instance_id, record.epoch)
+        logger.warning("group %s (%r, epoch %d) is not replayed: %s", *named, why)
+        self.lost[record.group_id] = why
+
+    # --- doing it
+
+    async def _put_members(
+        self,
+        buffer: RunBuffer,
+        record: GroupRecord,
+        recorded: Sequence[Recorded],
+        rest: Sequence[Sequence[SampleRecord]],
+        fed: Fed,
+    ) -> None:
+        """What was read, and what is to be read. With the lock held: nobody looks at a group that is half there."""
+        num_waiting = self._write_all(buffer, recorded, fed)
+        for part in rest:
+            if num_waiting > UNSTORED_BYTES and fed.stored is not None:
+                await fed.stored
+                num_waiting = 0
+            num_waiting += self._write_all(buffer, await self._read(record, part), fed)
+            if record.group_id in self.lost:
+                return
+            await asyncio.sleep(0)
+
+    async def _put(self, buffer: RunBuffer, record: GroupRecord, sample: SampleRecord, fed: Fed) -> bool:
+        """A single sample; false if its body cannot be read."""
+        recorded = await self._read(record, [sample])
+        buffer.check_storage()
+        self._write_all(buffer, recorded, fed)
+        return bool(recorded)
+
+    def _write_all(self, buffer: RunBuffer, recorded: Sequence[Recorded], fed: Fed) -> int:
+        before = fed.num_bytes
+        for each in recorded:
+            self._write(buffer, each, fed)
+        return fed.num_bytes - before
+
+    def _write(self, buffer: RunBuffer, recorded: Recorded, fed: Fed) -> None:
+        sample, body = recorded
+        body = splice(body, self.source.run.run_id, sample.uid)
+        decide = None if sample.became == "member" else partial(_as_then, sample)
+        receipt = write.write(buffer, _incoming(sample, body), decide)
+        fed.stored = receipt.stored
+        fed.num_bytes += len(body)
+        if not receipt.is_duplicate:
+            fed.num_tokens += sampled_tokens(body)
+
+    async def _close(self, entry: Entry, record: GroupRecord, fed: Fed) -> None:
+        buffer, why = entry.buffer, self.lost.get(record.group_id)
+        if record.group_id not in buffer.groups.by_id:  # it never had a sample
+            await write.announce(buffer, [(record.instance_id, record.epoch)])
+        group = buffer.groups.by_id[record.group_id]
+        if why is not None:
+            detail = f"it could not be replayed: {why}"
+            buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, detail)
+        elif record.reason == DiscardReason.STALE:
+            # Of when the trainer had which weights nothing is known any more.
+            await entry.pipeline.evaluate()
+            if group.state in (GroupState.OPEN, GroupState.READY):
+                buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, "as in the recording")
+        else:
+            await entry.deadlines.close_short(group, was_salvaged=record.is_salvaged)
+        fed.stored = buffer.record(group.row)
+
+
+def _is_rollout(sample: SampleRecord) -> bool:
+    return sample.became == "member" and not sample.fork
+
+
+def _num_bytes(sample: SampleRecord) -> int:
+    return sample.place[-1]
+
+
+def _incoming(sample: SampleRecord, body: bytes) -> Incoming:
+    ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
+    return Incoming(
+        sample.uid,
+        sample.instance_id,
+        sample.reward,
+        sample.epoch,
+        None if sample.slot < 0 else sample.slot,
+        sample.error,
+        body,
+        (sample.reward_start, sample.reward_end) if sample.reward_end else None,
+        sample.rollout_id,
+        sample.oldest_version,
+        sample.fork,
+        RolloutOutcome(sample.rollout_outcome) if sample.rollout_outcome else ended,
+        sample.is_foreign,
+    )
+
+
+def _as_then(sample: SampleRecord, groups: Groups, _sample: Incoming, now_s: float) -> write.Placement:
+    """Where a late or surplus sample belongs: it was decided by when it came."""
+    group = groups.by_id.get(sample.group_id) or SampleGroup(groups.new_row(sample.instance_id, sample.epoch, now_s))
+    return write.Placement(group, sample.slot, "late" if sample.became == "late" else "surplus")
