@@ -49,7 +49,7 @@ def runs(
 
 def samples_of(run: NativeRun, num_groups: int) -> list[list[dict[str, Any]]]:
     """The stored samples of each group of a run, once it has come to its end."""
-    poll_until(lambda: run.view()["state"] != "running", LIMIT_S)
+    poll_until(lambda: run.view()["state"] not in ("validating", "running"), LIMIT_S)
     view = run.view()
     assert view["state"] == "finished", view
     groups = [run.client.get(f"{run.path}/groups/{group['group_id']}?bodies=true").json() for group in run.groups()]

@@ -15,7 +15,8 @@ from forebay.telemetry.tracing.read_trace import TraceFolder, trace_files
 from forebay.telemetry.tracing.records import Head, LoopStall, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id, read_traceparent, trace_id
 from tests.gateway.conftest import Stage
-from tests.gateway.gateway_kit import LIMIT_S, USER, Json, OpenedAt
+from tests.gateway.gateway_kit import LIMIT_S, USER, Json, OpenedAt, eventually
+from tests.kit import poll_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -176,7 +177,9 @@ async def test_a_stream_is_recorded_to_its_end_with_its_versions(stage: Stage, t
     engine = only(spans, "engine")
     assert engine.d >= 0.28 * SECOND_NS
     # A stream of SGLang's tells no stages: from the first chunk on it is generated.
-    assert_lasts(only(spans, "decode"), 0.2, engine.d / SECOND_NS)
+    decode = only(spans, "decode")
+    assert engine.t < decode.t
+    assert decode.t + decode.d == engine.t + engine.d
     assert not {"engine_queue", "prefill"} & {span.name for span in spans}
 
 
@@ -199,11 +202,18 @@ async def test_what_an_abort_cuts_is_one_turn_of_several_calls(stage: Stage, tra
 async def test_time_in_which_the_engines_are_paused_is_held_and_none_of_the_engines_parts(
     stage: Stage, traced: Traced
 ) -> None:
-    stage(Reply(text="one two three", delay_s=0.3))
+    paused = asyncio.Event()
+
+    async def script(_: object) -> Reply:
+        """It is decoding from here on, and says nothing before it may go on."""
+        await stage.gateway.http.post(f"{stage.engine.url}/pause_generation", json={"mode": "in_place"})
+        paused.set()
+        return Reply(text="one two three", delay_s=0.3)
+
+    stage(script)
     rollout = await traced.open()
     asking = asyncio.create_task(rollout.chat())
-    await stage.busy()
-    await stage.gateway.http.post(f"{stage.engine.url}/pause_generation", json={"mode": "in_place"})
+    await paused.wait()
     await stage.gateway.buffer.pause(True)
     await asyncio.sleep(0.4)
     await stage.gateway.http.post(f"{stage.engine.url}/continue_generation", json={})
@@ -226,7 +236,8 @@ async def test_waiting_for_an_engine_is_told_apart_from_its_work(stage: Stage, t
         await rollout.chat()
         engine.available = False
         asking = asyncio.create_task(rollout.chat())
-        await asyncio.sleep(0.5)
+        await eventually(lambda: b'"EngineUnavailable"' in _written(traced.folder))
+        await asyncio.sleep(0.3)
         engine.available = True
         await asking
         _, turn = (await traced.close(rollout))["trace"]["turns"]
@@ -364,14 +375,17 @@ async def test_a_call_that_hangs_is_noted_with_the_load_of_its_engine(
     assert noted.id in {each.id for each in records if isinstance(each, Span)}, "it has ended since"
 
 
+def _written(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in trace_files(folder)) if folder.exists() else b""
+
+
 def _opens(folder: Path) -> list[bytes]:
-    lines = b"".join(path.read_bytes() for path in trace_files(folder)).splitlines() if folder.exists() else []
-    return [line for line in lines if line.startswith(b'{"kind":"open"')]
+    return [line for line in _written(folder).splitlines() if line.startswith(b'{"kind":"open"')]
 
 
 async def test_a_loop_that_stands_still_is_noted(traced: Traced) -> None:
     await asyncio.sleep(0.2)
-    time.sleep(1.3)  # noqa: ASYNC251 -- what somebody's code must not do
+    poll_until(lambda: b'"kind":"loop"' in _written(traced.folder))  # what somebody's code must not do
     await asyncio.sleep(0.3)
     stalls = [each for each in await traced.records() if isinstance(each, LoopStall)]
     assert any(each.has_ended and each.d >= SECOND_NS for each in stalls)

@@ -28,7 +28,7 @@ def start(
 
 def stored(run: NativeRun) -> Samples:
     """All samples of a run that has come to its end."""
-    poll_until(lambda: run.view()["state"] != "running", LIMIT_S)
+    poll_until(lambda: run.view()["state"] not in ("validating", "running"), LIMIT_S)
     view = run.view()
     assert view["state"] == "finished", view
     found: dict[str, list[Json]] = defaultdict(list)

@@ -53,6 +53,8 @@ class FakeBuffer:
         self.is_stopped = False
         self.is_paused = False
         """Its engines stand still."""
+        self.knows_paused = False
+        """The run has heard that they do."""
         self.closed: list[dict[str, Any]] = []
         self.changed = Signal()
 
@@ -127,6 +129,9 @@ class FakeBuffer:
     async def _closed_groups(self, request: Request) -> Response:
         after = int(request.query_params["after"])
         knows_paused = request.query_params.get("paused", "").lower() == "true"
+        if knows_paused != self.knows_paused:
+            self.knows_paused = knows_paused
+            self.changed.notify()
         if len(self.closed) <= after and not self.is_stopped and knows_paused == self.is_paused:
             await self.changed.wait(1.0)
         if self.is_gone:

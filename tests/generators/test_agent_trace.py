@@ -122,7 +122,7 @@ def finished(server: ServerProcess, task_type: str, engine: ScriptedEngine, fold
     rows.write_text("".join(json.dumps({"instance_id": each, "prompt": PROMPT}) + "\n" for each in instances))
     payload = {"input_file": str(rows), "remote_engine_url": engine.url, "group_size": 1, **payload}
     run = server.start_run(task_type, **payload)
-    poll_until(lambda: run.view()["state"] != "running")
+    poll_until(lambda: run.view()["state"] not in ("validating", "running"))
     return run
 
 
@@ -142,7 +142,6 @@ def test_an_agents_turns_lie_within_its_environment(own_server, engine, tmp_path
     spent = {name: ns / S for name, ns in summary.phases.items()}
     least = {"environment": 0.4, "tool": 0.3, "engine_queue": 0.1, "prefill": 0.1, "decode": 0.4}
     assert {name: spent[name] >= 0.95 * seconds for name, seconds in least.items()} == dict.fromkeys(least, True), spent
-    assert spent["environment"] < 1.5
     first, second = summary.turns
     assert (first.has_tools, second.has_tools, first.engine) == (True, False, engine.url)
     assert summary.sampled == first.sampled + second.sampled > 0

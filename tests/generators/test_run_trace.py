@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
+from forebay.telemetry.tracing.loop_watch import STALL_S
 from forebay.telemetry.tracing.records import Head, LoopStall, ProcessChange, RolloutSummary, RunPlan, Span
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from tests.generators.conftest import FakeBuffer
@@ -82,8 +83,6 @@ def run_rollout(data):
     generator = BaseGenerator.from_payload(data, max_attempts=2)
     generator.entry(data["input_file"], rollout, reward)
 """
-ROOM_S = 0.4
-"""For what else the machine does."""
 KINDS = ("chat", "tools", "stream", "sandbox", "retry", "fail")
 TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "k"}'}}
 
@@ -153,7 +152,13 @@ def test_the_phases_are_what_the_time_was_spent_on(recorded: Recorded) -> None:
     spent = seconds(summary.phases)
     slept = {"engine_queue": 0.1, "prefill": 0.2, "decode": 0.4, "parse": 0.1, "inner": 0.05, "agent": 0.1}
     for name, least in slept.items():
-        assert least * 0.95 <= spent[name] < least + ROOM_S, name
+        assert spent[name] >= least * 0.95, name
+    # No more than their spans, however long those take here.
+    for name in ("engine_queue", "prefill", "decode", "inner", "reward"):
+        whole = sum(span.d for span in recorded.spans(summary, name))
+        assert summary.phases[name] == pytest.approx(whole, rel=0.01), name
+    parse, inner = recorded.spans(summary, "parse", "inner")
+    assert summary.phases["parse"] == pytest.approx(parse.d - inner.d, rel=0.01)
     assert spent["reward"] >= 0.095
     assert {"admission", "engine_wait", "reward_queue", "write"} <= spent.keys()
     assert "tool" not in spent
@@ -164,7 +169,8 @@ def test_a_summary_says_what_the_rollout_was_and_came_to(recorded: Recorded) -> 
     assert (summary.ending, summary.outcome, summary.reward, summary.is_last) == ("finished", "", 0.25, True)
     assert (summary.epoch, summary.slot, summary.number, summary.attempt, summary.step) == (0, 0, 0, 0, 0)
     assert summary.uid == recorded.sample("chat")["uid"] == f"{RUN_ID}-{summary.group}-0000"
-    assert summary.reward_cpu_s == pytest.approx(0.1, abs=0.05)
+    assert summary.reward_cpu_s is not None
+    assert 0.05 < summary.reward_cpu_s <= summary.phases["reward"] / S + 0.05
     assert summary.engine == recorded.engine_url
     assert summary.has_spans
     assert not summary.is_capped
@@ -206,10 +212,11 @@ def test_tools_are_measured_and_what_follows_tool_calls_is_theirs(recorded: Reco
     summary = recorded.summary("tools")
     assert [turn.has_tools for turn in summary.turns] == [True, False]
     assert summary.turns[0].finish_reason == "tool_calls"
-    assert 0.29 <= seconds(summary.turns[0].phases)["tool"] < 0.3 + ROOM_S
     (tool,) = recorded.spans(summary, "tool")
     assert tool.at == {"tool": "lookup"}
-    assert 0.19 <= tool.d / S < 0.2 + ROOM_S
+    assert tool.d / S >= 0.19
+    assert seconds(summary.turns[0].phases)["tool"] >= tool.d / S + 0.095
+    assert "tool" not in summary.turns[1].phases
 
 
 def test_a_stream_lasts_until_it_is_read(recorded: Recorded) -> None:
@@ -227,8 +234,9 @@ def test_a_stream_lasts_until_it_is_read(recorded: Recorded) -> None:
 def test_a_sandbox_is_environment_and_its_commands_find_the_span(recorded: Recorded) -> None:
     summary = recorded.summary("sandbox")
     first, second = recorded.spans(summary, "environment")
-    assert 0.19 <= first.d / S < 0.2 + 5 * ROOM_S
-    assert (first.at["exit_status"], 0 <= first.at["cpu_s"] < 0.2) == (0, True)
+    assert first.d / S >= 0.19
+    assert first.at["exit_status"] == 0
+    assert 0 <= first.at["cpu_s"] < first.d / S - 0.1  # it slept
     parent = read_traceparent(recorded.sample("sandbox")["extra_info"]["seen"])
     assert parent == (trace_id(RUN_ID, summary.uid), second.id, True)
 
@@ -261,7 +269,11 @@ def test_a_sample_says_what_its_time_was_spent_on(recorded: Recorded, kind: str)
     adds_up(timings.values(), total)
     assert turns == len(summary.turns)
     without_write = {name: spent for name, spent in seconds(summary.phases).items() if name != "write"}
-    assert timings == pytest.approx(without_write, abs=0.02)
+    assert timings.keys() == without_write.keys()
+    later = {name: spent - timings[name] for name, spent in without_write.items()}
+    # Until the write has begun, one of them goes on.
+    assert sum(abs(each) > 0.001 for each in later.values()) <= 1, later
+    assert min(later.values()) > -0.001
 
 
 def test_only_the_main_sample_of_a_rollout_says_so(recorded: Recorded) -> None:
@@ -281,7 +293,7 @@ def test_the_process_tells_its_begin_and_end(recorded: Recorded) -> None:
     (head,) = [record for record in recorded.records() if isinstance(record, Head)]
     assert (head.run_id, head.process, head.start) == (RUN_ID, "run", 1)
     assert [change.what for change in recorded.of(ProcessChange)] == ["started", "ended"]
-    assert recorded.of(LoopStall) == []
+    assert all(stall.d >= STALL_S * S for stall in recorded.of(LoopStall))  # those of the machine, if it has any
 
 
 async def test_the_plan_of_a_run_is_recorded_without_logins_and_keys(buffer: FakeBuffer, tmp_path: Path) -> None:

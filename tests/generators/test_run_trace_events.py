@@ -7,6 +7,7 @@ import pytest
 
 from forebay.core.ids import group_id
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
+from forebay.telemetry.tracing.loop_watch import STALL_S
 from forebay.telemetry.tracing.records import LoopStall, Open, ProcessChange, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import is_kept
 from tests.generators.conftest import FakeBuffer
@@ -62,12 +63,14 @@ def run_rollout(data):
 SYNC_KINDS = ("chat", "stream", "abandon", "refused", "capped")
 STALLS = """
 import asyncio, time
+from pathlib import Path
 from forebay.generators.base import BaseGenerator, single_turn
 
 TASK_TYPE = "traced"
 
 async def rollout(client, messages, params):
-    time.sleep(1.6)
+    while not Path(__file__).with_name("noted").exists():
+        time.sleep(0.01)
     return await single_turn(client, messages, params)
 
 async def reward(item):
@@ -78,7 +81,10 @@ async def run_rollout(data):
     generator = BaseGenerator.from_payload(data, max_attempts=1)
     await generator.run_async(data["input_file"], rollout, reward)
 """
-PLAIN = STALLS.replace("    time.sleep(1.6)\n", "")
+WAITS = """    while not Path(__file__).with_name("noted").exists():
+        time.sleep(0.01)
+"""
+PLAIN = STALLS.replace(WAITS, "")
 TWO_TURNS = PLAIN.replace(
     "    return await single_turn",
     """    messages, _ = await single_turn(client, messages, params)
@@ -88,8 +94,7 @@ TWO_TURNS = PLAIN.replace(
 CALLS = TWO_TURNS.replace(
     "    messages, _ =",
     """    # By then the call, which is made in the same loop, waits.
-    from pathlib import Path
-    asyncio.get_running_loop().call_later(0.3, Path(__file__).with_name("calling").touch)
+    asyncio.get_running_loop().call_later(1.5, Path(__file__).with_name("calling").touch)
     messages, _ =""",
 )
 FAILS = "TASK_TYPE = 'traced'\ndef run_rollout(data):\n    raise ValueError('no')\n"
@@ -157,11 +162,28 @@ def test_a_call_that_ends_at_its_limit_is_told(recorded: RecordedRun) -> None:
 
 async def test_a_loop_that_stands_still_is_told_with_its_stack(buffer, tmp_path: Path) -> None:
     async with ScriptedEngine(script) as engine:
+
+        async def go_on() -> None:
+            while not stalls_in_the_code(RecordedRun(tmp_path)):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+            for each in tmp_path.rglob("traced_generator.py"):
+                each.with_name("noted").touch()
+
+        going_on = asyncio.create_task(go_on())
         run = await run_traced(buffer, tmp_path, STALLS, engine.url, ["stalls"])
-    stalls = run.of(LoopStall)
-    assert [stall.has_ended for stall in stalls] == [False, True]
-    assert 1.4 <= stalls[-1].d / S < 3.0
-    assert any("traced_generator.py" in line and line.endswith(" rollout") for line in stalls[-1].stack)
+        await going_on
+    during, after = stalls_in_the_code(run)
+    assert (during.has_ended, after.has_ended) == (False, True)
+    assert during.stack == after.stack
+    assert during.t == after.t
+    assert STALL_S * S <= during.d <= after.d
+
+
+def stalls_in_the_code(run: RecordedRun) -> list[LoopStall]:
+    """Those that were seen in the rollout function, so far."""
+    told = run.of(LoopStall) if run.trace_dir.exists() else []
+    code = ("traced_generator.py", " rollout")
+    return [each for each in told if any(code[0] in line and line.endswith(code[1]) for line in each.stack)]
 
 
 async def test_a_place_that_is_waited_for_is_queue(buffer, tmp_path: Path) -> None:
@@ -189,13 +211,22 @@ async def test_an_engine_that_is_away_is_engine_wait(buffer, tmp_path: Path) -> 
 
 
 async def test_time_in_which_engines_stand_still_is_hold_also_within_a_call(buffer, tmp_path: Path) -> None:
-    async with ScriptedEngine(lambda _: Reply(text="x", prefill_s=0.01, delay_s=1.2)) as engine:
+    may_answer = asyncio.Event()
+
+    async def script(call: ScriptedCall) -> Reply:
+        await may_answer.wait()
+        return Reply(text="x", prefill_s=0.01, delay_s=0.2)
+
+    async with ScriptedEngine(script) as engine:
 
         async def pause() -> None:
             await engine.wait_in_flight(1)
             buffer.pause(True)
+            await buffer.wait_for(lambda: buffer.knows_paused)
             await asyncio.sleep(0.5)
             buffer.pause(False)
+            await buffer.wait_for(lambda: not buffer.knows_paused)
+            may_answer.set()
 
         pausing = asyncio.create_task(pause())
         run = await run_traced(buffer, tmp_path, PLAIN, engine.url, ["a"])
@@ -222,7 +253,7 @@ async def test_calls_wait_while_engines_stand_still(buffer, tmp_path: Path) -> N
         await going_on
     summary = run.summary("a")
     (hold,) = run.spans(summary, "hold")
-    assert summary.phases["hold"] == hold.d >= 0.1 * S
+    assert summary.phases["hold"] == hold.d > 0
     assert hold.turn is not None
 
 

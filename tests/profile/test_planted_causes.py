@@ -108,7 +108,10 @@ def test_the_first_sentence_names_what_held_an_agent_up(server: ServerProcess, t
 def check(report: Json, fault: str) -> None:
     first = next(finding for finding in report["findings"] if finding["path"].get("step") == "1")
     assert first["cause"] == fault, [finding["sentence"] for finding in report["findings"]]
-    assert first["seconds"] == pytest.approx(LATE_S if fault == "late_trainer" else FAULT_S, rel=0.1), first["sentence"]
+    planted_s = LATE_S if fault == "late_trainer" else FAULT_S
+    whole_s = next(step["seconds"] for step in report["steps"] if step["step"] == "1")
+    # On a busy machine, what is usual takes longer too, and all of it is in the step.
+    assert 0.7 * planted_s <= first["seconds"] <= whole_s, first["sentence"]
     for step in report["steps"]:
         path_s = sum(part["seconds"] for part in step["critical_path"])
         assert path_s == pytest.approx(step["wait_s"], rel=0.01, abs=0.001)

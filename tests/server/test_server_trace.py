@@ -100,12 +100,12 @@ def test_a_discarded_group_says_why(server: ServerProcess) -> None:
 
 def test_a_salvaged_group_is_ready_when_its_time_is_up(server: ServerProcess) -> None:
     run = server.start_run(group_size=4, group_timeout_seconds=1, min_timeout_group_size_ratio=0.5)
+    began = now_ns()
     run.write(*make_group("a", [0.0, 1.0, 0.5]))
-    written = now_ns()
     run.closed(1)
     ready = first(run, GroupChange, state="ready")
     assert ready.reason == "salvaged"
-    assert ready.t - written > 500_000_000
+    assert ready.t - began > 900_000_000
 
 
 def test_a_read_is_recorded_with_the_group_that_it_waited_for(server: ServerProcess) -> None:
@@ -165,7 +165,9 @@ def test_long_polls_that_run_out_are_of_the_same_wait(server: ServerProcess) -> 
 def test_a_client_that_goes_away_leaves_a_read_without_a_last_byte(server: ServerProcess) -> None:
     run = server.start_run(group_size=2)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}{run.path}/batches", json={"num_groups": 1, "wait_s": 20}, timeout=0.3)
+        httpx.post(
+            f"{server.url}{run.path}/batches", json={"num_groups": 1, "wait_s": 20}, timeout=httpx.Timeout(30, read=0.3)
+        )
     read = first(run, Read)
     assert (read.sent, read.satisfied, read.worst) == (0, 0, "client_gone")
 
@@ -277,12 +279,15 @@ def test_a_server_that_stands_still_says_so_in_the_traces_of_its_runs(make_serve
     server = make_server()
     run = server.start_run(group_size=2)
     run.wait_for_state("running")
+    before = now_ns()
     os.kill(server.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     poll_until(lambda: time.monotonic() - stopped > 1.6)
     os.kill(server.pid, signal.SIGCONT)
-    stall = first(run, LoopStall, has_ended=True)
-    assert 1_400_000_000 <= stall.d < 10_000_000_000
+    stalls = poll_until(
+        lambda: [each for each in of_kind(run, LoopStall, has_ended=True) if each.t + each.d > before + 1_500_000_000]
+    )
+    assert 1_400_000_000 <= stalls[0].d <= now_ns() - before + 200_000_000
 
 
 def test_the_budget_takes_the_oldest_spans_and_counts_them(make_server: MakeServer) -> None:

@@ -1,29 +1,44 @@
 """An event loop that stands still is noted: while it lasts, with the stack, and when it has ended."""
 
 import asyncio
+import ctypes
+import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.records import LoopStall
 from tests.telemetry.trace_kit import kinds, make_tracer, of_kind
 
+BEAT_NS = 100_000_000
 
-def compute(seconds: float) -> None:
-    time.sleep(seconds)
+
+class Noted(threading.Event):
+    """Set once something is noted."""
+
+    def at(self, monotonic_s: float) -> int:
+        return 0
+
+    def write(self, record: LoopStall) -> None:
+        self.set()
+
+
+def compute(noted: Noted) -> None:
+    assert noted.wait(30)
 
 
 async def test_a_standstill_of_a_second_is_noted_with_the_stack(tmp_path: Path) -> None:
     tracer, other = make_tracer(tmp_path / "one"), make_tracer(tmp_path / "other")
-    watch = LoopWatch()
-    watch.start(tracer)
+    watch, noted = LoopWatch(stall_s=5.0), Noted()
+    before = tracer.now()
+    watch.start(tracer, noted)
     watch.add(other)
     await asyncio.sleep(0.15)
     began = tracer.now()
-    compute(1.6)
+    compute(noted)
     ended = tracer.now()
     await asyncio.sleep(0.15)
+    after_all = tracer.now()
     watch.stop()
     tracer.close()
     other.close()
@@ -32,9 +47,9 @@ async def test_a_standstill_of_a_second_is_noted_with_the_stack(tmp_path: Path) 
     assert after.get("has_ended", True)
     assert during["stack"] == after["stack"]
     assert any(line.endswith(" compute") and "test_loop_watch.py:" in line for line in during["stack"])
-    assert during["t"] == after["t"] == pytest.approx(began, abs=150_000_000)
-    assert after["t"] + after["d"] == pytest.approx(ended, abs=250_000_000)
-    assert 0.9e9 < during["d"] < 1.6e9
+    assert before <= during["t"] == after["t"] <= began + BEAT_NS
+    assert ended <= after["t"] + after["d"] <= after_all
+    assert 5e9 - BEAT_NS <= during["d"] <= after["d"]
     assert kinds(tmp_path / "other")["loop"] == 2
 
 
@@ -43,7 +58,7 @@ async def test_shorter_ones_are_not(tmp_path: Path) -> None:
     watch = LoopWatch(stall_s=5.0)
     watch.start(tracer)
     await asyncio.sleep(0.15)
-    compute(0.5)
+    time.sleep(0.5)  # noqa: ASYNC251 - that is what is tried
     await asyncio.sleep(0.15)
     watch.stop()
     tracer.close()
@@ -58,10 +73,9 @@ async def test_one_is_noted_to_have_ended_although_nobody_could_look_meanwhile(t
     watch.remove(tracer)
     watch.add(tracer)
     await asyncio.sleep(0.15)
-    sum(range(30_000_000))  # in one call of C
+    ctypes.PyDLL(None).usleep(600_000)  # with the interpreter's lock
     await asyncio.sleep(0.15)
     watch.stop()
     tracer.close()
     notes = [line for line in of_kind(tmp_path, "loop") if line.get("has_ended", True)]
-    assert len(notes) == 1
-    assert notes[0]["d"] > 0.2e9
+    assert max(note["d"] for note in notes) > 0.5e9

@@ -182,17 +182,17 @@ def test_code_that_lets_no_thread_run_is_ended_and_the_log_says_where(
 
 
 def test_code_that_computes_is_not_silent(start: Start) -> None:
-    worker = start(silence_s=3.0)[0]
+    worker = start(silence_s=5.0)[0]
     worker.started.result(30)
     spinning = call(worker, "spin")
     began_s = time.monotonic()
-    poll_until(lambda: time.monotonic() - began_s > 4.0)
-    poll_until(lambda: worker.vitals.silent_s < 3.0)
+    poll_until(lambda: time.monotonic() - began_s > 6.0)
+    poll_until(lambda: worker.vitals.silent_s < 5.0)
     assert not spinning.done()
 
 
 def test_the_memory_of_a_worker_and_a_loop_that_stands_still_are_seen(start: Start, tmp_path: Path) -> None:
-    worker = start(silence_s=1.0)[0]
+    worker = start(silence_s=5.0)[0]
     worker.started.result(30)
     poll_until(lambda: worker.vitals.rss_bytes > 1 << 20)
     assert worker.vitals.blocked_at == ""
@@ -297,7 +297,7 @@ class Here(Worker):
         ctypes.PyDLL(None).sleep(1000)
 
 classes = {"": ClassWithInitArgs(Here)}
-workers = ProcessesBackend(worker_silence_s=2.0).start([WorkerSpec(r, 4, r, 4, 0, classes) for r in range(4)])
+workers = ProcessesBackend(worker_silence_s=5.0).start([WorkerSpec(r, 4, r, 4, 0, classes) for r in range(4)])
 pids = [worker.call(MethodCall("", "programs")).result() for worker in workers]
 for worker, method in zip(workers, ["spin", "sleep", "keep"]):
     worker.call(MethodCall("", method))

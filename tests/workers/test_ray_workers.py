@@ -128,10 +128,10 @@ def test_an_actor_that_says_nothing_is_lost(start: Start) -> None:
 
 
 def test_a_loop_that_stands_still_is_seen_and_is_not_silence(start: Start, tmp_path: Path) -> None:
-    worker = start(backend=RayBackend(worker_silence_s=2.0))[0]
+    worker = start(backend=RayBackend(worker_silence_s=5.0))[0]
     worker.started.result(60)
     blocked = call(worker, "block_the_loop", str(tmp_path / "go on"))
-    poll_until(lambda: worker.vitals.blocked_s > 2.5)
+    poll_until(lambda: worker.vitals.blocked_s > 5.5)
     assert worker.vitals.blocked_at.endswith("in Probe.block_the_loop")
     (tmp_path / "go on").touch()
     blocked.result(30)

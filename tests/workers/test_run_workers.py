@@ -245,7 +245,7 @@ def test_a_killed_worker_costs_no_rollout_and_no_retry(server, start, gate) -> N
 
 
 def test_silent_workers_are_replaced_and_none_outlives_its_lead(make_server, tasks, tmp_path, engine, gate) -> None:
-    server = make_server(generators=tasks, start_wait_s=60, worker_silence_s=2)
+    server = make_server(generators=tasks, start_wait_s=60, worker_silence_s=5)
     gate.clear()
     run = Starts(server, tmp_path, engine)("counted", 4)
     wait_ready(run)

@@ -50,7 +50,7 @@ class Member(Worker):
         barrier["waiting"] = barrier.get("waiting", 0) + 1
         if barrier["waiting"] == 2:
             event.set()
-        await asyncio.wait_for(event.wait(), 10)
+        await asyncio.wait_for(event.wait(), 60)
         return "met"
 
     async def forever(self) -> None:
@@ -112,20 +112,20 @@ def place(worker: Member) -> tuple[Any, ...]:
 def test_a_worker_knows_its_place_from_its_constructor_on(make_host: MakeHost) -> None:
     host = make_host(only=ClassWithInitArgs(Member, 5))
     asked = MethodCall("", "place", function=place)
-    assert host.call(asked).result(10) == (1, 3, 1, 2, "box", 1)
+    assert host.call(asked).result(60) == (1, 3, 1, 2, "box", 1)
 
 
 def test_methods_get_their_arguments_and_async_ones_run_elsewhere(make_host: MakeHost) -> None:
     host = make_host(only=ClassWithInitArgs(Member, base=5))
     assert host.call(call("add", 2, twice=True)).result(0) == 14
     assert host.call(call("thread")).result(0) == threading.get_ident()
-    assert host.call(call("add_later", 2)).result(10) == 7
+    assert host.call(call("add_later", 2)).result(60) == 7
 
 
 def test_async_methods_run_side_by_side(make_host: MakeHost) -> None:
     host, barrier = make_host(only=ClassWithInitArgs(Member)), dict[str, Any]()
     both = [host.call(call("meet", barrier)) for _ in range(2)]
-    assert [each.result(10) for each in both] == ["met", "met"]
+    assert [each.result(60) for each in both] == ["met", "met"]
 
 
 @pytest.mark.parametrize(
@@ -142,22 +142,22 @@ def test_what_a_method_raises_comes_with_its_trace_and_the_host_goes_on(
     make_host: MakeHost, method: str, said: str
 ) -> None:
     host = make_host(only=ClassWithInitArgs(Member, 5))
-    error = host.call(call(method)).exception(10)
+    error = host.call(call(method)).exception(60)
     assert isinstance(error, RemoteFailure)
     assert said in error.trace
     assert "/members/" not in error.trace or method == "no_such"
-    assert host.call(call("add_later", 1)).result(10) == 6
+    assert host.call(call("add_later", 1)).result(60) == 6
 
 
 def test_an_async_method_is_cancelled_at_its_deadline_and_when_its_future_is(make_host: MakeHost) -> None:
     host = make_host(only=ClassWithInitArgs(Member))
     member: Member = host.call(MethodCall("", "", function=lambda worker: worker)).result(0)
     with pytest.raises(TimeoutError, match=r"forever took longer than 0\.05 s"):
-        host.call(call("forever", deadline_s=0.05)).result(10)
+        host.call(call("forever", deadline_s=0.05)).result(60)
     assert member.ended == ["cancelled"]
     member.started.clear()
     future = host.call(call("forever"))
-    assert member.started.wait(10)
+    assert member.started.wait(60)
     assert future.cancel()
     host.close(0)
     assert member.ended == ["cancelled", "cancelled"]
@@ -166,8 +166,8 @@ def test_an_async_method_is_cancelled_at_its_deadline_and_when_its_future_is(mak
 def test_a_method_that_ends_after_its_deadline_was_late(make_host: MakeHost) -> None:
     host = make_host(only=ClassWithInitArgs(Member))
     with pytest.raises(TimeoutError, match=r"nap took longer than 0\.001 s"):
-        host.call(call("nap", 0.01, deadline_s=0.001)).result(10)
-    assert host.call(call("nap", 0.0, deadline_s=10)).result(10) == "slept"
+        host.call(call("nap", 0.01, deadline_s=0.001)).result(60)
+    assert host.call(call("nap", 0.0, deadline_s=60)).result(60) == "slept"
 
 
 def test_what_waits_for_its_turn_is_dropped_when_it_is_cancelled_or_late() -> None:
@@ -200,14 +200,16 @@ def test_what_a_constructor_raises_comes_with_its_trace(make_host: MakeHost) -> 
 def test_a_closed_host_waits_for_what_it_took_and_takes_no_more(make_host: MakeHost) -> None:
     host, barrier = make_host(only=ClassWithInitArgs(Member)), dict[str, Any]()
     first = host.call(call("meet", barrier))
-    closing = threading.Thread(target=host.close, args=(10,))
+    while "event" not in barrier:
+        pass  # until it waits
+    closing = threading.Thread(target=host.close, args=(60,))
     closing.start()
     while not isinstance(host.call(call("add", 1)).exception(0), Exception):
         pass  # until it has begun to close
     assert not first.done()
     barrier["waiting"] = 2
     host._loop.loop.call_soon_threadsafe(barrier["event"].set)
-    closing.join(10)
+    closing.join(60)
     assert first.result(0) == "met"
     assert "takes no more calls" in str(host.call(call("add", 1)).exception(0))
 
@@ -227,6 +229,6 @@ def test_vitals_name_the_line_in_which_a_loop_stands(make_host: MakeHost) -> Non
     while "stand_still" not in (vitals := host.vitals).blocked_at:
         pass
     freed.set()
-    standing.result(10)
+    standing.result(60)
     while host.vitals.blocked_s:
         pass
