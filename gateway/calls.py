@@ -30,7 +30,7 @@ from forebay.engines.ring import Member, Target
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
 from forebay.gateway.off_loop import off_loop, off_loop_if
-from forebay.gateway.recording import Recording
+from forebay.gateway.recording import CallRecording
 from forebay.gateway.refusals import EngineLost, Over
 from forebay.gateway.runs.open_calls import Up
 from forebay.gateway.runs.run import GatewayRun
@@ -116,7 +116,7 @@ class EngineCall:
 
     async def whole(self, body: Json) -> Json:
         """The reply to a chat. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
-        recording = Recording(body, self.session.prepared(body))
+        recording = CallRecording(body, self.session.prepared(body))
         async with self._counted():
             reply, request = await self._ask(recording)
             read = await off_loop_if(recording.is_large, lambda: self._turns(recording, reply, request))
@@ -195,7 +195,7 @@ class EngineCall:
 
     # --- asking engines
 
-    async def _ask(self, recording: Recording) -> tuple[Json, EngineRequest]:
+    async def _ask(self, recording: CallRecording) -> tuple[Json, EngineRequest]:
         """A whole reply, from whichever engine gives it."""
         while True:
             try:
@@ -216,7 +216,7 @@ class EngineCall:
             await self._pause.wait()
 
     @asynccontextmanager
-    async def _sent(self, recording: Recording) -> AsyncIterator[EngineRequest]:
+    async def _sent(self, recording: CallRecording) -> AsyncIterator[EngineRequest]:
         """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         with session.trace.engine_wait(self._up):
@@ -278,7 +278,7 @@ class EngineCall:
                 # SGLang sees that a connection was closed only when it next writes to it, seconds later.
                 run.abandon(url, rid)
 
-    async def _refusal(self, target: Target, recording: Recording, reply: EngineReply, span: CallSpan) -> Exception:
+    async def _refusal(self, target: Target, recording: CallRecording, reply: EngineReply, span: CallSpan) -> Exception:
         """What to raise for an error status."""
         if reply.status in UNAVAILABLE_STATUSES:
             return status_error(target.url, reply.status, reply.content)
@@ -293,7 +293,7 @@ class EngineCall:
 
     # --- going on after an abort
 
-    async def _finished(self, recording: Recording, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
+    async def _finished(self, recording: CallRecording, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
         """The turns with those that the engine aborted come to their end, and what their later parts say of tokens.
 
         Raises ``EngineLost`` if the engine aborts again and again.
@@ -313,7 +313,7 @@ class EngineCall:
         return turn.finish_reason == ABORTED and not self.session.is_given_up and not self.is_left
 
     async def _ask_part(self, body: Json) -> Part:
-        recording = Recording(body, body)
+        recording = CallRecording(body, body)
         reply, request = await self._ask(recording)
         turns = self._turns(recording, reply, request)
         self._check_cap(turns, request)
@@ -329,7 +329,7 @@ class EngineCall:
         self._run.broken.add(self.session.session_id)
         self.session.break_off()
 
-    def _turns(self, recording: Recording, reply: Json, request: EngineRequest) -> list[Turn]:
+    def _turns(self, recording: CallRecording, reply: Json, request: EngineRequest) -> list[Turn]:
         with request.span.failing():
             turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
             request.span.end(turns)

@@ -17,7 +17,7 @@ from forebay.gateway.refusals import EngineLost
 Json = dict[str, Any]
 
 
-class Recording:
+class CallRecording:
     """One chat: ``client_body`` is what the agent sent, ``body`` the same within the session's bounds."""
 
     def __init__(self, client_body: Json, body: Json) -> None:
@@ -64,7 +64,7 @@ class StreamRecording:
     """The chunks of one answer. Those of its end wait until it is known whether the answer has to be gone on with."""
 
     def __init__(
-        self, recording: Recording, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults
+        self, recording: CallRecording, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults
     ) -> None:
         self._recording = recording
         self._sampling = sampling_of(recording.body, defaults)

@@ -18,7 +18,7 @@ from forebay.engines.capture.turn import Turn
 from forebay.gateway.calls import EngineCall, EngineRequest, Json
 from forebay.gateway.engine_http import DONE_DATA
 from forebay.gateway.off_loop import off_loop_if
-from forebay.gateway.recording import Recording, StreamRecording
+from forebay.gateway.recording import CallRecording, StreamRecording
 from forebay.gateway.refusals import EngineLost
 from forebay.telemetry.tracing.span_handle import SpanHandle
 
@@ -77,7 +77,7 @@ class ChatCall(EngineCall):
         engine is stopped, and what it had sampled by then is recorded.
         """
         queue = ChunkQueue()
-        reading = asyncio.create_task(self._read(Recording(body, self.session.prepared(body)), queue))
+        reading = asyncio.create_task(self._read(CallRecording(body, self.session.prepared(body)), queue))
         reading.add_done_callback(queue.close)
         reading.add_done_callback(_retrieve_error)
         try:
@@ -102,7 +102,7 @@ class ChatCall(EngineCall):
         # Other engines know no abort, and no ids at the end: their reading ends at once.
         self.session.leave(self._limit, DRAIN_S if target.is_sglang else 0.0)
 
-    async def _read(self, recording: Recording, queue: ChunkQueue) -> None:
+    async def _read(self, recording: CallRecording, queue: ChunkQueue) -> None:
         async with self._counted() as self._limit:
             while True:
                 try:
@@ -115,7 +115,7 @@ class ChatCall(EngineCall):
             self._open = None
             await self._end(recording, opened, queue)
 
-    async def _read_once(self, recording: Recording, queue: ChunkQueue) -> _OpenStream:
+    async def _read_once(self, recording: CallRecording, queue: ChunkQueue) -> _OpenStream:
         async with self._sent(recording) as request:
             origin = (request.rid, request.target.url, request.began_s, request.defaults)
             stream = await off_loop_if(recording.is_large, lambda: StreamRecording(recording, *origin))
@@ -136,7 +136,7 @@ class ChatCall(EngineCall):
                 raise
             return self._open
 
-    async def _end(self, recording: Recording, opened: _OpenStream, queue: ChunkQueue) -> None:
+    async def _end(self, recording: CallRecording, opened: _OpenStream, queue: ChunkQueue) -> None:
         """Record the stream, and pass its last chunks on."""
         stream = opened.recording
         seen = self.choices = stream.turns()

@@ -2,8 +2,12 @@
 
 ``model`` says what a recording tells of a run, ``source`` how it is read, wherever it lies (a run of the journal:
 ``buffer/journal_source.py``), ``options`` what a start may ask of a replay, ``conditions`` what of it must agree with
-what was recorded, ``recording_schema`` the file, ``errors`` what can be wrong with it. ``provenance`` has the field
-by which a replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
+what was recorded, ``chosen_groups`` which groups a step means, ``errors`` what can be wrong. ``provenance`` has the
+field by which a replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
+
+``recording`` is an exported file for users, and finds what of it is damaged; ``recording_file`` is one as a source.
+``recording_reader`` reads both, row by row (``recording_rows``); ``recording_schema`` has the tables,
+``recording_seal`` the last line. ``recording_writer`` makes one.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in

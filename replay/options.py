@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import problem_text
@@ -37,6 +37,15 @@ def _read_range(part: Any) -> tuple[int, int]:
 
 Steps = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_read_steps), Field(min_length=1)]
 """Ranges of steps, both ends included."""
+_steps = TypeAdapter(Steps)
+
+
+def parse_steps(given: Any, field: str = "steps") -> tuple[tuple[int, int], ...]:
+    """Steps as a user names them: ``"50-60,70"``, ``[50, 51]``. Raises ``InvalidInput``."""
+    try:
+        return _steps.validate_python(given)
+    except ValidationError as error:
+        raise InvalidInput(f"{field}: {problem_text(error.errors(include_url=False)[0])}"[:500], field=field) from None
 
 
 class ReplayOptions(BaseModel):

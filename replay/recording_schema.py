@@ -2,7 +2,12 @@
 
 import os
 import sqlite3
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from forebay.replay.errors import RecordingDamaged
 
@@ -12,20 +17,56 @@ VERSION = 1
 SUFFIX = ".fbr"
 
 TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, json TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE groups (number INTEGER PRIMARY KEY, group_id TEXT NOT NULL UNIQUE, json TEXT NOT NULL);
+CREATE TABLE meta (name TEXT PRIMARY KEY, json TEXT NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+  number INTEGER PRIMARY KEY, group_id TEXT NOT NULL UNIQUE, num_rows INTEGER NOT NULL, json TEXT NOT NULL,
+  checksum BLOB NOT NULL);
 CREATE TABLE samples (
-  seq INTEGER PRIMARY KEY, group_id TEXT NOT NULL, slot INTEGER NOT NULL, fork INTEGER NOT NULL,
-  uid TEXT NOT NULL UNIQUE, json TEXT NOT NULL, body BLOB NOT NULL, num_bytes INTEGER NOT NULL);
-CREATE INDEX samples_of ON samples (group_id, seq);
+  seq INTEGER PRIMARY KEY, group_id TEXT NOT NULL, slot INTEGER NOT NULL, fork INTEGER NOT NULL, uid TEXT NOT NULL,
+  num_bytes INTEGER NOT NULL, json TEXT NOT NULL, checksum BLOB NOT NULL, body BLOB NOT NULL, UNIQUE (group_id, uid));
 CREATE TABLE batches (
-  number INTEGER PRIMARY KEY, step INTEGER, checkpoint_step INTEGER, json TEXT NOT NULL);
+  number INTEGER PRIMARY KEY, step INTEGER, checkpoint_step INTEGER, json TEXT NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE calls (
   seq INTEGER PRIMARY KEY, lane TEXT NOT NULL, digest BLOB NOT NULL, nth INTEGER NOT NULL, method TEXT NOT NULL,
   path TEXT NOT NULL, request BLOB NOT NULL, status INTEGER NOT NULL, headers TEXT NOT NULL, parts BLOB NOT NULL,
   began_s REAL NOT NULL, UNIQUE (lane, digest, nth));
 """
 """``json`` columns are UTF-8 JSON; ``body``, ``request`` and ``parts`` are zstandard frames with a checksum."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RecordingTable(NamedTuple):
+    """A table whose rows have a checksum over these columns. The first of them is its key."""
+
+    name: str
+    columns: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The column by which a row is found."""
+        return self.columns[0]
+
+    @property
+    def selection(self) -> str:
+        """The columns, and the checksum behind them, as SQL."""
+        return ", ".join((*self.columns, "checksum"))
+
+    def insertion(self, *more: str) -> str:
+        """The statement that adds a row of these columns, its checksum, and ``more``."""
+        names = (*self.columns, "checksum", *more)
+        return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608 - our own names
+
+
+META = RecordingTable("meta", ("name", "json"))
+GROUPS = RecordingTable("groups", ("number", "group_id", "num_rows", "json"))
+SAMPLES = RecordingTable("samples", ("seq", "group_id", "slot", "fork", "uid", "num_bytes", "json"))
+BATCHES = RecordingTable("batches", ("number", "step", "checkpoint_step", "json"))
+
+
+def checksum(values: Sequence[object]) -> bytes:
+    """What a row with these values has: BLAKE2b, 16 bytes, of a JSON list of them, without spaces."""
+    return blake2b(_encode(values), digest_size=16).digest()
 
 
 def create(path: Path) -> sqlite3.Connection:
@@ -41,6 +82,8 @@ def open_recording(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise FileNotFoundError(f"there is no recording {str(path)!r}")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    # Whoever made the file may have put more into it than tables.
+    connection.execute("PRAGMA trusted_schema = OFF")
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -50,7 +93,7 @@ def open_recording(path: Path) -> sqlite3.Connection:
     if application != APPLICATION_ID or version > VERSION:
         connection.close()
         if application != APPLICATION_ID:
-            raise RecordingDamaged(f"{path.name} is a database, but no recording")
+            raise RecordingDamaged(f"{path.name} is no recording: it is another database, or empty")
         hint = "read it with the version of Forebay that wrote it, or with a later one"
         raise RecordingDamaged(f"{path.name} has format {version}, and this Forebay knows {VERSION}", hint=hint)
     return connection

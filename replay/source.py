@@ -23,7 +23,10 @@ class Source(Protocol):
         ...
 
     async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[SampleRecord]]:
-        """By group, every sample that names it, late and surplus ones too, in the order in which they came."""
+        """By group, every sample that names it, late and surplus ones too, in the order in which they came.
+
+        Raises ``RecordingDamaged`` where a file does not have all of them any more; the other groups can be asked for.
+        """
         ...
 
     def has_body(self, sample: SampleRecord) -> bool:
@@ -36,3 +39,7 @@ class Source(Protocol):
         Raises ``StorageFailed`` (``BodyUnreadable``, ``RecordingDamaged``) for one that is gone or damaged.
         """
         ...
+
+    def damage(self) -> Sequence[str]:
+        """What ``groups`` and ``batches`` had to leave out of what they gave: rows of a file that are damaged."""
+        return ()

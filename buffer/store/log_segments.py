@@ -27,7 +27,7 @@ from forebay.core.private_files import FOLDER_MODE
 WINDOW_BYTES = 4 * 1024 * 1024
 
 
-class Damage(NamedTuple):
+class LogDamage(NamedTuple):
     """Bytes from ``start`` to ``end`` of a segment that are no whole record."""
 
     start: int
@@ -46,14 +46,14 @@ class SegmentScan:
         self._window = b""
         self._window_start = 0
 
-    def parts(self, start: int) -> Iterator[Record | Damage]:
+    def parts(self, start: int) -> Iterator[Record | LogDamage]:
         """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
         while start < self._size:
             # A record that does not check may be damaged in its length, so the next one is looked for byte by byte.
             record = self._record(start)
             if record is None or not record.is_whole:
                 end = self._next_record(start + 1 if record is None else record.end.offset)
-                yield Damage(start, end, self._rows_left(start, end))
+                yield LogDamage(start, end, self._rows_left(start, end))
                 start = end
             else:
                 yield record
@@ -222,13 +222,13 @@ class SegmentLog:
         finally:
             file.close()
 
-    def _cut_tail(self, damage: Damage) -> None:
+    def _cut_tail(self, damage: LogDamage) -> None:
         self.num_torn_bytes += damage.end - damage.start
         logger.warning("cut an unfinished write of %d bytes off the log", damage.end - damage.start)
         self.end = Position(self.end.segment, damage.start)
         self.cut()
 
-    def _set_aside(self, segment: int, damage: Damage, data: bytes) -> None:
+    def _set_aside(self, segment: int, damage: LogDamage, data: bytes) -> None:
         self._quarantined.add((segment, damage.start))
         path = self._quarantine / f"{segment:08d}-{damage.start:012d}.bin"
         logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage[:2], segment, path)
@@ -312,7 +312,7 @@ class SegmentLog:
         del self._sizes[segment]
         self._files.sync_directory(self._directory)
 
-    def parts_of(self, segment: int) -> Iterator[Record | Damage]:
+    def parts_of(self, segment: int) -> Iterator[Record | LogDamage]:
         """Every record of a closed segment, and what is none, without setting it aside. Any thread may ask."""
         file = self._files.open_read(segment_path(self._directory, segment))
         try:

@@ -16,7 +16,7 @@ from forebay.buffer.store.abc import GroupBodies
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.index import TABLES, batches
 from forebay.buffer.store.index_rows import Table
-from forebay.buffer.store.log_segments import Damage, SegmentLog
+from forebay.buffer.store.log_segments import LogDamage, SegmentLog
 from forebay.buffer.store.rows import (
     BatchRow,
     CheckpointRow,
@@ -216,9 +216,9 @@ class Clearing:
         """
         known = Known(connection)
         for part in self._log.parts_of(self._segment):
-            if isinstance(part, Damage):
+            if isinstance(part, LogDamage):
                 logger.warning("bytes %d to %d of segment %d are damaged", part.start, part.end, self._segment)
-            records = part.records if isinstance(part, Damage) else (part,)
+            records = part.records if isinstance(part, LogDamage) else (part,)
             for row in chain.from_iterable(record.rows for record in records):
                 if not known.has(row):
                     raise StorageFailed(

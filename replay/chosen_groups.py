@@ -1,0 +1,87 @@
+"""Which batches and groups a step means, and of which steps everything is still there."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from forebay.core.errors import BodiesGone
+from forebay.core.group import BatchState
+from forebay.replay.errors import NotRecorded
+from forebay.replay.model import BatchRecord, GroupRecord
+from forebay.replay.options import is_chosen
+from forebay.replay.source import Source
+
+GROUPS_PER_LOOK = 256
+"""Of so many groups at a time the samples are looked at."""
+
+_STANDING = frozenset({BatchState.LEASED.value, BatchState.ACKED.value})
+_Number = Callable[[BatchRecord], int | None]
+
+
+def chosen_groups(
+    groups: Sequence[GroupRecord], batches: Sequence[BatchRecord], steps: Sequence[tuple[int, int]] | None
+) -> list[GroupRecord]:
+    """The groups of ``chosen_batches``, each once, in the order in which they went out; without ``steps`` all of them.
+
+    Raises ``NotRecorded``.
+    """
+    if steps is None:
+        return list(groups)
+    known = {group.group_id: group for group in groups}
+    wanted = dict.fromkeys(key for batch in chosen_batches(batches, steps) for key in batch.group_ids)
+    return [known[key] for key in wanted if key in known]
+
+
+def chosen_batches(batches: Sequence[BatchRecord], steps: Sequence[tuple[int, int]]) -> list[BatchRecord]:
+    """The batches of these steps, by their numbers.
+
+    A step is what the trainer said that a batch was for; where it never said so, the checkpoint that holds the batch;
+    where there is none, the batch's own number. Batches that were given back, expired or revoked stand for a step only
+    if no other does. Raises ``NotRecorded`` unless both ends of each range are steps that there are.
+    """
+    by_step = _by_step(batches)
+    missing = sorted({end for ends in steps for end in ends} - by_step.keys())
+    if missing:
+        there = f"there are {ranges_text(by_step)}" if by_step else "no batch of it ever went out"
+        named = f"steps {ranges_text(missing)} are" if len(missing) > 1 else f"step {missing[0]} is"
+        raise NotRecorded(f"{named} not recorded: {there}", hint="--steps A-B,C takes those that are", field="steps")
+    chosen = [batch for step, held in by_step.items() if is_chosen(step, steps) for batch in held]
+    return sorted(chosen, key=lambda batch: batch.number)
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """As ``--steps`` takes them: ``1-4,7``."""
+    ordered = sorted(set(numbers))
+    breaks = [at for at, (one, next_one) in enumerate(pairwise(ordered), 1) if next_one != one + 1]
+    runs = [ordered[a:b] for a, b in pairwise([0, *breaks, len(ordered)])] if ordered else []
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+async def check_bodies(source: Source, chosen: Sequence[GroupRecord]) -> None:
+    """Raise ``BodiesGone`` with the steps that are left, unless the bodies of these groups are all there."""
+    gone = set(await _without_bodies(source, chosen))
+    if not gone:
+        return
+    groups, batches = await source.groups(), await source.batches()
+    gone.update(await _without_bodies(source, groups))
+    left = [step for step, held in _by_step(batches).items() if not any(gone.intersection(b.group_ids) for b in held)]
+    hint = f"everything is left of these steps: {ranges_text(left)}" if left else "of no step everything is left"
+    raise BodiesGone([group.group_id for group in chosen if group.group_id in gone], hint=hint)
+
+
+def _by_step(batches: Sequence[BatchRecord]) -> dict[int, list[BatchRecord]]:
+    ways: list[_Number] = [lambda batch: batch.step, lambda batch: batch.checkpoint_step, lambda batch: batch.number]
+    number = next((way for way in ways if any(way(batch) is not None for batch in batches)), ways[0])
+    found: dict[int, list[BatchRecord]] = {}
+    for batch in batches:
+        if (step := number(batch)) is not None:
+            found.setdefault(step, []).append(batch)
+    return {step: [b for b in held if b.state in _STANDING] or held for step, held in found.items()}
+
+
+async def _without_bodies(source: Source, groups: Sequence[GroupRecord]) -> list[str]:
+    gone: list[str] = []
+    for first in range(0, len(groups), GROUPS_PER_LOOK):
+        keys = [group.group_id for group in groups[first : first + GROUPS_PER_LOOK]]
+        found = await source.samples(keys)
+        gone += [key for key in keys if not all(map(source.has_body, found[key]))]
+    return gone

@@ -1,0 +1,120 @@
+"""An exported recording: ``with Recording.open(path) as recording: …``. ``verify`` finds what of it is damaged."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from forebay.core.errors import ForebayError
+from forebay.replay.model import RunRecord
+from forebay.replay.recording_reader import RecordingMade, RecordingReader
+from forebay.replay.recording_rows import Damage
+from forebay.replay.recording_schema import META, SAMPLES
+from forebay.replay.recording_seal import DIFFERS, seal_problem
+
+MOST_PAGE_PROBLEMS = 20
+CALLS_PER_LOOK = 16
+
+
+class Recording(RecordingReader):
+    """An exported recording, as its users open it."""
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """The recording in the file ``path``, for ``with``. Raises as the constructor does."""
+        return cls(path)
+
+    def verify(self) -> list[Damage]:
+        """Read all of it; everything that is not what was written, each once."""
+        parts = (_file, _pages, _meta, _groups, _bodies, _calls)
+        return list(dict.fromkeys(damage for part in parts for damage in _guarded(part(self))))
+
+
+def _guarded(found: Iterator[Damage]) -> Iterator[Damage]:
+    """What one part meets and cannot go round must not keep the others."""
+    try:
+        yield from found
+    except ForebayError as error:
+        yield Damage("the database", str(error))
+
+
+def _file(recording: RecordingReader) -> Iterator[Damage]:
+    reason = seal_problem(recording.path)
+    # What an engine's calls are written to may grow: such a file has no last line.
+    if reason == DIFFERS or (reason and not _has_calls_alone(recording)):
+        yield Damage("the file", reason)
+
+
+def _has_calls_alone(recording: RecordingReader) -> bool:
+    try:
+        return not any(
+            recording.rows.ask(name, f"SELECT 1 FROM {name} LIMIT 1")  # noqa: S608 - our own names
+            for name in ("meta", "groups", "samples", "batches")
+        )
+    except ForebayError:
+        return False
+
+
+def _pages(recording: RecordingReader) -> Iterator[Damage]:
+    rows = recording.rows.ask("the database", f"PRAGMA quick_check({MOST_PAGE_PROBLEMS})")
+    yield from (Damage("the database", str(text)) for (text,) in rows if text != "ok")
+
+
+def _meta(recording: RecordingReader) -> Iterator[Damage]:
+    kinds: dict[str, type[msgspec.Struct]] = {"run": RunRecord, "made": RecordingMade}
+    rows = recording.rows.ask("meta", f"SELECT {META.selection} FROM meta")  # noqa: S608 - our own names
+    for row in rows:
+        try:
+            recording.rows.read(META, row, kinds.get(row[0], msgspec.Struct))
+        except ForebayError as error:
+            yield Damage(f"meta {row[0]!r}", str(error))
+    missing = kinds.keys() - {row[0] for row in rows}
+    if len(missing) == 1:
+        yield Damage(f"meta {missing.pop()!r}", "it is missing")
+
+
+def _groups(recording: RecordingReader) -> Iterator[Damage]:
+    if not recording.has_run:
+        return
+    recording.batches()
+    groups = recording.groups()
+    yield from recording.damage
+    for group in groups:
+        try:
+            recording.samples(group.group_id)
+        except ForebayError as error:
+            yield Damage(f"group {group.group_id}", str(error))
+
+
+def _bodies(recording: RecordingReader) -> Iterator[Damage]:
+    num = recording.made.num_samples if recording.has_run else 0
+    seen = 0
+    for each in recording.rows.scan(SAMPLES, num):
+        if isinstance(each, Damage):
+            yield each
+            continue
+        seen += 1
+        try:
+            recording.body(recording.sample(each))
+        except ForebayError as error:
+            yield Damage(f"samples {each[0]}", str(error))
+    if seen < num:
+        yield Damage("samples", f"{seen} of {num} rows are what was written")
+
+
+def _calls(recording: RecordingReader) -> Iterator[Damage]:
+    after: int | None = -1
+    while after is not None:
+        rows = recording.rows.ask(
+            "calls",
+            f"SELECT seq, request, parts FROM calls WHERE seq > ? ORDER BY seq LIMIT {CALLS_PER_LOOK}",  # noqa: S608 - our own names
+            after,
+        )
+        for seq, *frames in rows:
+            for name, frame in zip(("request", "parts"), frames, strict=True):
+                try:
+                    recording.frames.content(frame)
+                except ValueError as error:
+                    yield Damage(f"calls {seq}, {name}", str(error))
+        after = rows[-1][0] if rows else None
