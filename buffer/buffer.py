@@ -70,7 +70,7 @@ class Buffer:
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
         self.sources: Counter[str] = Counter()
-        """By run id, how many replays read what is stored of the run: its bodies stay."""
+        """By run id, how many replays read its bodies: they stay, but for removals that have begun (wait for those)."""
         self._tasks = TaskSet()
         self._retiring = TaskSet()
         self._advancing: set[str] = set()

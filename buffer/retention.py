@@ -1,9 +1,10 @@
-"""Removing what nobody can ask for any more: whole segments, by checkpoints and by a byte budget."""
+"""Removing what nobody can ask for any more: whole segments, by checkpoints and by byte budgets."""
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
@@ -11,7 +12,8 @@ import msgspec
 
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.groups.sample_group import Sample
-from forebay.buffer.retention_rules import Keep, Keeper, LookedUp, SegmentVerdict
+from forebay.buffer.replay_budget import ReplayBudget
+from forebay.buffer.retention_rules import FOR_REPLAYS, FOR_WANT_OF_ROOM, Keep, Keeper, LookedUp, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
 from forebay.buffer.store.rows import BatchRow, GroupRow
@@ -36,6 +38,8 @@ class Collection(msgspec.Struct):
     num_bytes: int = 0
     max_bytes: int = 0
     """The byte budget; 0 for none."""
+    replay_bytes: int = 0
+    """How many bytes may be there for replays alone."""
     num_bytes_over: int = 0
     """By how much the budget is exceeded, and cannot be met."""
     kept: dict[str, int] = {}
@@ -45,11 +49,17 @@ class Collection(msgspec.Struct):
 class Retention:
     """Collects when a checkpoint is reported, from time to time, and when asked. Enter it with ``async with``."""
 
-    def __init__(self, buffer: Buffer, max_bytes: int = 0, every_s: float | None = EVERY_S) -> None:
-        """``max_bytes`` 0 sets no budget; ``every_s`` None leaves it to the caller to ``collect``."""
+    def __init__(
+        self, buffer: Buffer, max_bytes: int = 0, every_s: float | None = EVERY_S, *, replay_bytes: int = 0
+    ) -> None:
+        """``max_bytes`` 0 sets no budget; of what no checkpoint needs, ``replay_bytes`` stay for replays.
+
+        ``every_s`` None leaves it to the caller to ``collect``.
+        """
         self.num_bytes_over = 0
         self._buffer = buffer
         self._max_bytes = max_bytes
+        self._replays = ReplayBudget(replay_bytes)
         self._every_s = every_s
         self._lock = asyncio.Lock()
         self._asked = asyncio.Event()
@@ -64,6 +74,11 @@ class Retention:
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.cancel()
+
+    @property
+    def num_replayable_bytes(self) -> int:
+        """Bytes of bodies that nobody but a replay needs, in closed segments, as the last look found them."""
+        return self._replays.num_bytes
 
     def ask(self) -> None:
         """Something may be of no use any more: collect soon."""
@@ -90,9 +105,10 @@ class Retention:
     # --- collecting
 
     async def collect(self, *, surveys: bool = True) -> Collection:
-        """Remove what checkpoints allow, then, oldest first, what the budget asks for. Raises ``StorageFailed``.
+        """Remove what checkpoints allow, then, oldest first, what the budgets ask for. Raises ``StorageFailed``.
 
-        Nothing that is open, ready, leased, or may come back by a rewind to one of the last checkpoints, ever goes.
+        Nothing that is open, ready, leased, being replayed, or may come back by a rewind to one of the last
+        checkpoints, ever goes.
         Without ``surveys``, what is ``kept`` is counted only for a journal that is over its budget.
         """
         # A caller that goes away must not leave a segment half removed.
@@ -100,14 +116,13 @@ class Retention:
 
     async def _collect(self, surveys: bool) -> Collection:
         async with self._lock:
-            done = Collection(max_bytes=self._max_bytes)
+            done = Collection(max_bytes=self._max_bytes, replay_bytes=self._replays.max_bytes)
             failures: list[StorageFailed] = []
-            # First what nobody can ask for; only then, for want of room, what might be asked for.
-            for has_room in (True, False):
+            for given_up, is_due in self._steps():
                 # Oldest first, each looked at anew: what the one before moved lies elsewhere now.
                 for segment in await self._buffer.store.segments():
-                    if has_room or self._excess():
-                        await self._try_to_drop(segment, done, failures, has_room=has_room)
+                    if is_due(segment):
+                        await self._try_to_drop(segment, done, failures, given_up)
             # Only now: the others had their turn.
             if failures:
                 raise failures[0]
@@ -119,6 +134,18 @@ class Retention:
         self._log(done)
         return done
 
+    def _steps(self) -> list[tuple[frozenset[Keep], Callable[[Segment], object]]]:
+        """What is given up, one after the other, and of which segments."""
+        buffers, replays = self._buffers(), self._replays
+        return [
+            # What is there twice, or nearly empty. Here all of them are weighed.
+            (frozenset(), lambda segment: not replays.knows(segment.number, buffers, self._sources())),
+            (FOR_REPLAYS, lambda _: replays.is_exceeded),
+            # Only then, for want of room, what might be asked for.
+            (FOR_REPLAYS, lambda _: self._excess()),
+            (FOR_WANT_OF_ROOM, lambda _: self._excess()),
+        ]
+
     def _excess(self) -> int:
         stored = self._buffer.store.stats().num_bytes
         return max(0, stored - self._max_bytes) if self._max_bytes else 0
@@ -127,7 +154,7 @@ class Retention:
         kept: Counter[str] = Counter()
         for segment in await self._buffer.store.segments():
             with self._nothing_forgotten():
-                verdict = Keeper(self._buffers(), await self._find_gone(segment), has_room=True).judge(segment.groups)
+                verdict = self._keeper(await self._find_gone(segment)).judge(segment.groups)
             kept.update({reason.value: num_bytes for reason, num_bytes in verdict.kept.items()})
             await asyncio.sleep(0)  # a segment takes some milliseconds
         return dict(kept)
@@ -145,20 +172,20 @@ class Retention:
     # --- one segment
 
     async def _try_to_drop(
-        self, segment: Segment, done: Collection, failures: list[StorageFailed], *, has_room: bool
+        self, segment: Segment, done: Collection, failures: list[StorageFailed], given_up: frozenset[Keep]
     ) -> None:
         """What is wrong with one segment must not keep the others."""
         try:
-            await self._drop(segment, done, has_room=has_room)
+            await self._drop(segment, done, given_up)
         except StorageFailed as error:
             self._check_healthy()
             logger.error("segment %d stays: %s", segment.number, error)
             failures.append(error)
 
-    async def _drop(self, segment: Segment, done: Collection, *, has_room: bool) -> None:
+    async def _drop(self, segment: Segment, done: Collection, given_up: frozenset[Keep]) -> None:
         """Remove the segment if it is worth it."""
         with self._nothing_forgotten():
-            await self._drop_held(segment, done, has_room=has_room)
+            await self._drop_held(segment, done, given_up)
 
     @contextmanager
     def _nothing_forgotten(self) -> Iterator[None]:
@@ -168,10 +195,13 @@ class Retention:
                 held.enter_context(buffer.gone.nothing_forgotten())
             yield
 
-    async def _drop_held(self, segment: Segment, done: Collection, *, has_room: bool) -> None:
+    async def _drop_held(self, segment: Segment, done: Collection, given_up: frozenset[Keep]) -> None:
         store, before = self._buffer.store, self._buffers()
         gone = await self._find_gone(segment)
-        if not self._is_worth_it(segment, self._judge(segment, gone, has_room=has_room), 0):
+        first = self._judge(segment, gone, given_up)
+        if not given_up:
+            self._replays.note(segment, first, before)
+        if not self._is_worth_it(segment, first, 0):
             await asyncio.sleep(0)  # the next one takes some milliseconds, too
             return
         # The rough look above spares this question to the index for most segments.
@@ -179,7 +209,7 @@ class Retention:
         # Nothing may come between this decision and `begin_removal`: what becomes ready meanwhile must be seen.
         self._check_healthy()
         # Judged again, since the question took time.
-        buffers, verdict = self._buffers(), self._judge(segment, gone, has_room=has_room)
+        buffers, verdict = self._buffers(), self._judge(segment, gone, given_up)
         if any(buffers.get(run_id) is not buffer for run_id, buffer in before.items()):
             return  # a recovery loaded them again
         if not self._is_worth_it(segment, verdict, num_row_bytes):
@@ -192,6 +222,7 @@ class Retention:
             self._buffer.look_after_store()
             raise
         if is_removed:
+            self._replays.forget(segment.number)
             done.num_segments_freed += 1
             done.num_bytes_freed += segment.num_bytes
         else:
@@ -213,9 +244,13 @@ class Retention:
             batches |= {(run_id, key): row for key, row in holders.items()}
         return LookedUp(groups, batches)
 
-    def _judge(self, segment: Segment, gone: LookedUp, *, has_room: bool) -> SegmentVerdict:
-        keeper = Keeper(self._buffers(), gone, has_room=has_room)
-        verdict = keeper.judge(segment.groups, at_most=segment.num_bytes // MOVED_SHARE)
+    def _keeper(self, gone: LookedUp, given_up: frozenset[Keep] = frozenset()) -> Keeper:
+        return Keeper(self._buffers(), gone, self._sources(), given_up)
+
+    def _judge(self, segment: Segment, gone: LookedUp, given_up: frozenset[Keep]) -> SegmentVerdict:
+        # All of it is weighed where nothing is given up.
+        at_most = segment.num_bytes // MOVED_SHARE if given_up else math.inf
+        verdict = self._keeper(gone, given_up).judge(segment.groups, at_most)
         for run_id, group_id in self._left.get(segment.number, ()):
             if self._state(run_id, group_id) is GroupState.LEASED:
                 verdict.kept[Keep.LEASED] += 1
@@ -263,6 +298,9 @@ class Retention:
 
     def _buffers(self) -> dict[str, RunBuffer]:
         return {entry.run.run_id: entry.buffer for entry in self._buffer.entries}
+
+    def _sources(self) -> set[str]:
+        return {run_id for run_id, number in self._buffer.sources.items() if number}
 
     def _state(self, run_id: str, group_id: str) -> GroupState | None:
         group = self._buffer.get(run_id).buffer.groups.by_id.get(group_id)

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import GroupBodies
-from forebay.buffer.store.rows import BatchRow, GroupRow
+from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow
 from forebay.core.group import GroupState
 
 
@@ -26,12 +26,22 @@ class Keep(StrEnum):
     """Of no use to the trainer, and newer than the oldest of the last checkpoints."""
     IN_BUDGET = "in_budget"
     """Its run has no checkpoints, and there is room."""
+    REPLAYABLE = "replayable"
+    """Nobody can ask for it but a replay."""
+    KEPT = "kept"
+    """The same, of a run that keeps all of its bodies."""
+    SOURCE = "source"
+    """Its run is being replayed."""
     UNKNOWN = "unknown"
     """Of a run that is not known."""
 
 
-FIXED = frozenset({Keep.OPEN, Keep.LEASED, Keep.UNKNOWN})
-"""Bodies that cannot be moved either: somebody may be adding to their group, or sending it."""
+FIXED = frozenset({Keep.OPEN, Keep.LEASED, Keep.SOURCE, Keep.UNKNOWN})
+"""Bodies that cannot be moved either: somebody may be adding to their group, sending it, or reading it."""
+FOR_REPLAYS = frozenset({Keep.REPLAYABLE})
+"""What is given up for ``replay_bytes``."""
+FOR_WANT_OF_ROOM = frozenset({Keep.REPLAYABLE, Keep.KEPT, Keep.IN_BUDGET})
+"""What is given up for ``max_journal_bytes``."""
 
 
 class SegmentVerdict(NamedTuple):
@@ -59,10 +69,16 @@ class LookedUp(NamedTuple):
 class Keeper:
     """Judges by what runs are at this moment; another moment needs another keeper."""
 
-    def __init__(self, buffers: Mapping[str, RunBuffer], gone: LookedUp, *, has_room: bool) -> None:
-        """``has_room`` keeps what would only go for want of it; ``gone`` is what memory may not have."""
-        self._runs = {run_id: _RunKeeper(buffer, gone) for run_id, buffer in buffers.items()}
-        self._has_room = has_room
+    def __init__(
+        self,
+        buffers: Mapping[str, RunBuffer],
+        gone: LookedUp,
+        sources: Container[str] = (),
+        given_up: frozenset[Keep] = frozenset(),
+    ) -> None:
+        """``gone`` is what memory may not have; ``sources`` are runs in use; what is ``given_up`` is not kept."""
+        self._runs = {run_id: _RunKeeper(buffer, gone, run_id in sources) for run_id, buffer in buffers.items()}
+        self._given_up = given_up
 
     def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> SegmentVerdict:
         """What must be kept of a segment with these bodies; not all of it if it is more than ``at_most`` bytes."""
@@ -70,7 +86,7 @@ class Keeper:
         for each in groups:
             run = self._runs.get(each.run_id)
             reason = run.reason(each) if run else Keep.UNKNOWN
-            if reason is not None and (self._has_room or reason is not Keep.IN_BUDGET):
+            if reason not in self._given_up:
                 verdict.kept[reason] += each.num_bytes
                 verdict.moved.append((each.run_id, each.group_id))
                 # More than that is not moved anyway, and a segment may hold a hundred thousand groups.
@@ -79,21 +95,30 @@ class Keeper:
         return verdict
 
 
+def oldest_kept(buffer: RunBuffer) -> CheckpointRow | None:
+    """The oldest of the last checkpoints; None while there are fewer than are to be kept: then all of them count."""
+    num_kept = buffer.run.settings.keep_checkpoints
+    last = buffer.batches.checkpoints[-num_kept:]
+    return last[0] if len(last) == num_kept else None
+
+
 class _RunKeeper:
-    def __init__(self, buffer: RunBuffer, gone: LookedUp) -> None:
+    def __init__(self, buffer: RunBuffer, gone: LookedUp, is_source: bool) -> None:
         batches = buffer.batches
         self._gone = gone
-        last = batches.checkpoints[-buffer.run.settings.keep_checkpoints :]
+        self._is_source = is_source
         self._groups = buffer.groups.by_id
         self._batches = batches.by_id
         self._uses_checkpoints = batches.uses_checkpoints
-        # With fewer checkpoints than are to be kept, all of them count.
-        is_full = len(last) == buffer.run.settings.keep_checkpoints
-        self._oldest_step = last[0].step if is_full else -1
-        self._oldest_at_s = last[0].at_s if is_full else 0.0
+        self._unneeded = Keep.KEPT if buffer.run.settings.keep_bodies else Keep.REPLAYABLE
+        oldest = oldest_kept(buffer)
+        self._oldest_step = oldest.step if oldest else -1
+        self._oldest_at_s = oldest.at_s if oldest else 0.0
 
-    def reason(self, bodies: GroupBodies) -> Keep | None:
-        """Why bodies are kept; None if nobody can ask for them any more."""
+    def reason(self, bodies: GroupBodies) -> Keep:
+        """Why bodies are kept."""
+        if self._is_source:
+            return Keep.SOURCE
         group = self._groups.get(bodies.group_id)
         # A late or surplus sample may name a group that never was.
         row = group.row if group is not None else self._gone.groups.get((bodies.run_id, bodies.group_id))
@@ -103,8 +128,8 @@ class _RunKeeper:
         if not self._uses_checkpoints:
             return Keep.IN_BUDGET
         if row is None or state is GroupState.DISCARDED:
-            return None if bodies.newest_at_s < self._oldest_at_s else Keep.RECENT
+            return self._unneeded if bodies.newest_at_s < self._oldest_at_s else Keep.RECENT
         batch = self._batches.get(row.batch_id) or self._gone.batches.get((bodies.run_id, row.batch_id))
         if batch is None or batch.checkpoint_step is None:
             return Keep.UNCHECKPOINTED
-        return None if batch.checkpoint_step < self._oldest_step else Keep.CHECKPOINTED
+        return self._unneeded if batch.checkpoint_step < self._oldest_step else Keep.CHECKPOINTED

@@ -136,6 +136,8 @@ class RunSettings(BaseModel):
     """What becomes of groups over that bound; kept ones go out with ``is_stale`` in each row."""
     keep_checkpoints: int = Field(default=3, ge=1)
     """Newest checkpoints that stay possible to rewind to: their samples' bodies are kept."""
+    keep_bodies: bool = False
+    """Whether bodies that no checkpoint needs stay for replays beyond the server's `replay_bytes`."""
     alarm_after_groups: int = Field(default=64, ge=1)
     """Groups that end undelivered in a row from which an alarm is raised."""
     alarm_lost_ratio: Ratio = 0.1

@@ -41,6 +41,11 @@ class Settings(BaseSettings):
     max_journal_bytes: int = Field(
         0, ge=0, description="Bytes of the journal from which delivered samples go, oldest first; 0 sets no limit."
     )
+    replay_bytes: int = Field(
+        8 << 30,
+        ge=0,
+        description="Bytes of samples that only a replay can ask for, beyond which the oldest go; 0 keeps none.",
+    )
     remembered_samples: int = Field(
         65_536,
         ge=0,

@@ -138,7 +138,9 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         )
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start
-        retention = await stack.enter_async_context(Retention(buffer, settings.max_journal_bytes))
+        retention = await stack.enter_async_context(
+            Retention(buffer, settings.max_journal_bytes, replay_bytes=settings.replay_bytes)
+        )
         await stack.enter_async_context(CodeCopies(buffer, folders))
         pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", PauseMarks(buffer)))
         yield Services(

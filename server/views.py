@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.alarm import alarm_text
+from forebay.buffer.retention import Retention
 from forebay.buffer.store.abc import StoreStats
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, StoredSample
 from forebay.core.addresses import engine_urls, is_http_url, without_login
@@ -130,12 +131,13 @@ def checkpoint_views(checkpoints: Iterable[CheckpointRow], acked: Iterable[Batch
     ]
 
 
-def storage_view(stats: StoreStats, num_bytes_over: int) -> dict[str, Any]:
+def storage_view(stats: StoreStats, retention: Retention) -> dict[str, Any]:
     """Sizes of what is stored; ``num_bytes_over`` is how far it exceeds a budget that cannot be met."""
     return {
         "num_bytes": stats.num_bytes,
         "num_segments": stats.num_segments,
-        "num_bytes_over": num_bytes_over,
+        "num_bytes_over": retention.num_bytes_over,
+        "num_replayable_bytes": retention.num_replayable_bytes,
         "location": stats.location,
     }
 

@@ -14,6 +14,9 @@ REASONS = {
     "checkpointed": "delivered, and in one of the last checkpoints",
     "recent": "of no use to the trainer, and newer than the last checkpoints",
     "in_budget": "delivered or of no use, in runs without checkpoints; max_journal_bytes lets them go",
+    "replayable": "that only a replay can ask for; what is beyond replay_bytes goes",
+    "kept": "that only a replay can ask for, of runs with keep_bodies; max_journal_bytes lets them go",
+    "source": "of runs that are being replayed",
     "unknown": "of runs that the server does not know",
 }
 """Why bodies are kept, in words."""
@@ -41,6 +44,7 @@ def _show(done: dict[str, Any]) -> None:
         "stored": storage_text(done["num_bytes"], done["num_segments"]),
         "budget": f"{budget:,} bytes" if budget else "",
         "over it": f"{over:,} bytes, and nothing more can go" if over else "",
+        "replays": f"up to {done['replay_bytes']:,} bytes are kept for them",
         "kept": "\n".join(f"{number:,} bytes {REASONS[reason]}" for reason, number in done["kept"].items()),
     }
     show_table(make_console(), facts_table(facts))
@@ -49,4 +53,5 @@ def _show(done: dict[str, Any]) -> None:
 def show_storage(view: dict[str, Any]) -> None:
     """A line under a list of runs: how much is stored."""
     over = f", {view['num_bytes_over']:,} bytes over the budget" if view["num_bytes_over"] else ""
-    echo(f"stored: {storage_text(view['num_bytes'], view['num_segments'])}{over}")
+    replays = f", {view['num_replayable_bytes']:,} bytes for replays alone" if view["num_replayable_bytes"] else ""
+    echo(f"stored: {storage_text(view['num_bytes'], view['num_segments'])}{replays}{over}")

@@ -30,7 +30,7 @@ async def list_runs(services: Server) -> dict[str, Any]:
     """Every run, oldest first, and what is stored of all of them."""
     return {
         "runs": [_view(entry.run.run_id, services) for entry in services.buffer.entries],
-        "storage": storage_view(services.buffer.store.stats(), services.retention.num_bytes_over),
+        "storage": storage_view(services.buffer.store.stats(), services.retention),
     }
 
 

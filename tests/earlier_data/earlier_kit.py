@@ -74,7 +74,7 @@ def make_folder(directory: Path, data: Path | None = None) -> ServerProcess:
     if data is not None:
         shutil.copytree(data, directory / "data")
     (directory / INPUT_NAME).write_text("".join(json.dumps({"instance_id": i, "prompt": i}) + "\n" for i in INSTANCES))
-    return ServerProcess(directory, segment_bytes=1 << 16, start_wait_s=60, is_preloaded=True)
+    return ServerProcess(directory, segment_bytes=1 << 16, replay_bytes=0, start_wait_s=60, is_preloaded=True)
 
 
 def payload(task_type: str, engine_url: str) -> Json:

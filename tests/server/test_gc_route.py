@@ -18,7 +18,7 @@ TEXT = "x" * 8_000
 
 @pytest.fixture
 def server(make_server: MakeServer) -> ServerProcess:
-    return make_server(segment_bytes=SEGMENT_BYTES)
+    return make_server(segment_bytes=SEGMENT_BYTES, replay_bytes=0)
 
 
 @pytest.fixture
@@ -170,6 +170,31 @@ def test_uids_whose_bodies_are_gone_are_still_duplicates(run: NativeRun) -> None
         verdicts = run.write(*make_group(8, [0.0, 1.0]))
         assert [verdict["duplicate"] for verdict in verdicts] == [True, True]
         renew_index(run)
+
+
+def test_what_no_checkpoint_needs_stays_for_replays_up_to_a_budget(make_server: MakeServer) -> None:
+    server = make_server(segment_bytes=SEGMENT_BYTES, replay_bytes=6 * SEGMENT_BYTES)
+    run = server.start_run(group_size=2, keep_checkpoints=1)
+    kept = server.start_run(group_size=2, keep_checkpoints=1, keep_bodies="true")
+    train(kept, 1, 2)
+    train(run, 1, 2, 3)
+    done = collect(run)
+    assert (done["replay_bytes"], done["num_bytes_over"]) == (6 * SEGMENT_BYTES, 0)
+    assert done["kept"]["kept"] > 16 * len(TEXT)
+    assert done["kept"]["replayable"] > 32 * len(TEXT)
+    storage = server.client.get("/v1/runs").json()["storage"]
+    assert storage["num_replayable_bytes"] == done["kept"]["replayable"]
+    assert num_bodies(run, 8) == 2, "of step 1"
+    train(run, 4, 5, 6)
+    poll_until(lambda: not num_bodies(run, 8))
+    done = collect(run)
+    assert 4 * SEGMENT_BYTES < done["kept"]["replayable"] <= 7 * SEGMENT_BYTES
+    assert [num_bodies(kept, instance) for instance in range(8, 24)] == [2] * 16
+    assert [num_bodies(run, instance) for instance in range(40, 56)] == [2] * 16, "of steps 5 and 6"
+    assert rewind(run, 1).status_code == 409
+    assert run.rewind(5)["num_groups"] == 8
+    for each in (run, kept):
+        each.stop()
 
 
 def test_without_a_budget_a_run_without_checkpoints_keeps_everything(run: NativeRun) -> None:

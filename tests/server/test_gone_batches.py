@@ -24,7 +24,7 @@ Answers = list[tuple[str, Any]]
 @pytest.fixture(scope="module")
 def pair(module_servers: MakeServer) -> list[ServerProcess]:
     """A server that remembers nothing that is done with, and one that remembers all."""
-    return [module_servers(segment_bytes=65_536, remembered_samples=number) for number in (0, 65_536)]
+    return [module_servers(segment_bytes=65_536, replay_bytes=0, remembered_samples=number) for number in (0, 65_536)]
 
 
 def fill(run: NativeRun, *instances: int) -> None:

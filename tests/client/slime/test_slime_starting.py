@@ -61,7 +61,7 @@ def test_a_run_that_came_to_nothing_is_started_anew(
 def test_where_the_data_is_gone_a_training_from_nothing_gets_another_run_and_a_model_an_error(
     make_server: MakeServer, slime_server: ServerProcess, args: Any, exam: Callable[..., str]
 ) -> None:
-    server = make_server(generators=slime_server.generators, segment_bytes=1 << 16)
+    server = make_server(generators=slime_server.generators, segment_bytes=1 << 16, replay_bytes=0)
     args.rollout_buffer_url = server.url
     args.prompt_data = exam("x" * 40_000, **{name: [0, 1] for name in "abcdefgh"})
     args.rollout_buffer_settings = {"keep_checkpoints": 1}
