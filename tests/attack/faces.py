@@ -18,7 +18,8 @@ from forebay.web.connection_limits import ConnectionLimits
 from tests.conftest import MakeServer
 from tests.kit import TIME_LIMIT_S, poll_until
 
-SHORT = ConnectionLimits(head_timeout_s=1.0, body_timeout_s=1.0, idle_timeout_s=2.0)
+SHORT = ConnectionLimits(head_timeout_s=4.0, body_timeout_s=4.0, idle_timeout_s=5.0)
+"""Longer than a machine with other work stands still, and much shorter than the defaults."""
 CONTROL_KEY = "control"
 
 

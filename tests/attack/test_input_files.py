@@ -13,7 +13,7 @@ import pytest
 
 from tests.attack.start_code import python_path_with
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error, make_sample
+from tests.kit import TIME_LIMIT_S, ServerProcess, assert_error, make_sample
 
 DEAD_MOUNT = """
 import os, threading
@@ -39,7 +39,7 @@ def refusal(server: ServerProcess, path: object, **changes: Any) -> dict[str, An
     error = assert_error(
         server.client.post("/v1/runs", json=body_for(path, **changes)), 400, "input_refused", "input_file"
     )
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < TIME_LIMIT_S
     return error
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_never_answers_holds_up_neither_other_starts_nor_the_end(
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1"}\n')
     assert server.client.post("/v1/runs", json=body_for(tmp_path / "rows.jsonl")).status_code == 201
     assert server.start_run().write(make_sample())
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < TIME_LIMIT_S
     for thread in threads:
         thread.join()
     for answer in answers:
@@ -146,7 +146,7 @@ def test_a_file_that_never_answers_holds_up_neither_other_starts_nor_the_end(
         assert "does not answer within 1 s" in answer.json()["error"]["message"]
     began_s = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < TIME_LIMIT_S
 
 
 BAD_TEXTS = ("a\0b", "\ud800", "x\udfff")

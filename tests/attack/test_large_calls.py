@@ -1,17 +1,25 @@
 """One agent's call of many megabytes leaves the calls of the others as quick as they were."""
 
 import asyncio
-import time
 
 import httpx
+import psutil
 import pytest
 
 from tests.attack.hostile_engine import hostile_engine
 from tests.attack.real_gateway import real_gateway
 
 MESSAGE = '{"role": "user", "content": "a"}'
-LONGEST_S = 1.5
-"""A call of another agent takes some milliseconds; decoded on the loop, the large one holds it up for seconds."""
+LONGEST_S = 1.0
+"""Of CPU: a call of another agent takes milliseconds; decoded on the loop, the large one holds it up for seconds."""
+
+
+def loop_seconds() -> float:
+    """CPU time of the thread in which the gateway's event loop runs, whatever else this machine does."""
+    children = psutil.Process().children(recursive=True)
+    (gateway,) = [child for child in children if "forebay.gateway" in child.cmdline()]
+    (loop,) = [thread for thread in gateway.threads() if thread.id == gateway.pid]
+    return float(loop.user_time + loop.system_time)
 
 
 @pytest.mark.parametrize(("path", "num_messages"), [("chat/completions", 1_400_000), ("messages", 150_000)])
@@ -26,8 +34,8 @@ async def test_a_call_of_many_messages_holds_nobody_up(path: str, num_messages: 
             call = asyncio.create_task(http.post(url, content=large, headers=headers))
             waits_s = []
             while not call.done():
-                began_s = time.monotonic()
+                began_s = loop_seconds()
                 await other.chat()
-                waits_s.append(time.monotonic() - began_s)
+                waits_s.append(loop_seconds() - began_s)
             assert call.result().status_code == 200, call.result().text[:300]
             assert max(waits_s) < LONGEST_S, waits_s

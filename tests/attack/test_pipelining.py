@@ -60,7 +60,7 @@ def test_nothing_is_read_behind_a_request_that_waits(make_server: MakeServer) ->
         with pytest.raises(TimeoutError):  # noqa: PT012 - how much the kernels take is left open
             while num_sent < 64 << 20:
                 num_sent += opened.send(flood)
-        assert face.rss_bytes() - before < 3 << 20
+        assert face.rss_bytes() - before < 16 << 20
         assert server.client.get("/healthz").status_code == 200
 
 

@@ -7,13 +7,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.attack.faces import Face, everything, open_face, request, told
+from tests.attack.faces import SHORT, Face, everything, open_face, request, told
 from tests.conftest import MakeServer
 from tests.kit import TIME_LIMIT_S, ServerProcess
 
 KINDS = ("server", "gateway", "engine")
-MARGIN_S = 3.0
-"""For the sweep, and for a machine with other work."""
+ROUNDING_S = 0.1
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -40,18 +39,18 @@ def test_a_head_within_the_bound_is_taken(face: Face) -> None:
 
 
 def test_a_head_that_comes_byte_by_byte_is_closed_in_time(face: Face) -> None:
+    began_s, answer = time.monotonic(), b""
     with face.connect() as opened:
         opened.settimeout(0.1)
         opened.sendall(b"GET /")
-        began_s, answer = time.monotonic(), b""
-        while not answer and time.monotonic() - began_s < 10:
+        while not answer and time.monotonic() - began_s < TIME_LIMIT_S:
             opened.sendall(b"a")
             try:
                 answer = opened.recv(1 << 16)
             except TimeoutError:
                 continue
         assert told(answer + everything(opened))[1]["error"]["code"] == "request_stalled"
-        assert 1.0 <= time.monotonic() - began_s < 1.0 + MARGIN_S
+        assert time.monotonic() - began_s >= SHORT.head_timeout_s - ROUNDING_S
 
 
 def test_the_second_head_of_a_connection_has_no_more_time(face: Face) -> None:
@@ -64,33 +63,33 @@ def test_the_second_head_of_a_connection_has_no_more_time(face: Face) -> None:
 
 def test_a_body_that_stands_still_is_a_408(face: Face) -> None:
     method = b"PUT" if face.post.startswith(b"/gateway") else b"POST"
+    began_s = time.monotonic()
     with face.connect() as opened:
         opened.sendall(request(method, face.post, b"Content-Length: 1000", body=b"{"))
-        began_s = time.monotonic()
         status, _ = told(everything(opened))
         assert status == 408
-        assert 0.9 <= time.monotonic() - began_s < 1.0 + MARGIN_S
+        assert time.monotonic() - began_s >= SHORT.body_timeout_s - ROUNDING_S
 
 
 def test_a_body_that_goes_on_slowly_is_waited_for(face: Face) -> None:
     method = b"PUT" if face.post.startswith(b"/gateway") else b"POST"
     with face.connect() as opened:
-        opened.sendall(request(method, face.post, b"Content-Length: 5", b"Connection: close"))
-        for _ in range(5):
-            time.sleep(0.6)  # a client that is slow, and all in all takes longer than the bound
+        opened.sendall(request(method, face.post, b"Content-Length: 6", b"Connection: close"))
+        for _ in range(6):
+            time.sleep(0.9)  # a client that is slow, and all in all takes longer than the bound
             opened.sendall(b"x")
         assert told(everything(opened))[0] in (400, 422)
 
 
 @pytest.mark.parametrize("has_asked", [False, True])
 def test_an_idle_connection_is_closed(face: Face, has_asked: bool) -> None:
+    began_s = time.monotonic()
     with face.connect() as opened:
         if has_asked:
             opened.sendall(request(b"GET", face.get))
             assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        began_s = time.monotonic()
-        everything(opened)
-        assert 1.8 <= time.monotonic() - began_s < 2.0 + MARGIN_S
+        assert everything(opened) == b""
+        assert time.monotonic() - began_s >= SHORT.idle_timeout_s - 2 * ROUNDING_S
 
 
 @contextmanager
@@ -109,18 +108,18 @@ def test_replies_that_nobody_takes_hold_a_connection_no_longer(module_servers: M
     with full_connection(server) as opened:
         began_s = time.monotonic()
         with pytest.raises(ConnectionError):  # noqa: PT012 - which send finds it closed is left open
-            while time.monotonic() - began_s < 1 + 2 * MARGIN_S:
+            while time.monotonic() - began_s < TIME_LIMIT_S:
                 with suppress(TimeoutError):
                     opened.sendall(b"G" * (1 << 16))
 
 
 def test_replies_that_are_taken_slowly_are_sent(module_servers: MakeServer) -> None:
     """A little within each bound, for longer than the bound: far less than the kernel asks for more after."""
-    server = module_servers(idle_timeout_s=2)
+    server = module_servers(idle_timeout_s=5)
     with full_connection(server) as opened:
         opened.settimeout(TIME_LIMIT_S)
         began_s = time.monotonic()
-        while time.monotonic() - began_s < 2 + MARGIN_S:
+        while time.monotonic() - began_s < 7:
             assert opened.recv(8_192)
             time.sleep(0.1)  # a client that is slow
 

@@ -15,7 +15,8 @@ from forebay.telemetry.analysis.timeline import ProfileStep
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, poll_until
 
-SLOW_S = 1.5
+SLOW_S = 4.0
+"""Longer than a machine with other work stands still."""
 NUM_STEPS = 3
 
 
@@ -108,8 +109,9 @@ def test_each_path_adds_up_to_its_wait(report: ProfileReport) -> None:
 def test_the_path_names_the_slow_prompt(steps: list[ProfileStep], report: ProfileReport) -> None:
     part = max(report.steps[2].critical_path, key=lambda part: part.seconds)
     assert (part.path.event, part.path.turn) == ("prefill", 0)
-    assert part.seconds == pytest.approx(SLOW_S, rel=0.1)
-    assert part.path.request in {request.request_id for request in steps[2].requests}
+    assert part.seconds >= 0.95 * SLOW_S
+    (slow,) = [request for request in steps[2].requests if request.request_id == part.path.request]
+    assert part.seconds <= slow.phases["prefill"] + 0.001
     assert part.path.worker.startswith("http://127.0.0.1:")
     assert set(report.steps[2].requests_by_worker) <= {request.worker for step in steps for request in step.requests}
 

@@ -71,7 +71,9 @@ def test_a_dump_survives_kills_wholly_or_not_at_all(tmp_path: Path) -> None:
     """A dump that was acknowledged is there; what a kill has left is no dump, and is cleared away."""
     rng = random.Random(ROUNDS)
     num_in_a_dump = 0
-    for number in range(ROUNDS):
+    for number in range(10 * ROUNDS):
+        if number >= ROUNDS and num_in_a_dump:  # on a machine that is busy elsewhere, it takes more of them
+            break
         dump_dir = tmp_path / str(number // 2)
         two = [start(dump_dir) for _ in range(2)]
         for process in two:

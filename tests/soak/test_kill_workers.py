@@ -1,8 +1,10 @@
 """Runs of the built-in tasks, in each of which a worker is killed at a random moment."""
 
+import asyncio
 import json
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,13 +22,19 @@ from tests.workers.attempts_kit import restarts, summaries_of
 pytestmark = pytest.mark.soak
 
 ROUNDS = int(os.environ.get("ROUNDS", "20"))
+LAST_ROW = "or 23?"
 NUM_ROWS, GROUP_SIZE, NUM_WORKERS, NUM_PROCESS = 24, 4, 3, 24
-RESTART_LIMIT_S = 2.0
-"""From the kill of a worker until its rollouts have begun elsewhere, for 19 of 20 of them."""
+RESTART_LIMIT_S = float(os.environ.get("RESTART_LIMIT_S", "30"))
+"""From the kill of a worker until its rollouts have begun elsewhere, for 19 of 20 of them. By hand, on an idle
+machine, RESTART_LIMIT_S=2."""
+may_end = threading.Event()
+"""A run is not over before: the answers to its last row are not given."""
 
 
-def answers(call: ScriptedCall) -> Reply:
+async def answers(call: ScriptedCall) -> Reply:
     """Of ``tool`` a call first; the answers of a group differ."""
+    while LAST_ROW in str(call.messages) and not may_end.is_set():  # noqa: ASYNC110 - another thread sets it
+        await asyncio.sleep(0.01)
     is_tool = bool(call.body.get("tools")) and call.messages[-1]["role"] != "tool"
     if is_tool:
         function = {"name": "calculator", "arguments": json.dumps({"expression": "12 * 2"})}
@@ -52,6 +60,7 @@ waits: list[float] = []
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_a_worker_killed_at_a_random_moment_costs_nothing(server, engine, tmp_path, number) -> None:
     rng = random.Random(number)
+    may_end.clear()
     task = ("math", "tool")[number % 2]
     rows = [{"instance_id": f"row-{n}", "prompt": f"12 * 2, or {n}?", "label": "24"} for n in range(NUM_ROWS)]
     payload = make_payload(tmp_path, engine.url, rows, task_type=task, num_process=NUM_PROCESS, max_tokens=64)
@@ -63,6 +72,7 @@ def test_a_worker_killed_at_a_random_moment_costs_nothing(server, engine, tmp_pa
     time.sleep(rng.random())
     killed_ns = time.time_ns()
     rng.choice(workers_of(lead)).kill()
+    may_end.set()
     check_exact(run)
     waits.extend(restarts(summaries_of(server, run), killed_ns))
 
@@ -76,6 +86,7 @@ def test_lost_rollouts_begin_elsewhere_at_once() -> None:
 
 def test_a_killed_lead_and_a_killed_server_leave_nobody_and_lose_nothing(make_server, engine, tmp_path) -> None:
     server = make_server(start_wait_s=60)
+    may_end.clear()
     rows = [{"instance_id": f"row-{n}", "prompt": f"12 * 2, or {n}?", "label": "24"} for n in range(NUM_ROWS)]
     payload = make_payload(tmp_path, engine.url, rows, task_type="math", num_process=NUM_PROCESS, max_tokens=64)
     payload |= {"num_repeat_per_sample": GROUP_SIZE, "workers": NUM_WORKERS, "max_attempts": 1}
@@ -86,8 +97,9 @@ def test_a_killed_lead_and_a_killed_server_leave_nobody_and_lose_nothing(make_se
         poll_until(lambda lead=lead: len(workers_of(lead)) == NUM_WORKERS)
         below = [lead, *lead.children(recursive=True)]
         kill()
-        _, left = psutil.wait_procs(below, timeout=10)
+        _, left = psutil.wait_procs(below, timeout=60)
         assert left == []
+    may_end.set()
     server.restart()
     check_exact(run, has_counts=False)
 
