@@ -24,6 +24,8 @@ from forebay.engines.read_json import UNREADABLE, read_json, read_object, unread
 UNAVAILABLE_STATUSES = frozenset({502, 503})
 """What a proxy or a starting server answers: wait, the rollout has not failed."""
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+MARK = {"input_ids": [0], "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
+"""What is generated under a ``rid`` that an abort is to find."""
 ADMIN_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0
 
@@ -158,8 +160,7 @@ class WorkerAdmin:
 
     async def mark(self, rid: str) -> bool:
         """Generate a few tokens under ``rid``; false where the server has no ``/generate``."""
-        body = {"input_ids": [0], "rid": rid, "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
-        return (await self._call("POST", "/generate", body)).status_code not in NOT_SUPPORTED
+        return (await self._call("POST", "/generate", {**MARK, "rid": rid})).status_code not in NOT_SUPPORTED
 
     async def pause(self, mode: PauseMode) -> None:
         """Let nothing be generated until ``resume``; calls that come meanwhile wait.

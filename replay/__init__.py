@@ -13,5 +13,28 @@ field by which a replayed sample says which one it is, ``sampled_tokens`` what n
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
 place of one that is missing. ``differences`` tells in words where two JSON values first differ.
 
-Import from the folders: ``from forebay.replay.skip import SkipManager``.
+``engine`` is for calls: an engine's answers, recorded once, and given again without it.
+
+Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``RecordedEngine`` and ``EngineRecorder``
+are here, and looked up only when they are asked for: the buffer, which reads recordings, knows no web framework.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.replay.engine.engine_recorder import EngineRecorder
+    from forebay.replay.engine.recorded_engine import RecordedEngine
+
+__all__ = ["EngineRecorder", "RecordedEngine"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "EngineRecorder":
+        from forebay.replay.engine.engine_recorder import EngineRecorder
+
+        return EngineRecorder
+    if name == "RecordedEngine":
+        from forebay.replay.engine.recorded_engine import RecordedEngine
+
+        return RecordedEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,6 +15,8 @@ from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from forebay.web.http_protocol import http_protocol
 
 SHUTDOWN_S = 2
+THREAD_START_S = 30.0
+"""For what takes milliseconds on an idle machine, and much longer on one with other work."""
 
 
 class _Server(uvicorn.Server):
@@ -30,6 +34,39 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+
+@contextmanager
+def entered_in_thread(context: AbstractAsyncContextManager[object], name: str) -> Iterator[asyncio.AbstractEventLoop]:
+    """Enter ``context`` in a thread of its own, called ``name``; yields that thread's event loop.
+
+    Raises here what entering raises, and what leaving it raises, unless the block has raised something itself.
+    """
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    left: Future[None] = Future()
+
+    async def stay() -> None:
+        async with context:
+            stopping = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), stopping))
+            await stopping.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(stay())
+            left.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - whatever it is: another thread waits for it
+            (left if started.done() else started).set_exception(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    loop, stopping = started.result(THREAD_START_S)
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(stopping.set)
+        thread.join()
+    left.result()
 
 
 @asynccontextmanager

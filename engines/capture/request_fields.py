@@ -5,6 +5,7 @@ from typing import Any
 
 _WHOLE = ("return_token_ids", "return_meta_info")
 _STREAM = ("return_input_ids_in_sglext", "return_output_ids_in_sglext")
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
@@ -15,8 +16,20 @@ def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
     """
     if not is_stream:
         return {**body, "logprobs": True, **dict.fromkeys(_WHOLE, True)}
-    options = {**_object(body.get("stream_options")), "include_usage": True, "continuous_usage_stats": True}
+    options = {**_object(body.get("stream_options")), **dict.fromkeys(_STREAM_OPTIONS, True)}
     return {**body, "logprobs": True, **dict.fromkeys(_STREAM, True), "stream_options": options}
+
+
+def without_asking(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body without the fields that ``asking`` sets, whoever has set them."""
+    added = ("logprobs", *_WHOLE, *_STREAM)
+    left = {name: value for name, value in body.items() if name not in added}
+    options = left.get("stream_options")
+    if isinstance(options, Mapping):
+        left["stream_options"] = {name: value for name, value in options.items() if name not in _STREAM_OPTIONS}
+    if not left.get("stream_options"):
+        left.pop("stream_options", None)
+    return left
 
 
 def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,5 +15,5 @@ each piece. Aborts, pauses and new weights go past all this straight to the back
 - ``request_bodies``, ``admission``: what clients ask for, and the calls that this makes.
 - ``answering``, ``reply_bodies``, ``reply_times``: one request from its calls to its reply, how the reply is written,
   and what it tells of the time that the call took.
-- ``routes``: the application.
+- ``routes``: the application; ``administration``: those that go past all this.
 """

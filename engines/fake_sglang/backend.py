@@ -11,7 +11,29 @@ FIRST_VERSION = "default"
 """What SGLang calls the weights that it was started with."""
 
 
-class Backend(Protocol):
+class Administered(Protocol):
+    """What ``Administration`` asks for. All of it is called on the event loop that serves."""
+
+    def abort(self, rid_prefix: str) -> None:
+        """End the calls whose ``rid`` begins so, with what they have; the empty text means all."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Generate nothing more; new calls wait. Returns when it is so."""
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+
+    async def update_weights(self, body: WeightsBody) -> None:
+        """Take other weights; ``InvalidInput`` where they do not fit, and nothing has changed then."""
+
+    async def name_weights(self, version: str) -> None:
+        """Call the weights something else from the next token on."""
+
+    async def flush_cache(self) -> None:
+        """Forget the prompts that were read."""
+
+
+class Backend(Administered, Protocol):
     """An engine without its HTTP. All of it is called on the event loop that serves."""
 
     @property
@@ -68,24 +90,6 @@ class Backend(Protocol):
 
     def cancel(self, call: PromptCall) -> None:
         """End a call that nobody reads any more, or that has ended."""
-
-    def abort(self, rid_prefix: str) -> None:
-        """End the calls whose ``rid`` begins so, with what they have; the empty text means all."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Generate nothing more; new calls wait. Returns when it is so."""
-
-    async def resume(self) -> None:
-        """Go on after a pause."""
-
-    async def update_weights(self, body: WeightsBody) -> None:
-        """Take other weights; ``InvalidInput`` where they do not fit, and nothing has changed then."""
-
-    async def name_weights(self, version: str) -> None:
-        """Call the weights something else from the next token on."""
-
-    async def flush_cache(self) -> None:
-        """Forget the prompts that were read."""
 
     def model_info(self) -> JSONObject:
         """What ``/model_info`` tells of this engine: ``model_path`` at least."""

@@ -1,7 +1,7 @@
 """The application: SGLang's routes, as far as Forebay uses them."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,21 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.core.errors import EngineError, ForebayError, InvalidInput
+from forebay.engines.fake_sglang.administration import Administration
 from forebay.engines.fake_sglang.admission import chat_call, check_tokens, generate_calls
 from forebay.engines.fake_sglang.answering import Answering
 from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import JSONObject
 from forebay.engines.fake_sglang.reply_bodies import ChatWriter, GenerateWriter, error_body, generate_error
 from forebay.engines.fake_sglang.request_bodies import (
-    AbortBody,
     Body,
     ChatBody,
     DetokenizeBody,
     GenerateBody,
-    PauseBody,
     TokenizeBody,
-    VersionBody,
-    WeightsBody,
 )
 from forebay.web.bodies import BodyBudget
 from forebay.web.browser_guard import BrowserGuard
@@ -54,6 +51,11 @@ def create_app(
     """The application in front of an engine. ``parsers`` answer further paths, from body to body."""
     routes = SGLangFace(backend).routes()
     routes += [Route(path, _parse(parser), methods=["POST"]) for path, parser in (parsers or {}).items()]
+    return app_of(routes, lifespan)
+
+
+def app_of(routes: Sequence[Route], lifespan: Lifespan | None = None) -> Starlette:
+    """An application of some of these routes: bodies within their limits, and SGLang's words for errors."""
     return Starlette(
         routes=routes,
         middleware=[Middleware(PaidBodies, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
@@ -94,17 +96,12 @@ class SGLangFace:
         sent = {
             "/v1/chat/completions": self.chat,
             "/generate": self.generate,
-            "/abort_request": self.abort,
-            "/pause_generation": self.pause,
-            "/continue_generation": self.resume,
-            "/update_weights_from_disk": self.update_weights,
-            "/update_weight_version": self.name_weights,
-            "/flush_cache": self.flush_cache,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in asked.items()]
-        return routes + [Route(path, endpoint, methods=["POST"]) for path, endpoint in sent.items()]
+        routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in sent.items()]
+        return routes + Administration(self._backend).routes()
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat; a client that goes away ends it."""
@@ -117,52 +114,6 @@ class SGLangFace:
         body = GenerateBody.read(await request.body())
         calls = await generate_calls(self._backend, body, request.headers.get(TRACEPARENT))
         return await self._answering.answer(request, calls, GenerateWriter(body, calls, self._backend))
-
-    async def abort(self, request: Request) -> Response:
-        """End calls by the beginning of their ``rid``, or all; they answer 200 with what they have."""
-        body = AbortBody.read(await request.body())
-        # To the back end an empty prefix means every call; SGLang takes an empty ``rid`` for none.
-        if body.abort_all or body.rid:
-            self._backend.abort("" if body.abort_all else body.rid or "")
-        return Response()
-
-    async def pause(self, request: Request) -> Response:
-        """Generate nothing until ``/continue_generation``."""
-        body = PauseBody.read(await request.body())
-        await self._backend.pause(body.mode)
-        return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
-
-    async def resume(self, _: Request) -> Response:
-        """Go on after a pause."""
-        await self._backend.resume()
-        return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
-
-    async def update_weights(self, request: Request) -> Response:
-        """Go on with the weights in another folder. One that does not fit is a 400, and nothing changes."""
-        body = WeightsBody.read(await request.body())
-        if body.abort_all_requests:
-            self._backend.abort("")
-        named = f" Weight version updated to {body.weight_version}." if body.weight_version else ""
-        reply = {"success": True, "message": f"Succeeded to update model weights.{named}", "num_paused_requests": 0}
-        try:
-            await self._backend.update_weights(body)
-        except InvalidInput as error:
-            return JSONResponse({**reply, "success": False, "message": error.message}, status_code=400)
-        return JSONResponse(reply)
-
-    async def name_weights(self, request: Request) -> Response:
-        """Call the weights something else from the next token on."""
-        body = VersionBody.read(await request.body())
-        if body.abort_all_requests:
-            self._backend.abort("")
-        await self._backend.name_weights(body.new_version)
-        message = f"Weight version updated to {body.new_version}"
-        return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
-
-    async def flush_cache(self, _: Request) -> Response:
-        """Forget the prompts that were read."""
-        await self._backend.flush_cache()
-        return Response()
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a chat's prompt."""

@@ -15,9 +15,7 @@ fall into the middle of it, as they would in a model.
 """
 
 import asyncio
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self
 
@@ -31,11 +29,10 @@ from forebay.engines.scripted.answers import ScriptedBackend
 from forebay.engines.scripted.parsers import PARSERS
 from forebay.engines.scripted.script import Reply, Script, ScriptedCall
 from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
-from forebay.web.serving import serve_app
+from forebay.web.serving import entered_in_thread, serve_app
 
 __all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
 
-THREAD_START_S = 30.0
 WAIT_LIMIT_S = 30.0
 """For what takes milliseconds on an idle machine, and much longer on one with other work."""
 
@@ -164,39 +161,17 @@ class ScriptedEngine:
     @contextmanager
     def in_thread(self) -> Iterator["ThreadedEngine"]:
         """Serve from a thread of its own, for code without an event loop. Raises what entering it raises, here."""
-        started: Future[ThreadedEngine] = Future()
-        thread = threading.Thread(target=self._run, args=(started,), name="scripted-engine", daemon=True)
-        thread.start()
-        engine = started.result(THREAD_START_S)
-        try:
-            yield engine
-        finally:
-            engine.stop()
-            thread.join()
-
-    def _run(self, started: "Future[ThreadedEngine]") -> None:
-        async def serve() -> None:
-            async with self:
-                stopping = asyncio.Event()
-                started.set_result(ThreadedEngine(self, asyncio.get_running_loop(), stopping))
-                await stopping.wait()
-
-        try:
-            asyncio.run(serve())
-        except Exception as error:  # whatever it is: who waits for the start is another thread
-            if started.done():
-                raise
-            started.set_exception(error)
+        with entered_in_thread(self, "scripted-engine") as loop:
+            yield ThreadedEngine(self, loop)
 
 
 class ThreadedEngine:
     """A scripted engine that runs in a thread: ``url``, what it recorded, and waits that block."""
 
-    def __init__(self, engine: ScriptedEngine, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    def __init__(self, engine: ScriptedEngine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
         self.url = engine.url
         self._loop = loop
-        self._stopping = stopping
 
     @property
     def calls(self) -> list[ScriptedCall]:
@@ -220,7 +195,3 @@ class ThreadedEngine:
     def wait_in_flight(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
         """Block until exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
         asyncio.run_coroutine_threadsafe(self.engine.wait_in_flight(count, timeout_s=timeout_s), self._loop).result()
-
-    def stop(self) -> None:
-        """Let the thread end."""
-        self._loop.call_soon_threadsafe(self._stopping.set)

@@ -1,8 +1,12 @@
-"""``forebay serve``: the buffer; ``forebay engine``: the embedded engine."""
+"""``forebay serve``: the buffer; ``forebay engine``: the embedded engine, a recorder, and a recorded engine."""
 
+import asyncio
+import json
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -12,6 +16,9 @@ from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
 from forebay.server.cli.output import echo
 from forebay.telemetry.log import set_up_logging
+
+if TYPE_CHECKING:
+    from forebay.replay.engine.served_engine import ServedEngine
 
 AllowedHosts = Annotated[
     str | None,
@@ -80,24 +87,27 @@ def read_settings(config: Path | None, **flags: object) -> Settings:
         raise InvalidInput(f"the settings cannot be read: {error}", field="config") from None
 
 
-engine_app = typer.Typer(no_args_is_help=True, help="Serve an embedded engine.")
+engine_app = typer.Typer(no_args_is_help=True, help="Serve an embedded engine, or record and replay one.")
 
 
-@engine_app.callback()
-def _engine() -> None: ...  # with a callback, the only command below keeps its name
+IsInsecure = Annotated[bool, typer.Option("--insecure", help="Let it be called by every name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Tell the address as one line of JSON.")]
+EngineHost = Annotated[str, typer.Option(help="Address to listen on.")]
+EnginePort = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Recording = Annotated[Path, typer.Argument(metavar="FILE", help="Recording of calls: calls.fbr.")]
 
 
 @engine_app.command("tiny", short_help="Serve a small model on the CPU.")
 def tiny(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 30000,
+    host: EngineHost = "127.0.0.1",
+    port: EnginePort = 30000,
     model_path: Annotated[
         Path | None, typer.Option(help="Hugging Face folder of a causal language model; else the built-in one.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Cores that torch may use.")] = 1,
     allowed_hosts: AllowedHosts = None,
-    is_insecure: Annotated[bool, typer.Option("--insecure", help="Let it be called by every name.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Tell the address as one line of JSON.")] = False,
+    is_insecure: IsInsecure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a small model on the CPU, with the API of SGLang as far as Forebay uses it.
 
@@ -118,3 +128,70 @@ def tiny(
         insecure=is_insecure,
         on_ready=announce if as_json else show,
     )
+
+
+@engine_app.command("record", short_help="Keep in a file what an engine answers.")
+def record(
+    file: Recording,
+    upstream: Annotated[str, typer.Option(metavar="URL", help="The engine that answers.")],
+    host: EngineHost = "127.0.0.1",
+    port: EnginePort = 30000,
+    allowed_hosts: AllowedHosts = None,
+    is_insecure: IsInsecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stand before an engine, and keep in FILE what it answers. FILE is made, or added to.
+
+    Whoever would be given the engine's address is given this one. Until SIGTERM or Ctrl-C.
+    """
+    from forebay.replay.engine.engine_recorder import EngineRecorder
+
+    names, announce = allowed_hosts or "", _announcing("the recorder", as_json)
+    recorder = EngineRecorder(file, upstream, host=host, port=port, allowed_hosts=names, insecure=is_insecure)
+    asyncio.run(_serve(recorder, announce))
+
+
+@engine_app.command("replay", short_help="Answer as a recorded engine did.")
+def replay(
+    file: Recording,
+    speed: Annotated[
+        float, typer.Option(help="0: answers come at once; 1: in the time that they took; 2: in half of it.")
+    ] = 0.0,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this engine what is missing, and add it to FILE.")
+    ] = None,
+    is_again: Annotated[
+        bool, typer.Option("--again", help="After the last answer to a request, give its first once more.")
+    ] = False,
+    host: EngineHost = "127.0.0.1",
+    port: EnginePort = 30000,
+    allowed_hosts: AllowedHosts = None,
+    is_insecure: IsInsecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer as the engine did whose calls are in FILE, without it. Until SIGTERM or Ctrl-C.
+
+    What was not recorded is a 422 that tells the nearest request. Exits with 1 if there was any.
+    """
+    from forebay.replay.engine.recorded_engine import RecordedEngine
+
+    names, announce = allowed_hosts or "", _announcing("the recorded engine", as_json)
+    place: dict[str, Any] = {"host": host, "port": port, "allowed_hosts": names, "insecure": is_insecure}
+    asyncio.run(_serve(RecordedEngine(file, speed, upstream, again=is_again, **place), announce))
+
+
+async def _serve(engine: "ServedEngine", announce: Callable[[str], None]) -> None:
+    """Serve until a signal says stop."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with engine:
+        announce(engine.url)
+        await stopped.wait()
+
+
+def _announcing(what: str, as_json: bool) -> Callable[[str], None]:
+    set_up_logging("warning")
+    if as_json:
+        return lambda url: typer.echo(json.dumps({"event": "ready", "url": url}))
+    return lambda url: echo(f"{what} listens on {url}")

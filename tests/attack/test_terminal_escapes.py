@@ -50,6 +50,8 @@ LISTED = {
     "generators new": ["{task_type}", "--dir", "{folder}/new"],
     "serve": ["--config", "{folder}/none{name}.toml"],
     "engine tiny": ["--model-path", "{folder}/none{name}"],
+    "engine record": ["{folder}/none{name}/calls.fbr", "--upstream", "http://127.0.0.1:9"],
+    "engine replay": ["{folder}/none{name}.fbr"],
     "demo": ["--dir", "/dev/null/{name}"],
 }
 """What each command is given."""

@@ -1,0 +1,111 @@
+"""Calls as the table ``calls`` has them: a row whose two frames bear out everything else in it.
+
+``request`` holds the request's body. ``parts`` begins with a line of JSON (``PartsHead``), after which follow the bytes
+of the reply. Both are zstandard frames with a checksum; what the columns of the row say stands in them as well, or
+follows from them, so that nothing of a row changes unseen.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.core.errors import MissingExtra
+from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.recording_reader import Frames
+
+LEVEL = 3
+COLUMNS = "seq, lane, digest, nth, method, path, request, status, headers, parts, began_s"
+Row = tuple[int, str, bytes, int, str, str, bytes, int, str, bytes, float]
+Part = tuple[float, bytes]
+"""Bytes of a reply, and when they came: seconds since the request."""
+
+
+class CallReply(NamedTuple):
+    """What an engine answered. It is not ``is_whole`` where the client left, or the engine died, before its end."""
+
+    status: int
+    content_type: str
+    parts: Sequence[Part]
+    is_whole: bool = True
+
+    @property
+    def body(self) -> bytes:
+        """All parts of it."""
+        return b"".join(content for _, content in self.parts)
+
+
+class Place(NamedTuple):
+    """Where a call stands: its number in the file, and how many equal ones of its lane came before."""
+
+    seq: int
+    nth: int
+    began_s: float
+    """Wall-clock seconds since the Unix epoch."""
+
+
+class PartsHead(msgspec.Struct, frozen=True):
+    """The first line of ``parts``. Each entry of its own ``parts`` is a number of bytes, and when they came."""
+
+    seq: int
+    nth: int
+    began_s: float
+    status: int
+    headers: dict[str, str]
+    is_whole: bool
+    parts: list[tuple[int, float]]
+
+
+class DamagedRow(Exception):
+    """A row is not as it was written; the message says what does not fit."""
+
+
+_head = msgspec.json.Decoder(PartsHead)
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_call(place: Place, request: CallRequest, reply: CallReply, compress: Callable[[bytes], bytes]) -> Row:
+    """The row of a call."""
+    headers = {"content-type": reply.content_type} if reply.content_type else {}
+    sizes = [(len(content), at_s) for at_s, content in reply.parts]
+    head = PartsHead(place.seq, place.nth, place.began_s, reply.status, headers, reply.is_whole, sizes)
+    parts = compress(b"".join((_encode(head), b"\n", reply.body)))
+    names = request.lane, request.digest, place.nth, request.method, request.path
+    return place.seq, *names, compress(request.body), reply.status, _encode(headers).decode(), parts, place.began_s
+
+
+def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
+    """What a row holds. Raises ``DamagedRow`` for one in which anything has changed."""
+    seq, lane, digest, nth, method, path, request_frame, status, headers, parts_frame, began_s = row
+    request = CallRequest.read(method, path, _content(frames, request_frame, "request"))
+    if (request.digest, request.lane) != (digest, lane):
+        raise DamagedRow("its request is not that of its digest and lane")
+    line, _, body = _content(frames, parts_frame, "parts").partition(b"\n")
+    try:
+        head = _head.decode(line)
+    except msgspec.MsgspecError as error:
+        raise DamagedRow(f"its parts have no readable head: {error}") from None
+    written = head.seq, head.nth, head.began_s, head.status, _encode(head.headers).decode()
+    if written != (seq, nth, began_s, status, headers) or sum(size for size, _ in head.parts) != len(body):
+        raise DamagedRow("its columns are not what its parts say")
+    parts, start = [], 0
+    for size, at_s in head.parts:
+        parts.append((at_s, body[start : start + size]))
+        start += size
+    return request, CallReply(status, head.headers.get("content-type", ""), parts, head.is_whole)
+
+
+def compressor() -> Callable[[bytes], bytes]:
+    """Makes frames, in one thread at a time. Raises ``MissingExtra`` without zstandard."""
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingExtra("zstandard", "zstd") from None
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress
+
+
+def _content(frames: Frames, frame: object, what: str) -> bytes:
+    try:
+        return frames.content(frame)
+    except ValueError as error:
+        raise DamagedRow(f"its {what} cannot be read: {error}") from None

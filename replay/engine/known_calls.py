@@ -1,0 +1,167 @@
+"""The recorded calls of a file: which answer is whose, and what comes nearest to a request that has none."""
+
+import logging
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from forebay.replay.differences import first_difference
+from forebay.replay.engine.answers import AllGiven, EqualAnswers, likeness
+from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, Row, decode_call
+from forebay.replay.engine.call_request import CallRequest, counted
+from forebay.replay.recording_reader import Frames
+from forebay.replay.recording_schema import VERSION, open_recording
+
+logger = logging.getLogger(__name__)
+
+MAX_COMPARED = 256
+"""Recorded requests that a miss is compared with."""
+OF_THE_TABLE = "SELECT seq FROM calls NOT INDEXED"
+OF_ITS_INDEX = "SELECT seq FROM calls INDEXED BY sqlite_autoindex_calls_1"
+NOT_THERE = "one of its pages is damaged, or the index of the table is"
+
+
+class KnownCalls:
+    """The calls of the file ``path``, which is read while others are added to it.
+
+    ``wraps``: after the last answer to a request comes its first again. Raises ``FileNotFoundError``,
+    ``RecordingDamaged`` for what is no recording. Damaged calls are in ``damaged``, and told in the log.
+    """
+
+    def __init__(self, path: Path, *, wraps: bool = False) -> None:
+        self.path = path
+        self.damaged: dict[int, str] = {}
+        """By number, what is wrong with it."""
+        self._wraps = wraps
+        self._answers: dict[bytes, EqualAnswers] = {}
+        self._by_path: defaultdict[tuple[str, str], dict[bytes, None]] = defaultdict(dict)
+        self._frames = Frames()
+        self._connection = open_recording(path)
+        try:
+            self._load()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Read no more."""
+        self._connection.close()
+
+    def __len__(self) -> int:
+        return sum(len(lane) for answers in self._answers.values() for lane in answers.lanes.values())
+
+    def add_given(self, request: CallRequest, seq: int) -> None:
+        """One that has been added to the file, and given."""
+        self._add(request.digest, request.lane, request.method, request.path, seq)
+        self._answers[request.digest].left[request.lane].remove(seq)
+
+    def take(self, request: CallRequest) -> CallReply | None:
+        """The next recorded answer to it; None if there is none. Raises ``AllGiven``, ``DamagedRow``."""
+        answers = self._answers.get(request.digest)
+        if answers is None:
+            return None
+        lane = request.lane
+        if self._wraps and request.is_drawn and not answers.left.get(lane) and lane in answers.lanes:
+            answers.refill(lane)
+        seq = answers.pop(lane)
+        if seq is None:
+            seq = self._once_more(request, answers)
+        answers.last[lane] = seq
+        return self._read(seq)[1]
+
+    def _once_more(self, request: CallRequest, answers: EqualAnswers) -> int:
+        if not request.is_drawn:
+            return answers.last.get(request.lane, answers.first)
+        if not self._wraps:
+            raise AllGiven(sum(map(len, answers.lanes.values())))
+        answers.refill(request.lane)
+        seq = answers.pop(request.lane)
+        assert seq is not None
+        return seq
+
+    def nearest(self, request: CallRequest) -> str:
+        """In words, the recorded request that is most like this one, and in what it differs first."""
+        found = self._most_like(request)
+        if found is None:
+            others = ", ".join(sorted({path for method, path in self._by_path if method == request.method}))
+            return f"nothing was recorded for this path{', but for ' if others else ''}{others[:1_000]}"
+        seq, recorded = found
+        difference = first_difference(counted(recorded.value), counted(request.value))
+        words = "its body is no JSON" if difference is None else difference.in_words("recorded", "now")
+        where = f" (group and slot {recorded.lane})" if recorded.lane else ""
+        return f"the nearest recorded request is call {seq}{where}; {words}"
+
+    def _most_like(self, request: CallRequest) -> tuple[int, CallRequest] | None:
+        known = [self._answers[digest] for digest in self._by_path.get((request.method, request.path), ())]
+        # Of its own lane first: a conversation that went another way is most often one with itself.
+        known.sort(key=lambda answers: request.lane not in answers.lanes)
+        text, best, best_score = request.counted_text, None, -1.0
+        for answers in known[:MAX_COMPARED]:
+            seq = answers.lanes[request.lane][0] if request.lane in answers.lanes else answers.first
+            try:
+                recorded, _ = self._read(seq)
+            except DamagedRow:
+                continue
+            score = likeness(text, recorded.counted_text) + (recorded.is_stream == request.is_stream)
+            if score > best_score:
+                best, best_score = (seq, recorded), score
+        return best
+
+    # --- reading the file
+
+    def _load(self) -> None:
+        self._check_format()
+        numbers = [set(self._numbers(query)) for query in (OF_THE_TABLE, OF_ITS_INDEX)]
+        for seq in sorted(numbers[0] | numbers[1]):
+            try:
+                row = self._row(seq)
+                _, lane, digest, _, method, path, *_ = row
+                # A damaged one keeps its place: the next answer is not its request's.
+                self._add(digest, lane, method, path, seq)
+                decode_call(row, self._frames)
+                if seq not in numbers[0] & numbers[1]:
+                    raise DamagedRow(NOT_THERE)
+            except DamagedRow as error:
+                self._note(seq, str(error))
+
+    def _check_format(self) -> None:
+        try:
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            problems = [text for (text,) in self._connection.execute("PRAGMA integrity_check")]
+        except sqlite3.DatabaseError as error:
+            problems, version = [str(error)], VERSION
+        if version != VERSION:
+            problems = [*problems, f"its format is {version}, which there is not"]
+        if problems != ["ok"]:
+            for problem in problems:
+                self._note(0, problem)
+
+    def _numbers(self, query: str) -> Iterator[int]:
+        try:
+            for (seq,) in self._connection.execute(query):
+                yield seq
+        except sqlite3.DatabaseError as error:
+            self._note(0, str(error))
+
+    def _row(self, seq: int) -> Row:
+        try:
+            row = self._connection.execute(f"SELECT {COLUMNS} FROM calls WHERE seq = ?", (seq,)).fetchone()  # noqa: S608 - our own text
+        except sqlite3.DatabaseError as error:
+            raise DamagedRow(str(error)) from None
+        if row is None:
+            raise DamagedRow(NOT_THERE)
+        return row  # type: ignore[no-any-return]  # sqlite3 knows no types; decode_call looks at each
+
+    def _read(self, seq: int) -> tuple[CallRequest, CallReply]:
+        if seq in self.damaged:
+            raise DamagedRow(f"call {seq} of {self.path.name} is damaged: {self.damaged[seq]}")
+        return decode_call(self._row(seq), self._frames)
+
+    def _add(self, digest: bytes, lane: str, method: str, path: str, seq: int) -> None:
+        self._answers.setdefault(digest, EqualAnswers()).add(lane, seq)
+        self._by_path[method, path][digest] = None
+
+    def _note(self, seq: int, problem: str) -> None:
+        self.damaged[seq] = f"{self.damaged[seq]}; {problem}" if seq in self.damaged else problem
+        logger.error("%s is damaged: %s%s", self.path, f"call {seq}: " if seq else "", problem)

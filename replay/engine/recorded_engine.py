@@ -1,0 +1,124 @@
+"""A recorded engine in place of a real one: the same answers to the same requests, without paying for them again."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+from forebay.core.errors import InvalidInput
+from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.engine.call_writer import CallWriter
+from forebay.replay.engine.engine_recorder import UpstreamRecording
+from forebay.replay.engine.known_calls import KnownCalls
+from forebay.replay.engine.relay import Upstream
+from forebay.replay.engine.replay_answers import ReplayAnswers
+from forebay.replay.engine.served_engine import ServedEngine
+from forebay.replay.errors import NotRecorded
+from forebay.replay.recording_schema import open_recording
+from forebay.web.serving import entered_in_thread
+
+
+class RecordedEngine(ServedEngine):
+    """A server on a free port (or ``port``) of ``host`` that answers as the engine did whose calls are in ``file``.
+
+    Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
+
+        with RecordedEngine("calls.fbr").in_thread() as engine:
+            ...  # give engine.url to what is tested; engine.calls, engine.misses
+
+    The k-th of equal requests gets the k-th recorded answer, of its own group and slot first, and none is given twice,
+    unless ``again``: after the last comes the first. ``speed`` 1 takes the time that it took, 2 half of it, 0 none.
+    What was not recorded is a 422 that tells the nearest request; with ``upstream`` that engine is asked, and its
+    answer added to ``file``.
+
+    Leaving raises ``NotRecorded`` for what is in ``misses``: a test that expects misses looks at them, and clears the
+    list. Entering raises ``FileNotFoundError``, ``RecordingDamaged`` for what is no recording of this version's, and
+    ``InvalidInput`` where it cannot listen. Damaged calls are in ``damaged``, and a miss for whoever asks for them.
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str],
+        speed: float = 0.0,
+        upstream: str | None = None,
+        *,
+        again: bool = False,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allowed_hosts: Sequence[str] = (),
+        insecure: bool = False,
+    ) -> None:
+        super().__init__(host, port, allowed_hosts, insecure)
+        if not 0 <= speed < float("inf"):
+            hint = "0: answers come at once; 1: as recorded; 2: twice as fast"
+            raise InvalidInput(f"speed must be a number from 0 on, got {speed}", hint=hint, field="speed")
+        self.misses: list[str] = []
+        """What was asked for and not recorded, in words."""
+        self._file = Path(file)
+        self._speed = speed
+        self._again = again
+        self._upstream = None if upstream is None else Upstream(upstream)
+        self._known: KnownCalls
+        self._answers: ReplayAnswers
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await super().__aexit__(kind, error, traceback)
+        self._tell_misses(error)
+
+    @property
+    def calls(self) -> list[CallRequest]:
+        """The calls that got recorded answers, in order of arrival; the last 10 000."""
+        return list(self._answers.given)
+
+    @property
+    def damaged(self) -> dict[int, str]:
+        """What is wrong with each damaged call, by its number; 0: with the file itself."""
+        return self._known.damaged
+
+    @property
+    def num_recorded(self) -> int:
+        """The answers in the file."""
+        return len(self._known)
+
+    @contextmanager
+    def in_thread(self) -> Iterator[Self]:
+        """Serve from a thread of its own, for code without an event loop. Raises what entering and leaving raise."""
+        try:
+            with entered_in_thread(self, "recorded-engine"):
+                yield self
+        except BaseException as error:
+            if not isinstance(error, NotRecorded):
+                self._tell_misses(error)
+            raise
+
+    async def enter(self, stack: AsyncExitStack) -> None:
+        """Open the file, and serve."""
+        self.misses.clear()
+        recording = None if self._upstream is None else await self._recording(self._upstream, stack)
+        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again)
+        # Before the writer: it leaves one file behind only where nobody reads it.
+        stack.callback(self._known.close)
+        self._answers = ReplayAnswers(self._known, self._speed, recording, self.misses.append)
+        await self.serve(stack, self._answers.answer)
+        # Called before the server shuts down: it waits for its connections, and those wait for their answers.
+        stack.callback(self._answers.state.stop)
+
+    async def _recording(self, upstream: Upstream, stack: AsyncExitStack) -> UpstreamRecording:
+        open_recording(self._file).close()  # else the writer would make it
+        writer = await asyncio.to_thread(CallWriter, self._file)
+        stack.push_async_callback(asyncio.to_thread, writer.close)
+        stack.push_async_callback(upstream.close)
+        return UpstreamRecording(upstream, writer)
+
+    def _tell_misses(self, error: BaseException | None) -> None:
+        """Raise what was missed, or note it on what has been raised already."""
+        if not self.misses:
+            return
+        count = "a call was" if len(self.misses) == 1 else f"{len(self.misses)} calls were"
+        words = f"{count} not recorded; the first: {self.misses[0]}"
+        if error is not None:
+            error.add_note(words)
+            return
+        raise NotRecorded(words, hint="record it again (forebay engine record), or let what asks be as it was")

@@ -1,0 +1,166 @@
+"""Requests passed on to a real engine, and its replies passed back as they come, kept part by part with their times."""
+
+import asyncio
+import time
+from http import HTTPStatus
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from forebay.core.errors import EngineError, InvalidInput
+from forebay.engines.connections import EngineConnections
+from forebay.engines.router_workers import root_url, unreachable
+from forebay.replay.engine.call_frames import CallReply, Part
+from forebay.replay.engine.call_request import CallRequest
+from forebay.web.http_protocol import OpenReply
+
+OF_THE_CONNECTION = frozenset(
+    {
+        *("accept-encoding", "connection", "content-encoding", "content-length", "date", "expect", "host"),
+        *("keep-alive", "proxy-connection", "server", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+"""Headers that are not passed on, in either direction."""
+TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
+"""An answer may take as long as its client waits."""
+FACT_TIMEOUT_S = 10.0
+STREAM = "text/event-stream"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Upstream:
+    """The engine at ``url``. Raises ``InvalidInput`` unless that is http(s)."""
+
+    def __init__(self, url: str) -> None:
+        if not url:
+            raise InvalidInput("the address of the engine is missing", field="upstream")
+        self.url = root_url(url)
+        self._connections = EngineConnections()
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self._connections.aclose()
+
+    async def get(self, path: str) -> CallReply:
+        """What it answers to ``GET``. Raises ``EngineError``, ``TimeoutError``."""
+        async with asyncio.timeout(FACT_TIMEOUT_S):
+            reply = await self._sent("GET", path, b"", [])
+            try:
+                content = await reply.aread()
+            except httpx.TransportError as error:
+                raise unreachable(self.url, error) from error
+            finally:
+                await reply.aclose()
+        return CallReply(reply.status_code, reply.headers.get("content-type", ""), [(0.0, content)])
+
+    async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> CallReply:
+        """Answer a request with the engine's reply; what of it came before its end, or before its client left.
+
+        Raises ``EngineError`` where nothing came; nothing has been sent then.
+        """
+        relayed = _Relayed(scope, send)
+        relaying = asyncio.create_task(self._pass_on(request, scope, relayed))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            relaying.cancel()  # the engine sees that nobody waits for it any more
+            await asyncio.gather(relaying, leaving, return_exceptions=True)
+        if not relaying.cancelled():
+            relaying.result()
+        return relayed.reply
+
+    async def _pass_on(self, request: CallRequest, scope: Scope, relayed: "_Relayed") -> None:
+        reply = await self._sent(request.method, request.path, request.body, scope["headers"])
+        try:
+            await relayed.begin(reply)
+            async for content in reply.aiter_bytes():
+                await relayed.add(content)
+            await relayed.end()
+        except (httpx.TransportError, EngineError) as error:
+            if not relayed.is_begun:
+                raise error if isinstance(error, EngineError) else unreachable(self.url, error) from error
+            relayed.break_off()
+        finally:
+            await reply.aclose()
+
+    async def _sent(self, method: str, path: str, body: bytes, headers: Headers) -> httpx.Response:
+        passed = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
+        extensions = {"timeout": dict(TIMEOUT)}
+        # No client: it would keep the cookies of one for the others, and follow redirects.
+        request = httpx.Request(method, self.url + path, content=body, headers=passed, extensions=extensions)
+        try:
+            reply: httpx.Response = await self._connections.handle_async_request(request)
+        except httpx.TransportError as error:
+            raise unreachable(self.url, error) from error
+        return reply
+
+
+class _Relayed:
+    """A reply on its way to a client. One that is no stream goes out, and is kept, as one part."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.is_begun = False
+        """Whether a part of it was sent."""
+        self._scope = scope
+        self._send = send
+        self._began_s = time.monotonic()
+        self._status: int = HTTPStatus.OK
+        self._kind = ""
+        self._is_stream = self._is_whole = False
+        self._parts: list[Part] = []
+
+    @property
+    def reply(self) -> CallReply:
+        """What there is of it."""
+        return CallReply(self._status, self._kind, self._parts, self._is_whole)
+
+    async def begin(self, reply: httpx.Response) -> None:
+        """Its status and its headers are there."""
+        self._status, self._kind = reply.status_code, reply.headers.get("content-type", "")
+        self._is_stream = self._kind.startswith(STREAM)
+        headers = [(name.lower(), value) for name, value in reply.headers.raw]
+        self._headers = [(name, value) for name, value in headers if name.decode("latin-1") not in OF_THE_CONNECTION]
+        if self._is_stream:
+            await self._start(self._headers)
+
+    async def add(self, content: bytes) -> None:
+        """More of its body."""
+        self._parts.append((round(time.monotonic() - self._began_s, 6), content))
+        if self._is_stream:
+            await self._send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end(self) -> None:
+        """All of it is there."""
+        self._is_whole = True
+        if self._is_stream:
+            await self._send({"type": "http.response.body", "body": b""})
+            return
+        whole = self.reply.body
+        self._parts = [(round(time.monotonic() - self._began_s, 6), whole)]
+        await self._start([*self._headers, (b"content-length", b"%d" % len(whole))])
+        await self._send({"type": "http.response.body", "body": whole})
+
+    def break_off(self) -> None:
+        """The client is to see that the rest does not come."""
+        break_off(self._scope)
+
+    async def _start(self, headers: Headers) -> None:
+        self.is_begun = True
+        await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
+
+
+def break_off(scope: Scope) -> None:
+    """End the connection of a request in the middle of its reply. Where its server bounds no connections it raises."""
+    reply = OpenReply.of(scope)
+    if reply is None:
+        raise ConnectionResetError("the recorded reply ends here")
+    reply.note_disconnect()
+    reply.transport.abort()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,93 @@
+"""What the recorder and the recorded engine have in common: an address, and how requests come in and errors go out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import Any, Self
+
+from starlette.types import Receive, Scope, Send
+
+from forebay.core.addresses import host_patterns
+from forebay.core.errors import ForebayError
+from forebay.engines.fake_sglang.reply_bodies import error_body
+from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, MAX_BODY_BYTES, guarded
+from forebay.replay.engine.call_request import CallRequest
+from forebay.web.bodies import BodyBudget
+from forebay.web.connection_limits import DEFAULT_LIMITS
+from forebay.web.replies import ClientGone, encode, send_json
+from forebay.web.serving import serve_app
+
+Answer = Callable[[CallRequest, Scope, Receive, Send], Awaitable[None]]
+
+
+class ServedEngine(ABC):
+    """An address that speaks an engine's wire, kept away from pages in a browser as the embedded engines are.
+
+    Raises ``InvalidInput`` for a name among ``allowed_hosts`` that is none.
+    """
+
+    def __init__(self, host: str, port: int, allowed_hosts: Sequence[str], insecure: bool) -> None:
+        self._host, self._port = host, port
+        self._allowed_hosts = host_patterns(allowed_hosts)
+        self._insecure = insecure
+        self._stack = AsyncExitStack()
+        self._budget = BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self.enter(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self._stack.aclose()
+
+    @abstractmethod
+    async def enter(self, stack: AsyncExitStack) -> None:
+        """Open what is needed, for as long as ``stack`` is not left, and ``serve``."""
+
+    @property
+    def url(self) -> str:
+        """The address to give to a client, without ``/v1``."""
+        if not self._port:
+            raise RuntimeError("the engine has no address yet: use `async with engine` or `with engine.in_thread()`")
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 - recognised, not bound
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    async def serve(self, stack: AsyncExitStack, answer: Answer) -> None:
+        """Have requests answered until ``stack`` is left. Raises ``InvalidInput`` for an address that cannot be had."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._receive(answer, scope, receive, send)
+
+        kept_away = guarded(app, host=self._host, allowed_hosts=self._allowed_hosts, insecure=self._insecure)
+        serving = serve_app(kept_away, host=self._host, port=self._port, limits=DEFAULT_LIMITS)
+        self._port = await stack.enter_async_context(serving)
+
+    async def _receive(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        body = None
+        try:
+            body = await self._budget.read(scope, receive)
+            path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+            request = CallRequest.read(scope["method"], f"{path}?{query}" if query else path, body.data)
+            await answer(request, scope, receive, send)
+        except ForebayError as error:
+            await send_error(send, error.status, f"{error.message} ({error.hint})" if error.hint else error.message)
+        except ClientGone:
+            pass
+        finally:
+            if body is not None:
+                body.free()
+
+
+async def send_error(send: Send, status: int, message: str) -> None:
+    """An error as SGLang words it, and OpenAI's clients read it."""
+    body: dict[str, Any] = error_body(message, status)
+    # `/generate` has its own words for errors; with these its clients find the message as well.
+    await send_json(send, status, encode({**body, "error": {"message": message}}))
+
+
+def is_answer(status: int) -> bool:
+    """Whether it is said of the request, not of a server that is not there yet."""
+    return status not in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
