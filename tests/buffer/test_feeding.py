@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -302,13 +303,15 @@ async def test_in_the_order_of_time() -> None:
         again = await buffer.add(make_run("run-2", group_timeout_seconds=0.05, **PAYLOAD))
         made = Feed(lambda: again, source, list(await source.groups()), speed=10.0)
         work = asyncio.create_task(made.run())
-        sizes = set()
+        begun_s, first_seen_s = time.monotonic(), dict[int, float]()
         while not work.done():
             await buffer.tick()
-            sizes.add(again.buffer.groups.num_live_samples)
+            first_seen_s.setdefault(again.buffer.groups.num_live_samples, time.monotonic() - begun_s)
             await asyncio.sleep(0.01)
         await work
-        assert sizes >= {2, 4, 6}  # neither at once nor timed out
+        for num_samples, seen_s in first_seen_s.items():  # neither at once nor timed out
+            assert seen_s >= 0.1 * (num_samples // 2 - 1) - 0.02, first_seen_s
+        assert max(first_seen_s) >= 8
         await drain(again)
         assert await outcomes(buffer, "run-2") == await outcomes(buffer, "run-1")
 

@@ -52,7 +52,7 @@ def test_an_outage_is_told_while_there_is_no_room(server: ServerProcess, make_pa
         payload = make_payload(engine.url, ROWS, num_process=str(12), max_buffer_size=4)
         run = start_as_slime(server, payload)
         # The first group and half of the second are asked for, and nothing is answered.
-        engine.wait_in_flight(12, timeout_s=20)
+        engine.wait_in_flight(12, timeout_s=60)
         script.allow(4)
         poll_until(lambda: run.view()["samples"]["buffered"] == 4)
         engine.wait_in_flight(12)

@@ -44,7 +44,7 @@ def test_a_run_killed_while_it_is_held_is_held_again_and_then_goes_on(
         counts = poll_until(lambda: run.view()["counts"])
         for number, kill in enumerate([kill_run_process, kill_server], 1):
             kill(server)
-            engine.wait_in_flight(0, timeout_s=20)
+            engine.wait_in_flight(0, timeout_s=60)
             num_calls = len(engine.calls)
             poll_until(lambda number=number: num_holds(run) == 1 + number)  # type: ignore[misc]
             assert len(engine.calls) == num_calls

@@ -33,7 +33,7 @@ def run_into_the_gate(server: ServerProcess, engine: ThreadedEngine, make_payloa
     payload = make_payload(engine.url, numbered_rows(NUM_ROWS), num_process=str(NUM_PROCESS))
     run = start_as_slime(server, payload)
     poll_until(lambda: run.view()["samples"].get("member") == BUDGET)
-    engine.wait_in_flight(NUM_PROCESS, timeout_s=20)
+    engine.wait_in_flight(NUM_PROCESS, timeout_s=60)
     assert len(engine.calls) == BUDGET + NUM_PROCESS
     return run
 
@@ -59,8 +59,8 @@ def test_a_killed_run_process_leaves_only_its_missing_slots_to_the_next(
     run = run_into_the_gate(server, engine, make_payload)
     first = run_process_of(server)
     first.kill()
-    engine.wait_in_flight(0, timeout_s=20)
-    engine.wait_calls(BUDGET + 2 * NUM_PROCESS, timeout_s=30)
+    engine.wait_in_flight(0, timeout_s=60)
+    engine.wait_calls(BUDGET + 2 * NUM_PROCESS, timeout_s=60)
     assert run_rid_prefix(run.run_id) in engine.aborts
     assert run_process_of(server).pid != first.pid
     finish(run, script)
@@ -73,9 +73,9 @@ def test_a_killed_server_goes_on_with_the_missing_slots(
 ) -> None:
     run = run_into_the_gate(server, engine, make_payload)
     server.kill9()
-    engine.wait_in_flight(0, timeout_s=20)
+    engine.wait_in_flight(0, timeout_s=60)
     server.restart()
-    engine.wait_calls(BUDGET + 2 * NUM_PROCESS, timeout_s=30)
+    engine.wait_calls(BUDGET + 2 * NUM_PROCESS, timeout_s=60)
     finish(run, script)
     asked_in_vain = NUM_PROCESS
     assert len(engine.calls) == NUM_ROWS * GROUP_SIZE + asked_in_vain

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sglang
 NO_BUFFER = "http://127.0.0.1:9"
 """Nothing is ever finished here, so nothing is ever written."""
 DEADLINE_S = 4.0
-IDLE_S = 3.0
+IDLE_S = 10.0
 LONG = {"max_tokens": 1900, "temperature": 1.0, "ignore_eos": True}
 
 
@@ -41,11 +41,11 @@ async def test_a_hanging_group_leaves_the_engine_idle(
     generator = BaseGenerator(
         url, NO_BUFFER, 8, num_process=8, sampling_params=LONG, group_deadline_s=DEADLINE_S, max_attempts=1
     )
+    ends_s = time.monotonic() + DEADLINE_S
     running = asyncio.create_task(generator.run_async(tmp_path / "rows.jsonl", rollout, reward))
     await wait_load(url, is_idle=False, within_s=20)
-    ends_s = time.monotonic() + DEADLINE_S
     await wait_load(url, is_idle=True, within_s=DEADLINE_S + IDLE_S)
-    assert time.monotonic() > ends_s - 2, "the calls ended by themselves: the test shows nothing"
+    assert time.monotonic() >= ends_s, "the calls ended by themselves: the test shows nothing"
     async with asyncio.timeout(10):
         totals = await running
     assert (totals.num_groups_closed, totals.num_completed) == (1, 0)

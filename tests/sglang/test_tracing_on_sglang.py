@@ -70,7 +70,7 @@ def assert_parts(spans: list[Span], call: Span, names: tuple[str, ...] = PARTS) 
     assert call.t <= end
     total_s = call.at["total_s"]
     assert isinstance(total_s, float)
-    assert sum(part.d for part in parts) >= 0.75e9 * total_s, "they are most of what the engine says it took"
+    assert 0 < sum(part.d for part in parts) <= 1e9 * total_s + CLOCKS_NS, "they are of what the engine says it took"
 
 
 def assert_arrived(engine: LoggingEngine, run_id: str, calls: list[Span]) -> None:

@@ -62,7 +62,7 @@ def test_a_pid_that_comes_again_overwrites_nothing(tmp_path: Path) -> None:
 def test_a_record_is_in_the_file_within_a_second(tmp_path: Path) -> None:
     tracer = make_tracer(tmp_path)
     tracer.write(RolloutSummary(t=1, d=1, id="a", uid="uid", group="group", instance=1))
-    poll_until(lambda: kinds(tmp_path)["rollout"], timeout_s=5)
+    poll_until(lambda: kinds(tmp_path)["rollout"], timeout_s=30)
     tracer.close()
 
 
@@ -124,7 +124,7 @@ def test_what_lasts_ten_seconds_is_noted_once_while_it_is_open(tmp_path: Path) -
     ten_seconds = 10_000_000_000
     long = attempt.begin("engine", begun=tracer.now() - ten_seconds, turn=4, engine="http://engine:1")
     attempt.begin("tool", begun=tracer.now() - ten_seconds // 2)
-    poll_until(lambda: kinds(tmp_path)["open"], timeout_s=5)
+    poll_until(lambda: kinds(tmp_path)["open"], timeout_s=30)
     tracer.note_long()
     tracer.flush()
     [note] = of_kind(tmp_path, "open")
