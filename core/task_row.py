@@ -1,6 +1,9 @@
 """A row of tasks, read from a line of JSON: checked, and what is wrong with one that cannot be used."""
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ class TaskRow:
     instance_id: InstanceId
     prompt: list[Message]
     fields: dict[str, Any]
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that change with what the line says, not with how it is written. Samples tell it."""
+        try:
+            canonical = msgspec.json.encode(self.fields, order="deterministic")
+        except OverflowError:  # an integer of more than 64 bits
+            canonical = json.dumps(self.fields, sort_keys=True).encode()
+        return blake2b(canonical, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

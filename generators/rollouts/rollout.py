@@ -44,6 +44,7 @@ class Rollout:
         self.uid = rollout_uid(run_id, group.group_id, slot)
         self.instance_id: InstanceId = group.row.instance_id
         self.row: dict[str, Any] = group.row.fields
+        self.row_digest = group.row.digest
         self.prompt = group.row.prompt
         self.epoch = group.epoch
         self.slot = slot

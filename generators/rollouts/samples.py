@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from forebay.generators.rollouts.rollout import Rollout
 
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
+MAX_FOR_REWARD_BYTES = 64 << 10
+"""Of the JSON text that a sample keeps of a rollout's ``for_reward``."""
 TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_turns"})
 """Finish reasons of rollouts that a limit on tokens or turns ended."""
 
@@ -94,11 +96,21 @@ def finished_samples(
     *forks, main = [captured.fields() for captured in rollout.trajectory.samples()] or [{}]
     sample = {**main, **_head(rollout), "messages": returned.messages}
     sample["extra_info"] = _extra_info(rollout, returned, sampling_params)
+    if rollout.for_reward:
+        sample["for_reward"] = _kept_for_reward(rollout.for_reward)
     if judged.kind:
         error = {"type": judged.kind, "message": _sendable(judged.message), "traceback": _sendable(judged.traceback)}
         return [{**sample, "status": "failed", "outcome": RolloutOutcome.JUDGE_FAILURE.value, "error": error}]
     sample |= {"outcome": returned.outcome.value, "reward": judged.reward, "status": "completed"}
     return _with_forks(sample, forks) if forks else [sample]
+
+
+def _kept_for_reward(given: dict[str, Any]) -> dict[str, Any] | None:
+    """What a reward can be asked by again, without the agent's folder, which will be gone; None if it is too large."""
+    agent = given.get("agent")
+    if isinstance(agent, dict):
+        given = {**given, "agent": {name: value for name, value in agent.items() if name != "folder"}}
+    return given if len(msgspec.json.encode(given)) <= MAX_FOR_REWARD_BYTES else None
 
 
 def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
@@ -148,6 +160,7 @@ def _extra_info(rollout: "Rollout", returned: Returned, sampling_params: dict[st
     own = rollout.row.get("extra_info")
     counters = {name: number for name, number in rollout.trajectory.counters.items() if number}
     return {
+        "row": rollout.row_digest,  # first: a row may have a field of this name
         **(own if isinstance(own, dict) else {}),
         **fields,
         **sampling_params,

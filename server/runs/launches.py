@@ -128,7 +128,7 @@ class Launches:
     async def _note_content(self, run_id: str, request: StartRequest) -> None:
         """Write down what the input file held at the start, if its reply went out before that was known."""
         parts, run = self._parts, self._parts.buffer.get(run_id).run
-        if request.input_file is None or run.input_sha256 or run.origin == "native":
+        if request.input_file is None or run.input_sha256:
             return
         digest = await parts.contents.of_start(request.input_file, run.input_fingerprint)
 

@@ -109,6 +109,7 @@ def test_an_agent_is_recorded_and_rewarded(functions: Samples) -> None:
     assert sum(sample["loss_mask"]) > 0
     assert len(sample["tokens"]) == len(sample["loss_mask"]) == len(sample["logprobs"])
     assert sample["extra_info"]["agent"]["num_calls"] == 1
+    assert sample["for_reward"]["agent"].keys() == {"output", "wall_s"}, "the folder is gone"
 
 
 def test_the_sampling_parameters_of_the_run_hold(functions: Samples, engine: ThreadedEngine) -> None:
