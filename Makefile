@@ -45,8 +45,9 @@ serve: install ## Run the server
 # The tests start some thousand processes: each compiles every module anew where Python may not write bytecode.
 test test-sglang test-soak test-attack test-browser test-profile test-ray: export PYTHONDONTWRITEBYTECODE =
 
+# More at a time than there are processors: for two thirds of its time, a test waits for what it has started.
 test: install ## Run the whole test suite
-	@$(PYTEST) -q -n 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -q -n 6 --dist loadfile --no-loadscope-reorder
 
 test-sglang: install $(SGLANG_VENV)/.installed ## Run the tests that need the real SGLang
 	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q --timeout 900 -m sglang
@@ -57,7 +58,7 @@ $(SGLANG_VENV)/.installed: tests/sglang/install.sh
 	@touch $@
 
 test-soak: install ## Run the long crash and load loops (ROUNDS=200 for many kills)
-	@$(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -q --timeout 1800 -m soak -n 3 --dist loadfile --no-loadscope-reorder
 
 test-attack: install ## Attack a server with hostile requests, files and neighbours
 	@$(PYTEST) -q --timeout 900 -m attack -n 4 --dist loadfile --no-loadscope-reorder

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -27,6 +28,9 @@ GROUP_SIZE = 4
 NUM_EPOCHS = 2
 ANSWER_S = 0.05
 LIMIT_S = 60.0
+ROUNDS = int(os.environ.get("ROUNDS", "50"))
+"""By hand, `make test-soak ROUNDS=200`."""
+PARTS = ("server", "run process", "trainer")
 
 COUNTING = """
 from forebay.generators.base import BaseGenerator, single_turn
@@ -114,11 +118,14 @@ class Matrix:
         self.killed: Counter[str] = Counter()
         self._server = server
         self._rng = random.Random(seed)
+        self._next: list[str] = []
 
     def round(self) -> None:
         """Let everything get on for a while, then kill one part and start it again."""
         self.trainer.wait_for_lines(self._rng.randint(1, 6))
-        victim = self._rng.choice(["server", "run process", "trainer"])
+        if not self._next:
+            self._next = self._rng.sample(PARTS, len(PARTS))
+        victim = self._next.pop()
         {"server": self._kill_server, "run process": self._kill_run_process, "trainer": self._kill_trainer}[victim]()
         self.killed[victim] += 1
 
@@ -208,5 +215,5 @@ async def check_all(
 async def test_parts_killed_in_many_rounds_train_on_every_group_once(
     make_server: MakeServer, tmp_path: Path, engine_url: str
 ) -> None:
-    killed = await check_all(make_server, tmp_path, engine_url, rounds=100, num_rows=400, seed=100)
-    assert min(killed.values()) >= 20
+    killed = await check_all(make_server, tmp_path, engine_url, rounds=ROUNDS, num_rows=4 * ROUNDS, seed=ROUNDS)
+    assert min(killed[part] for part in PARTS) >= ROUNDS // 5

@@ -52,7 +52,8 @@ async def unnamed(run: WeightsRun, folder: Path) -> None:
     await run.client.set_weight_version(2)
 
 
-CHANGES = pytest.mark.parametrize("change", [updated, brought, announced])
+SOAK = pytest.mark.soak
+CHANGES = pytest.mark.parametrize("change", [updated, pytest.param(brought, marks=SOAK), announced])
 
 
 @CHANGES
@@ -84,7 +85,9 @@ async def test_a_rewound_trainer_that_uses_a_version_again_has_another_cache(
             assert [marked(sample) for sample in samples] == [set()] * NUM_SAMPLES
 
 
-@pytest.mark.parametrize("change", [updated, brought, renamed, unnamed])
+@pytest.mark.parametrize(
+    "change", [updated, pytest.param(brought, marks=SOAK), pytest.param(renamed, marks=SOAK), unnamed]
+)
 async def test_calls_on_their_way_through_a_change_are_exact_or_marked(
     lending: ServerProcess, own_engine_url: str, model_folder: Path, other_folder: Path, tmp_path: Path, change: Change
 ) -> None:
