@@ -267,7 +267,7 @@ def hostile_engine(**options: Any) -> Iterator[HostileEngine]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(30)
     try:
         yield engine
     finally:

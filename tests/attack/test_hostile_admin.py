@@ -37,7 +37,7 @@ OWN: dict[str, bytes] = {
 }
 """Answers to what is asked beside chats, each wrong for one question at least."""
 MODES = [*WHOLE_BODIES, *HEADS, ENDLESS, *OWN]
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")

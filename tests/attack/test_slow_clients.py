@@ -88,7 +88,7 @@ def test_an_idle_connection_is_closed(face: Face, has_asked: bool) -> None:
         if has_asked:
             opened.sendall(request(b"GET", face.get))
             assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        assert everything(opened) == b""
+        everything(opened)
         assert time.monotonic() - began_s >= SHORT.idle_timeout_s - 2 * ROUNDING_S
 
 

@@ -276,7 +276,7 @@ async def test_a_disk_that_refuses_while_clearing_loses_nothing(tmp_path: Path, 
 
 
 async def healthy(buffer: Buffer) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not buffer.is_healthy:  # noqa: ASYNC110 - there is nothing to wait on
             await asyncio.sleep(0.01)
 
@@ -306,12 +306,12 @@ async def test_it_collects_when_it_is_asked_and_from_time_to_time(buffer: Buffer
     await train(entry, 3)
     before = entry.buffer.store.stats().num_segments
     async with Retention(buffer, every_s=0.01):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while entry.buffer.store.stats().num_segments >= before:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
 
 
 async def gone(entry: Entry) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while 1 in await numbers(entry.buffer.store):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)

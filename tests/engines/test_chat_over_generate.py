@@ -27,7 +27,7 @@ async def ask(client: SGLangEngine, **changes: Any) -> dict[str, Any]:
     body = {"model": "m", "messages": MESSAGES, **PARAMS, **changes}
     (url, *_) = await client.workers()
     prompt_ids = rendered(body, TEMPLATE) if client.is_through_router else None
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx.AsyncClient(timeout=30) as http:
         if prompt_ids is None:
             content = (await http.post(f"{url}/v1/chat/completions", json=body)).content
         else:

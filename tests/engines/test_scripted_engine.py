@@ -1,6 +1,7 @@
 """The scripted engine on its own wire, seen through the official client and plain HTTP."""
 
 import asyncio
+import itertools
 import json
 import time
 from typing import Any
@@ -188,9 +189,10 @@ async def test_delay_passes_and_an_abort_in_it_leaves_some_of_the_words() -> Non
 
 async def test_a_long_reply_takes_its_time_and_no_more_on_a_busy_machine() -> None:
     """Each of its sleeps lasts longer than it should: that does not add up."""
+    turns = itertools.count()
 
     async def keep_busy() -> None:
-        while True:
+        for _ in turns:
             time.sleep(0.01)  # noqa: ASYNC251 - other work of the machine
             await asyncio.sleep(0)
 
@@ -198,8 +200,10 @@ async def test_a_long_reply_takes_its_time_and_no_more_on_a_busy_machine() -> No
         busy = asyncio.create_task(keep_busy())
         info = (await post(engine, {**ASK, "return_meta_info": True})).json()["choices"][0]["meta_info"]
         busy.cancel()
-    # Two hundred sleeps, each of at least one turn of the loop: without a clock at least 2 s.
-    assert 1.0 <= info["request_finished_ts"] - info["prefill_finished_time"] < 1.5
+    assert info["request_finished_ts"] - info["prefill_finished_time"] >= 1.0
+    # Two hundred sleeps, each of at least one turn of the loop, were there no clock; with one, a hundred and some for
+    # HTTP, or fewer where a turn takes longer.
+    assert next(turns) < 170
 
 
 @pytest.mark.parametrize("stream", [False, True])

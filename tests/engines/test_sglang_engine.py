@@ -15,7 +15,7 @@ from forebay.engines.sglang import SGLangEngine
 
 async def chat(url: str, rid: str) -> str:
     """The finish reason of one chat sent to ``url``."""
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx.AsyncClient(timeout=30) as http:
         body = {"messages": [{"role": "user", "content": "hi"}], "rid": rid}
         reply = await http.post(f"{url}/v1/chat/completions", json=body)
     return str(reply.json()["choices"][0]["finish_reason"])

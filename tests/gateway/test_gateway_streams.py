@@ -40,7 +40,7 @@ async def streaming(
     url = f"{rollout.base_url}/{path}".replace("/v1/../", "/")
     body = {"model": "m", "stream": True, **(fields or PATHS[path])}
     headers = {"Authorization": f"Bearer {rollout.key}"}
-    async with httpx.AsyncClient(timeout=10) as http, http.stream("POST", url, json=body, headers=headers) as reply:
+    async with httpx.AsyncClient(timeout=30) as http, http.stream("POST", url, json=body, headers=headers) as reply:
         assert reply.status_code == 200
         yield reply.aiter_lines()
 

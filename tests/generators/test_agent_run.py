@@ -57,7 +57,7 @@ async def test_a_blocking_function_leaves_the_loop_alone(sandbox: Sandbox) -> No
     go = threading.Event()
 
     def agent(task: AgentTask) -> str:
-        assert go.wait(10)
+        assert go.wait(30)
         return threading.current_thread().name
 
     running = asyncio.create_task(ran(agent, sandbox))

@@ -184,7 +184,7 @@ async def test_a_file_that_hangs_or_leaves_threads_and_children_is_ended(place: 
 
 def _assert_gone(pid: int) -> None:
     if psutil.pid_exists(pid):
-        psutil.Process(pid).wait(timeout=10)
+        psutil.Process(pid).wait(timeout=30)
 
 
 async def test_two_user_files_with_one_task_type_are_both_unusable_and_both_named(place: Place) -> None:

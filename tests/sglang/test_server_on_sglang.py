@@ -45,7 +45,7 @@ def wait_load(engine_url: str, is_idle: bool, within_s: float) -> float:
     began_s = time.monotonic()
 
     def is_so() -> bool:
-        ranks = httpx.get(f"{engine_url}/v1/loads", timeout=10).json()["loads"]
+        ranks = httpx.get(f"{engine_url}/v1/loads", timeout=30).json()["loads"]
         return is_idle is not any(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks)
 
     poll_until(is_so, within_s)

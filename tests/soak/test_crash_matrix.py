@@ -199,7 +199,7 @@ async def check_all(
         for _ in range(rounds):
             assert run.view()["state"] in ("validating", "running"), "the run is too short for its rounds"
             matrix.round()
-        poll_until(lambda: matrix.trainer.is_done, timeout_s=240)
+        poll_until(lambda: matrix.trainer.is_done, timeout_s=900)
         assert matrix.trainer.wait() == 0, matrix.trainer.log()
     except BaseException:
         matrix.trainer.kill9()
