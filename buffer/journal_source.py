@@ -119,4 +119,5 @@ def _batch_record(row: BatchRow) -> BatchRecord:
         group_ids=row.group_ids,
         step=row.step,
         checkpoint_step=row.checkpoint_step,
+        is_self_acking=row.is_self_acking,
     )

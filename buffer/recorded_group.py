@@ -195,7 +195,7 @@ class GroupFeeder:
         sample, body = recorded
         body = splice(body, self.source.run.run_id, sample.uid)
         decide = None if sample.became == "member" else partial(_as_then, sample)
-        receipt = write.write(buffer, _incoming(sample, body), decide)
+        receipt = write.write(buffer, incoming(sample, body), decide)
         fed.stored = receipt.stored
         fed.num_bytes += len(body)
         if not receipt.is_duplicate:
@@ -227,7 +227,8 @@ def _num_bytes(sample: SampleRecord) -> int:
     return sample.place[-1]
 
 
-def _incoming(sample: SampleRecord, body: bytes) -> Incoming:
+def incoming(sample: SampleRecord, body: bytes) -> Incoming:
+    """A recorded sample as it is written once more, out of its columns: the body is not decoded."""
     ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
     return Incoming(
         sample.uid,

@@ -13,6 +13,9 @@ field by which a replayed sample says which one it is, ``sampled_tokens`` what n
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
 place of one that is missing. ``differences`` tells in words where two JSON values first differ.
 
+``outcomes`` has the verdicts on groups, as a recording tells them and as a rehearsal finds them, ``comparison`` adds up
+what changes, ``comparison_plots`` draws it.
+
 ``engine`` is for calls: an engine's answers, recorded once, and given again without it.
 
 Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``RecordedEngine`` and ``EngineRecorder``

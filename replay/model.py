@@ -98,3 +98,5 @@ class BatchRecord(msgspec.Struct, kw_only=True, frozen=True):
     """What the trainer said that it would use the batch for."""
     checkpoint_step: int | None
     """The checkpoint that holds it."""
+    is_self_acking: bool = False
+    """Whether it went out over slime's routes, where each group has exactly ``group_size`` rows."""

@@ -155,6 +155,14 @@ class Catalog:
         raise UnknownTaskType(task_type, sorted(known), unusable)
 
 
+async def inspect_alone(path: Path, *, working_dir: Path, inspect_timeout_s: float) -> GeneratorInfo:
+    """The verdict on one file, whatever others there are of its task type."""
+    found = await asyncio.to_thread(FileFinder([path], working_dir).find)
+    file = found[(working_dir / path).resolve()]
+    draft = replace(_known_from_source(file), status="failed", source="user")
+    return draft if file.error else await inspect_file(draft, working_dir=working_dir, timeout_s=inspect_timeout_s)
+
+
 def _is_inspected(file: FoundFile) -> bool:
     return file.fits and not file.error
 

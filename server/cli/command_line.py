@@ -18,6 +18,7 @@ from forebay.server.cli import (
     start_command,
     trace_commands,
 )
+from forebay.server.cli.compare import compare_command
 from forebay.server.cli.output import echo, show_error
 
 USAGE_EXIT_CODE = 2
@@ -36,6 +37,9 @@ app.command("stop")(run_commands.stop)
 app.command("gc", short_help="Remove stored samples that nobody can ask for any more.")(gc_command.command)
 app.command("profile", short_help="Tell why steps were slow.")(profile_command.command)
 app.command("simulate", short_help="Try schedulers on a recorded run, in virtual time.")(simulate_command.command)
+app.command("compare", short_help="Judge a recording again, with other hooks, rewards or settings.")(
+    compare_command.command
+)
 app.add_typer(generator_commands.app, name="generators")
 app.add_typer(serve_commands.engine_app, name="engine")
 app.add_typer(trace_commands.app, name="trace")

@@ -13,10 +13,12 @@ from typing import Annotated
 
 import typer
 
-from forebay.core.errors import InvalidInput
+from forebay.core.errors import ForebayError, InvalidInput
 from forebay.core.private_files import FOLDER_MODE
+from forebay.server.cli.output import echo
 
 DEFAULT_URL = "http://127.0.0.1:8889"
+PLOT_ENDINGS = (".png", ".svg")
 
 Url = Annotated[str, typer.Option("--url", envvar="FOREBAY_URL", help="Address of the server.")]
 Token = Annotated[str, typer.Option("--token", envvar="FOREBAY_TOKEN", help="The server's bearer token.")]
@@ -41,6 +43,32 @@ def make_writable(folder: Path) -> Path:
         hint = "give --data-dir a folder that this user may write in"
         raise InvalidInput(f"{folder} cannot be used: {reason}", hint=hint, field="data_dir")
     return folder
+
+
+def check_plot(plot: Path | None) -> None:
+    """Raise ``InvalidInput`` for a picture that cannot be written: before the work is done, which may take minutes."""
+    if plot is None:
+        return
+    if plot.suffix.lower() not in PLOT_ENDINGS:
+        raise InvalidInput(
+            f"{plot} is no picture", hint=f"its ending is one of {', '.join(PLOT_ENDINGS)}", field="plot"
+        )
+    if plot.is_dir():
+        raise InvalidInput(f"{plot} is a folder", hint="--plot names the file to write", field="plot")
+    if not plot.parent.is_dir():
+        hint = "make it first, or choose another --plot"
+        raise InvalidInput(f"there is no folder {plot.parent}", hint=hint, field="plot")
+
+
+@contextmanager
+def writing_plot(plot: Path) -> Iterator[None]:
+    """Say that the picture was written, or raise ``ForebayError``."""
+    try:
+        yield
+    except OSError as error:
+        hint = "make room, or name another file with --plot"
+        raise ForebayError(f"{plot} cannot be written: {error.strerror}", hint=hint) from None
+    echo(f"wrote {plot}", err=True)
 
 
 @contextmanager

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
-from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
-from forebay.server.cli.output import echo, make_console, print_json
+from forebay.core.errors import InvalidInput, MissingExtra
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, check_plot, writing_plot
+from forebay.server.cli.output import make_console, print_json
 from forebay.server.cli.trace_source import DataDir, open_source
 
 if TYPE_CHECKING:
     # Loaded where it is needed: all other commands start without.
     from forebay.workers.simulator.result_rows import Variation
     from forebay.workers.simulator.simulated_source import SimulatedFacts, SimulatedSource
-
-PLOT_ENDINGS = (".png", ".svg")
 
 Given = Annotated[
     str | None,
@@ -69,7 +67,7 @@ def command(
     if (given is None) == (population is None):
         raise InvalidInput("give RUN|FILE, or --population", hint="one of them", field="source")
     _require_extra()
-    _check_plot(plot)
+    check_plot(plot)
     with _source(given, population, kv, url, token, data_dir) as source:
         wanted = _variations(source, policy, settings or [], engines, num_process)
         facts = source.facts()
@@ -112,21 +110,6 @@ def _require_extra() -> None:
     for package in ("numpy", "scipy", "matplotlib"):
         if find_spec(package) is None:
             raise MissingExtra(package, "sim")
-
-
-def _check_plot(plot: Path | None) -> None:
-    # Asked before the work is done, which may take minutes.
-    if plot is None:
-        return
-    if plot.suffix.lower() not in PLOT_ENDINGS:
-        raise InvalidInput(
-            f"{plot} is no picture", hint=f"its ending is one of {', '.join(PLOT_ENDINGS)}", field="plot"
-        )
-    if plot.is_dir():
-        raise InvalidInput(f"{plot} is a folder", hint="--plot names the file to write", field="plot")
-    if not plot.parent.is_dir():
-        hint = "make it first, or choose another --plot"
-        raise InvalidInput(f"there is no folder {plot.parent}", hint=hint, field="plot")
 
 
 @contextmanager
@@ -201,9 +184,5 @@ def _compare(source: "SimulatedSource", wanted: "Sequence[Variation]", seeds: in
 def _draw(rows: Sequence[Any], plot: Path) -> None:
     from forebay.workers.simulator.pareto_plot import draw
 
-    try:
+    with writing_plot(plot):
         draw(rows, plot)
-    except OSError as error:
-        hint = "make room, or name another file with --plot"
-        raise ForebayError(f"{plot} cannot be written: {error.strerror}", hint=hint) from None
-    echo(f"wrote {plot}", err=True)

@@ -43,6 +43,7 @@ LISTED = {
     "start": ["--task-type", "{task_type}", "--input-file", "{folder}/none{name}", "--group-size", "1"],
     "gc": [],
     "profile": ["{run}", "--compare", "{folder}/none{name}"],
+    "compare": ["{folder}/none{name}", "--code", "{folder}/broken_generator.py"],
     "simulate": ["{folder}/none{name}", "--policy", "{name}"],
     "trace export": ["{run}", "--to", "published", "--output", "{folder}/exported{name}"],
     "generators list": ["--generators", "{folder}"],

@@ -1,0 +1,88 @@
+"""What becomes of a recorded group: as its recording says, or as a rehearsal finds it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from forebay.replay.model import GroupRecord, RunRecord
+
+DELIVERED, DISCARDED, OPEN = "delivered", "discarded", "open"
+SALVAGED = "salvaged"
+
+UNREPEATABLE = {
+    "stale": "how stale a group was depended on when its trainer read it",
+    "unreadable": "a body could not be read then, and can be now",
+    "hook_failed": "a hook failed then, and did not now",
+    "incomplete": "it was read over slime's routes then",
+}
+"""Reasons that a rehearsal may not find again, and why."""
+
+
+class GroupVerdict(msgspec.Struct, frozen=True, gc=False):
+    """Whether a group goes to the trainer. One that is ready, leased or acknowledged counts as delivered."""
+
+    state: str
+    """``delivered``, ``discarded`` or ``open``."""
+    reason: str = ""
+    """Why it was discarded; ``salvaged`` of one that was delivered because its time was up."""
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+class SampleOutcome(msgspec.Struct, frozen=True, gc=False):
+    """What a sample is worth."""
+
+    uid: str
+    reward: float | None
+    """None: it failed."""
+    advantage: float | None = None
+    """The sum of what its rows say as their reward after the hooks; None: no row of it goes out."""
+
+
+class GroupOutcome(msgspec.Struct, frozen=True):
+    """What a rehearsal made of a group."""
+
+    verdict: GroupVerdict
+    detail: str
+    """What the buffer says of it beside the reason; a traceback where a hook failed."""
+    samples: list[SampleOutcome]
+    """Those that the group has, in the order in which they came."""
+    num_rows: int
+    """Of its batch; 0 unless it was delivered."""
+    num_rows_without_advantage: int
+    """Those of them whose reward after the hooks is 0."""
+
+
+def recorded_verdict(group: GroupRecord) -> GroupVerdict:
+    """The verdict that a recording has."""
+    if group.state in (DISCARDED, OPEN):
+        return GroupVerdict(group.state, group.reason)
+    return GroupVerdict(DELIVERED, SALVAGED if group.is_salvaged else "")
+
+
+def is_undecided(group: GroupRecord, found: GroupVerdict) -> bool:
+    """Whether the recording ends before the hooks had said what a rehearsal ``found``.
+
+    They had not been asked about an open group; nor had those been that filter and normalise a ready one.
+    """
+    return group.state == OPEN or (group.state == "ready" and found.state == DISCARDED)
+
+
+def why_different(run: RunRecord, recorded: GroupVerdict, found: GroupVerdict, *, has_code: bool) -> str:
+    """Why a rehearsal with the recorded settings may find another verdict; "" where nothing is known to explain it.
+
+    ``has_code``: the hooks of the recorded generator were asked.
+    """
+    if not has_code:
+        return f"the recording does not have the hooks of its generator ({listed(run.generator_hooks)})"
+    if recorded.reason in UNREPEATABLE:
+        return UNREPEATABLE[recorded.reason]
+    if {recorded.reason, found.reason} & {SALVAGED, "timed_out"}:
+        return "how a short group ends depended on when its trainer asked for it"
+    return ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas between."""
+    return ", ".join(names)

@@ -1,0 +1,82 @@
+"""``forebay compare``."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.server.cli.options import AsJson, check_plot, writing_plot
+from forebay.server.cli.output import make_console, print_json
+
+if TYPE_CHECKING:
+    # Loaded where it is needed: all other commands start without.
+    from forebay.replay.comparison import Comparison
+
+Given = Annotated[Path, typer.Argument(metavar="SOURCE", help="An exported file (*.fbr); no server is needed.")]
+CodeFile = Annotated[
+    Path | None, typer.Option("--code", metavar="FILE", help="Generator file whose hooks judge the groups.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=JSON", help="A setting of the run, as in normaliser=rloo; repeatable."),
+]
+ChosenSteps = Annotated[
+    str | None, typer.Option("--steps", metavar="A-B,C", help="Only the groups of the batches of these steps.")
+]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw verdicts, rewards and advantages: .png or .svg.")
+]
+
+
+def command(
+    given: Given,
+    code: CodeFile = None,
+    assignments: Changes = None,
+    steps: ChosenSteps = None,
+    plot: PlotFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge what was recorded again, as it was and with other hooks or settings; tell what changes."""
+    from forebay.replay.recording_file import RecordingFile
+    from forebay.server.cli.compare.changed_settings import read_changes
+    from forebay.server.cli.compare.what_if import WhatChanges, compare
+
+    check_plot(plot)
+    if plot is not None:
+        from forebay.replay.comparison_plots import require_matplotlib
+
+        require_matplotlib()
+    changes = WhatChanges(code, read_changes(assignments or []))
+    with _quiet(), closing(RecordingFile(given)) as recorded:
+        facts, comparison = asyncio.run(compare(recorded, changes, steps))
+    if as_json:
+        print_json({"schema": 1, "facts": facts, **comparison.as_json()})
+    else:
+        from forebay.server.cli.compare.comparison_summary import show_comparison
+
+        show_comparison(make_console(), facts, comparison)
+    if plot is not None:
+        _draw(comparison, plot)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the buffer logs of its groups is what is shown at the end."""
+    logger = logging.getLogger("forebay.buffer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _draw(comparison: "Comparison", plot: Path) -> None:
+    from forebay.replay.comparison_plots import draw
+
+    with writing_plot(plot):
+        draw(comparison, plot)

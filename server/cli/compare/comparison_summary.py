@@ -1,0 +1,154 @@
+"""What ``forebay compare`` shows: whether the recording can be repeated, then verdicts, rewards and advantages."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from forebay.replay.comparison import ChangedGroup, Comparison, Mismatch, Move
+from forebay.replay.outcomes import listed
+from forebay.server.cli.output import columns_table, facts_table, show_table
+
+MOST_SHOWN = 20
+"""Groups that a table has; ``--json`` has all."""
+
+
+def show_comparison(console: Console, facts: dict[str, str], comparison: Comparison) -> None:
+    """``facts``: what is compared with what, in words."""
+    show_table(console, facts_table({"self-check": self_check(comparison), **facts}))
+    for note in _notes(comparison):
+        show_table(console, facts_table({"note": note}))
+    _show_mismatches(console, comparison.mismatches)
+    _show_counts(console, comparison)
+    if comparison.is_changed:
+        _show_changes(console, comparison)
+
+
+def self_check(comparison: Comparison) -> str:
+    """Whether every group has the verdict of the recording with everything as recorded, in a line."""
+    decided = comparison.num_groups - comparison.num_undecided
+    text = f"{comparison.num_as_recorded:,} of {decided:,} groups have the verdict that the recording tells"
+    if comparison.num_undecided:
+        text += f"; {comparison.num_undecided:,} more had none yet"
+    if comparison.mismatches:
+        text += f"; {len(comparison.mismatches):,} differ"
+    return text
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    notes = []
+    hooks = listed(comparison.run.generator_hooks)
+    if not comparison.has_code:
+        known = "verdicts as recorded are those of the recording, advantages as recorded those of the built-in hooks"
+        used = (
+            known
+            if comparison.is_known_only_from_recording
+            else "the built-in ones are asked in their place; --code FILE asks those of a file"
+        )
+        notes.append(f"the recording does not have the hooks of its generator file ({hooks}): {used}")
+    notes += [f"left out: {each}" for each in comparison.unreadable[:MOST_SHOWN]]
+    for damage in comparison.damages[:MOST_SHOWN]:
+        group = f"group {damage.group_id} ({damage.instance_id!r}, epoch {damage.epoch})"
+        notes.append(f"{group} is left out: {damage.reason}")
+    if len(comparison.damages) > MOST_SHOWN:
+        notes.append(f"{len(comparison.damages) - MOST_SHOWN:,} more groups are left out: --json names them")
+    return notes
+
+
+def _show_mismatches(console: Console, mismatches: Sequence[Mismatch]) -> None:
+    if not mismatches:
+        return
+    console.print()
+    table = columns_table("differs", "instance", "epoch", "recorded", "found", "why")
+    for each in mismatches[:MOST_SHOWN]:
+        why = each.why or "not known"
+        table.add_row(each.group_id, _id(each.instance_id), str(each.epoch), str(each.recorded), str(each.found), why)
+    show_table(console, table)
+    _say_more(console, len(mismatches))
+
+
+def _show_counts(console: Console, comparison: Comparison) -> None:
+    console.print()
+    before, after = comparison.verdicts_before, comparison.verdicts_after
+    table = columns_table("groups", "as recorded", *(["as changed"] if comparison.is_changed else []))
+
+    def add(name: str, *values: int) -> None:
+        table.add_row(name, *(f"{value:,}" for value in values[: 1 + comparison.is_changed]))
+
+    for verdict in sorted(before | after):
+        add(verdict, before[verdict], after[verdict])
+    for name, attribute in (
+        ("rows that go out", "num_rows"),
+        ("rows without advantage", "num_rows_without"),
+        ("groups of only such rows", "num_groups_without"),
+    ):
+        add(name, *(getattr(each, attribute) for each in (comparison.before, comparison.after)))
+    show_table(console, table)
+
+
+def _show_changes(console: Console, comparison: Comparison) -> None:
+    console.print()
+    facts = {
+        "verdicts": _verdicts_text(comparison.kinds_of_change()),
+        "rewards": _move_text(comparison.rewards),
+        "advantages": _move_text(comparison.advantages),
+    }
+    show_table(console, facts_table(facts))
+    if not comparison.changes:
+        return
+    console.print()
+    table = columns_table("group", "instance", "epoch", "as recorded", "as changed", "reward", "advantages move by")
+    first = sorted(comparison.changes, key=_importance)[:MOST_SHOWN]
+    for change in first:
+        table.add_row(*_cells(change))
+    show_table(console, table)
+    _say_more(console, len(comparison.changes))
+    for change in first:
+        if change.is_of_verdict and change.detail:
+            console.print(f"\n{change.group_id}: {change.detail.rstrip()}", markup=False, soft_wrap=True)
+            break
+
+
+def _importance(change: ChangedGroup) -> tuple[bool, float]:
+    return not change.is_of_verdict, -change.largest_advantage_change
+
+
+def _cells(change: ChangedGroup) -> list[str]:
+    before, after = _number(change.mean_reward_before), _number(change.mean_reward_after)
+    reward = before if before == after else f"{before} → {after}"
+    moved = f"{change.largest_advantage_change:.3g}" if change.largest_advantage_change else "-"
+    which = [change.group_id, _id(change.instance_id), str(change.epoch)]
+    return [*which, str(change.before), str(change.after), reward, moved]
+
+
+def _verdicts_text(kinds: "Counter[tuple[str, str]]") -> str:
+    if not kinds:
+        return "no group has another"
+    changes = (f"{number:,} {before} → {after}" for (before, after), number in kinds.most_common())
+    have = "1 group has" if kinds.total() == 1 else f"{kinds.total():,} groups have"
+    return f"{have} another: {', '.join(changes)}"
+
+
+def _move_text(move: Move) -> str:
+    if not move.num_both:
+        return "no sample has one before and after"
+    mean = f"mean {_number(move.mean_before)} → {_number(move.mean_after)}"
+    if not move.num_moved:
+        return f"none of {move.num_both:,} has another; {mean}"
+    turned = f", {move.num_turned:,} with the other sign" if move.num_turned else ""
+    sizes = f"by {_number(move.mean_size)} in the mean, {_number(move.largest)} at most"
+    return f"{move.num_moved:,} of {move.num_both:,} have another{turned}, {sizes}; {mean}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{round(value, 6) + 0.0:.4g}"
+
+
+def _id(instance_id: Any) -> str:
+    return repr(instance_id)
+
+
+def _say_more(console: Console, number: int) -> None:
+    if number > MOST_SHOWN:
+        console.print(f"and {number - MOST_SHOWN:,} more: --json has all of them", markup=False, style="dim")

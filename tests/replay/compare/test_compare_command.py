@@ -1,0 +1,257 @@
+"""``forebay compare`` of files: what is as it was, and what would change."""
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.core.errors import MissingExtra
+from forebay.replay import comparison_plots
+from tests.buffer.buffer_kit import file_hooks
+from tests.cli.conftest import Forebay, forebay
+from tests.replay.compare.compare_kit import HOOKS, TIMEOUT_S, record_by_chance, record_every_verdict, record_groups
+
+__all__ = ["forebay"]
+
+PNG = b"\x89PNG"
+FILTER = f"""{HOOKS}
+def filter_item(item, task_type):
+    return item["reward"] < 0.75
+"""
+FAILING = f"""{HOOKS}
+def normalize_group_data(group):
+    assert all(item["reward"] < 1 for item in group[1])
+    return group
+"""
+VERDICTS = {
+    "plain": "delivered",
+    "invalid": "discarded: invalid",
+    "failed": "discarded: failed",
+    "filtered": "discarded: filtered",
+    "timed out": "discarded: timed_out",
+    "late": "discarded: timed_out",
+    "salvaged": "delivered: salvaged",
+    "no reader": "delivered",
+    "open": "open",
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A recording with a group of every verdict."""
+    asyncio.run(record_every_verdict(tmp_path / "run.fbr"))
+    return tmp_path / "run.fbr"
+
+
+def compared(forebay: Forebay, *arguments: object) -> dict[str, Any]:
+    outcome = forebay("compare", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    document: dict[str, Any] = json.loads(outcome.out)
+    return document
+
+
+def text(verdict: dict[str, str]) -> str:
+    return ": ".join(filter(None, (verdict["state"], verdict["reason"])))
+
+
+def changed_verdicts(document: dict[str, Any]) -> dict[object, tuple[str, str]]:
+    pairs = {each["instance_id"]: (text(each["before"]), text(each["after"])) for each in document["groups"]}
+    return {instance: pair for instance, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def test_with_nothing_changed_every_group_is_as_recorded(forebay: Forebay, file: Path) -> None:
+    document = compared(forebay, file)
+    check = document["self_check"]
+    assert (check["num_groups"], check["num_as_recorded"], check["num_undecided"]) == (9, 8, 1)
+    assert (check["mismatches"], document["after"], document["moves"], document["groups"]) == ([], None, None, [])
+    expected: dict[str, int] = {}
+    for verdict in VERDICTS.values():
+        expected[verdict] = expected.get(verdict, 0) + 1
+    assert document["before"]["verdicts"] == expected
+    shown = forebay("compare", file)
+    assert shown.code == 0
+    assert "8 of 8 groups have the verdict that the recording tells; 1 more had none yet" in shown.out
+    assert "as changed" not in shown.out
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happened_to_a_run_its_groups_are_as_recorded(forebay: Forebay, tmp_path: Path, seed: int) -> None:
+    groups = asyncio.run(record_by_chance(tmp_path / "run.fbr", seed))
+    check = compared(forebay, tmp_path / "run.fbr")["self_check"]
+    assert check["mismatches"] == []
+    assert check["num_as_recorded"] + check["num_undecided"] == check["num_groups"] == len(groups)
+    assert check["num_undecided"] <= sum(group.state in ("open", "ready") for group in groups)
+
+
+def test_a_planted_filter_takes_exactly_its_groups(forebay: Forebay, tmp_path: Path) -> None:
+    good, bad = [0.0, 0.5, 0.0, 0.5], [0.0, 1.0, 1.0, 1.0]
+    groups = asyncio.run(record_groups(tmp_path / "run.fbr", [good, bad, good, good, bad]))
+    (tmp_path / "planted_generator.py").write_text(FILTER)
+    document = compared(forebay, tmp_path / "run.fbr", "--code", tmp_path / "planted_generator.py")
+    assert document["self_check"]["num_as_recorded"] == 5
+    change = ("delivered", "discarded: filtered")
+    assert changed_verdicts(document) == {"row-1": change, "row-4": change}
+    assert [each["group_id"] for each in document["groups"]] == [groups[1].group_id, groups[4].group_id]
+    assert "1 of 4 items were kept" in document["groups"][0]["detail"]
+    shown = forebay("compare", tmp_path / "run.fbr", "--code", tmp_path / "planted_generator.py").out
+    assert "2 groups have another: 2 delivered → discarded: filtered" in shown
+    assert "filter_item of" in shown
+
+
+def test_what_the_recorded_file_decided_is_found_with_that_file_and_known_without_it(
+    forebay: Forebay, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "its_generator.py", tmp_path / "other" / "its_generator.py"
+    path.write_text(FILTER)
+    other.parent.mkdir()
+    other.write_text(FILTER.replace("0.75", "0.4"))
+    digest = json.loads(forebay("generators", "check", path, "--json").out)["sha256"]
+    rewards = [[0.0, 0.3, 0.0, 0.3], [0.0, 0.5, 0.5, 0.5], [0.0, 1.0, 1.0, 1.0]]
+    run = {"generator_hooks": ["filter_item"], "generator_sha256": digest}
+    asyncio.run(record_groups(tmp_path / "run.fbr", rewards, file_hooks(path), **run))
+
+    as_then = compared(forebay, tmp_path / "run.fbr", "--code", path)
+    assert as_then["self_check"]["has_code"]
+    assert (as_then["self_check"]["num_as_recorded"], as_then["after"]) == (3, None)
+
+    changed = compared(forebay, tmp_path / "run.fbr", "--code", other)
+    assert not changed["self_check"]["has_code"]
+    assert changed_verdicts(changed) == {"row-1": ("delivered", "discarded: filtered")}
+
+    without = compared(forebay, tmp_path / "run.fbr")
+    assert [each["instance_id"] for each in without["self_check"]["mismatches"]] == ["row-2"]
+    assert "does not have the hooks of its generator" in without["self_check"]["mismatches"][0]["why"]
+    assert "--code" in forebay("compare", tmp_path / "run.fbr").out
+
+
+def test_other_settings_change_what_they_decide(forebay: Forebay, file: Path) -> None:
+    salvaged = changed_verdicts(compared(forebay, file, "--set", "min_timeout_group_size_ratio=0.5"))
+    change = ("discarded: timed_out", "delivered: salvaged")
+    assert salvaged == {"timed out": change, "late": change}
+    in_time = changed_verdicts(compared(forebay, file, "--set", f"group_timeout_seconds={3 * TIMEOUT_S}"))
+    assert in_time == {"late": ("discarded: timed_out", "delivered")}
+    kept = changed_verdicts(compared(forebay, file, "--set", "reward_range=[0,3]"))
+    assert kept == {"filtered": ("discarded: filtered", "delivered")}
+    everything = changed_verdicts(compared(forebay, file, "--set", "contract=B"))
+    assert everything == {
+        "invalid": ("discarded: invalid", "delivered"),
+        "filtered": ("discarded: filtered", "delivered"),
+        "salvaged": ("delivered: salvaged", "discarded: incomplete"),
+    }
+
+
+def test_it_says_how_advantages_move_and_which_rows_have_none(forebay: Forebay, tmp_path: Path) -> None:
+    rewards: list[list[float | None]] = [[0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.0, 0.0]]
+    asyncio.run(record_groups(tmp_path / "run.fbr", rewards))
+    document = compared(forebay, tmp_path / "run.fbr", "--set", "normaliser=dr_grpo")
+    assert changed_verdicts(document) == {}
+    assert document["before"]["advantages"] == document["after"]["advantages"]
+    assert document["before"]["advantages"] == {
+        "num_rows": 8,
+        "num_rows_without": 2,
+        "num_groups": 2,
+        "num_groups_without": 0,
+    }
+    moves = document["moves"]
+    assert (moves["rewards"]["num_both"], moves["rewards"]["num_moved"]) == (8, 0)
+    # With grpo they are divided by the deviation: 0.354 in the first group, 0.433 in the second.
+    assert (moves["advantages"]["num_moved"], moves["advantages"]["num_turned"]) == (6, 0)
+    assert moves["advantages"]["largest"] == pytest.approx(0.75 / 0.4330127 - 0.75)
+    assert [each["largest_advantage_change"] for each in document["groups"]] == pytest.approx(
+        [0.5 / 0.3535534 - 0.5, 0.75 / 0.4330127 - 0.75]
+    )
+    fewer = compared(forebay, tmp_path / "run.fbr", "--set", "group_size=2")
+    assert fewer["after"]["verdicts"] == {"delivered": 2}
+    assert fewer["after"]["advantages"]["num_rows"] == 4
+
+
+def test_a_hook_that_raises_costs_its_groups_and_shows_its_traceback(forebay: Forebay, tmp_path: Path) -> None:
+    asyncio.run(record_groups(tmp_path / "run.fbr", [[0.0, 0.5, 0.0, 0.5], [0.0, 1.0, 0.0, 0.5]]))
+    (tmp_path / "failing_generator.py").write_text(FAILING)
+    document = compared(forebay, tmp_path / "run.fbr", "--code", tmp_path / "failing_generator.py")
+    assert changed_verdicts(document) == {"row-1": ("delivered", "discarded: hook_failed")}
+    shown = forebay("compare", tmp_path / "run.fbr", "--code", tmp_path / "failing_generator.py").out
+    assert "AssertionError" in shown
+
+
+def test_only_the_groups_of_some_steps(forebay: Forebay, tmp_path: Path) -> None:
+    asyncio.run(record_groups(tmp_path / "run.fbr", [[0.0, 1.0, 0.0, 1.0]] * 6, step_of=2))
+    assert compared(forebay, tmp_path / "run.fbr", "--steps", "1-2")["self_check"]["num_groups"] == 4
+    refused = forebay("compare", tmp_path / "run.fbr", "--steps", "7")
+    assert (refused.code, "step 7 is not recorded" in refused.err) == (1, True)
+
+
+def test_what_is_damaged_is_named_and_everything_else_is_compared(forebay: Forebay, file: Path) -> None:
+    with sqlite3.connect(file) as connection:
+        (group_id,) = connection.execute("SELECT group_id FROM groups WHERE json LIKE '%\"plain\"%'").fetchone()
+        connection.execute("UPDATE samples SET body = substr(body, 2) WHERE group_id = ?", (group_id,))
+        connection.execute("UPDATE groups SET json = replace(json, 'failed', 'fooled') WHERE json LIKE '%\"failed\"%'")
+    document = compared(forebay, file)
+    assert [each["instance_id"] for each in document["damaged"]] == ["plain"]
+    assert len(document["unreadable"]) == 1
+    assert (document["self_check"]["num_groups"], document["self_check"]["mismatches"]) == (7, [])
+    shown = forebay("compare", file).out
+    assert f"group {group_id} ('plain', epoch 0) is left out: " in shown
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg"])
+def test_it_draws(forebay: Forebay, file: Path, tmp_path: Path, ending: str) -> None:
+    plot = tmp_path / f"moved{ending}"
+    outcome = forebay("compare", file, "--set", "normaliser=rloo", "--plot", plot)
+    assert (outcome.code, outcome.err) == (0, f"wrote {plot}\n")
+    assert plot.read_bytes().startswith(PNG if ending == ".png" else b"<?xml")
+    # With nothing changed, and nothing that goes out, there is a picture as well.
+    assert forebay("compare", file, "--plot", plot).code == 0
+
+
+def test_without_matplotlib_it_says_how_to_install_it(
+    forebay: Forebay, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise MissingExtra("matplotlib", "sim")
+
+    monkeypatch.setattr(comparison_plots, "require_matplotlib", absent)
+    outcome = forebay("compare", file, "--plot", tmp_path / "x.png")
+    assert outcome.code == 1
+    assert "forebay[sim]" in outcome.err
+    assert forebay("compare", file).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "normalizer=rloo"], "did you mean normaliser?"),
+        (["--set", "normaliser=best"], "normaliser: "),
+        (["--set", "scheduler=null"], "it decides nothing that a recording can tell"),
+        (["--set", "normaliser"], "is not NAME=JSON"),
+        (["--code", "nowhere.py"], "--code nowhere.py is not there"),
+        (["--plot", "picture.gif"], "is no picture"),
+        (["--steps", "x"], "'x' is neither a step nor a range of steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(forebay: Forebay, file: Path, arguments: list[str], message: str) -> None:
+    refused = forebay("compare", file, *arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert message in refused.err
+
+
+def test_code_that_cannot_be_loaded_is_refused_in_the_words_of_the_check(
+    forebay: Forebay, file: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken_generator.py"
+    broken.write_text("import no_such_module\n")
+    refused = forebay("compare", file, "--code", broken)
+    assert refused.code == 2
+    error = json.loads(forebay("generators", "check", broken, "--json").out)["error"]
+    assert error in refused.err
+    assert "generators check" in refused.err
+
+
+def test_a_source_that_is_none_is_refused(forebay: Forebay, tmp_path: Path) -> None:
+    (tmp_path / "notes.fbr").write_text("no recording")
+    assert "is no recording" in forebay("compare", tmp_path / "notes.fbr").err
+    missing = forebay("compare", tmp_path / "missing.fbr")
+    assert (missing.code, "there is no recording" in missing.err) == (1, True)
