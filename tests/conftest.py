@@ -55,7 +55,7 @@ LONGEST = (
     "gateway",
 )
 """Files and folders, below this one, that take longest: what is begun last decides when a parallel run ends."""
-STARTED_IN_FULL = ("attack", "benchmarks", "cli", "crash", "e2e", "profile", "sglang", "soak")
+STARTED_IN_FULL = ("attack", "benchmarks", "crash", "e2e", "profile", "sglang", "soak")
 """Folders whose servers are started as users start theirs; so is the shared ``server``. Others are ``preloaded``."""
 MARKED_FOLDERS = {"attack": "attack", "benchmarks": "bench", "profile": "profile", "sglang": "sglang"}
 """Folders of which every test has one marker. Each worker would load what they import, only to deselect them all."""
