@@ -175,12 +175,23 @@ class Outcome:
         return "abcdefg"[self.names.index(name)]
 
 
+hanging: list[ScriptedCall] = []
+
+
 async def script(call: ScriptedCall) -> str | Reply:
     if call.prompt == "slow" and is_capped(call):
+        hanging.append(call)
         return HANGS
-    if call.prompt == "fast":
-        await asyncio.sleep(0.3)  # the slow one is there by then
+    has_to_wait = call.prompt == "fast" and is_capped(call)
+    while has_to_wait and not any(hangs_beside(call, slow) for slow in hanging):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)  # no event tells what was said
     return say(call)
+
+
+def hangs_beside(call: ScriptedCall, slow: ScriptedCall) -> bool:
+    """Whether the slow call of the same rollout has said what it says."""
+    of, beside = ((each.rid or "").rpartition("-")[0] for each in (call, slow))
+    return of == beside and slow.sampled_ids == HANGS.tokens()
 
 
 async def _outcome(lending: ServerProcess, folder: Path, rollout: Any, functions: list[Any]) -> Outcome:
