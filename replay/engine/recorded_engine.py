@@ -34,8 +34,9 @@ class RecordedEngine(ServedEngine):
     answer added to ``file``.
 
     Leaving raises ``NotRecorded`` for what is in ``misses``: a test that expects misses looks at them, and clears the
-    list. Entering raises ``FileNotFoundError``, ``RecordingDamaged`` for what is no recording of this version's, and
-    ``InvalidInput`` where it cannot listen. Damaged calls are in ``damaged``, and a miss for whoever asks for them.
+    list. Entering raises ``NotRecorded`` for a file without calls, ``FileNotFoundError``, ``RecordingDamaged`` for what
+    is no recording of this version's, and ``InvalidInput`` where it cannot listen. Damaged calls are in ``damaged``,
+    and a miss for whoever asks for them.
     """
 
     def __init__(
@@ -100,6 +101,9 @@ class RecordedEngine(ServedEngine):
         self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again)
         # Before the writer: it leaves one file behind only where nobody reads it.
         stack.callback(self._known.close)
+        if not len(self._known) and not self._known.damaged and recording is None:
+            hint = "what was exported of a run is replayed with: forebay start --replay FILE"
+            raise NotRecorded(f"{self._file.name} has no calls of an engine", hint=hint)
         self._answers = ReplayAnswers(self._known, self._speed, recording, self.misses.append)
         await self.serve(stack, self._answers.answer)
         # Called before the server shuts down: it waits for its connections, and those wait for their answers.

@@ -76,7 +76,8 @@ class Upstream:
         reply = await self._sent(request.method, request.path, request.body, scope["headers"])
         try:
             await relayed.begin(reply)
-            async for content in reply.aiter_bytes():
+            assert isinstance(reply.stream, httpx.AsyncByteStream)
+            async for content in reply.stream:  # plain already: a decoder of httpx's would only copy it
                 await relayed.add(content)
             await relayed.end()
         except (httpx.TransportError, EngineError) as error:

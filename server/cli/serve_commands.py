@@ -148,7 +148,7 @@ def record(
 
     names, announce = allowed_hosts or "", _announcing("the recorder", as_json)
     recorder = EngineRecorder(file, upstream, host=host, port=port, allowed_hosts=names, insecure=is_insecure)
-    asyncio.run(_serve(recorder, announce))
+    _serve(recorder, announce)
 
 
 @engine_app.command("replay", short_help="Answer as a recorded engine did.")
@@ -177,11 +177,18 @@ def replay(
 
     names, announce = allowed_hosts or "", _announcing("the recorded engine", as_json)
     place: dict[str, Any] = {"host": host, "port": port, "allowed_hosts": names, "insecure": is_insecure}
-    asyncio.run(_serve(RecordedEngine(file, speed, upstream, again=is_again, **place), announce))
+    _serve(RecordedEngine(file, speed, upstream, again=is_again, **place), announce)
 
 
-async def _serve(engine: "ServedEngine", announce: Callable[[str], None]) -> None:
+def _serve(engine: "ServedEngine", announce: Callable[[str], None]) -> None:
     """Serve until a signal says stop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_stopped(engine, announce))
+
+
+async def _serve_until_stopped(engine: "ServedEngine", announce: Callable[[str], None]) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -10,6 +10,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -22,7 +24,7 @@ from forebay.replay.engine.answers import AllGiven
 from forebay.replay.engine.call_frames import DamagedRow
 from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.engine.known_calls import KnownCalls
-from forebay.replay.errors import RecordingDamaged
+from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.recording_schema import create, open_recording
 from tests.kit import first_line, poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, all_of, chat, numbered, post, recorded, rid
@@ -204,6 +206,12 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), RecordedEngine(file, upstream="http://127.0.0.1:9").in_thread():
         pass
     assert not file.exists()
+    create(tmp_path / "run.fbr").close()
+    with (
+        pytest.raises(NotRecorded, match="has no calls of an engine"),
+        RecordedEngine(tmp_path / "run.fbr").in_thread(),
+    ):
+        pass
     with pytest.raises(InvalidInput, match="cannot be written"), EngineRecorder(tmp_path, "http://a").in_thread():
         pass
     for wrong in (lambda: RecordedEngine(file, -1.0), lambda: RecordedEngine(file, float("nan"))):
@@ -238,6 +246,41 @@ async def test_a_stream_that_its_client_left_breaks_off_where_it_was_left(tmp_pa
         with pytest.raises(httpx.RemoteProtocolError):
             await read_to(replayed.url, b"never said")
     assert b"[DONE]" not in left
+
+
+@asynccontextmanager
+async def breaking_engine() -> AsyncIterator[str]:
+    """The address of an engine that dies in the middle of every answer to a POST; it knows nothing else."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        else:
+            kind = b"text/event-stream" if b'"stream"' in await reader.readuntil(b"}") else b"application/json"
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: %s\r\n\r\n" % kind)
+            writer.write(b"9\r\ndata: 1\n\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_what_its_engine_broke_off_is_never_a_whole_answer(tmp_path: Path) -> None:
+    file = tmp_path / "calls.fbr"
+    stream, whole = {"stream": True}, {"prompt": "x"}
+    async with breaking_engine() as url, EngineRecorder(file, url) as recorder:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await post(recorder.url, "/v1/completions", stream)
+        assert (await post(recorder.url, "/v1/completions", whole)).status_code == 503
+    assert count_calls(file) == 1
+    async with RecordedEngine(file) as replayed:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await post(replayed.url, "/v1/completions", stream)
+        assert (await post(replayed.url, "/v1/completions", whole)).status_code == 422
+        assert len(replayed.misses) == 1
+        replayed.misses.clear()
 
 
 async def test_a_whole_call_that_its_client_left_is_not_recorded(tmp_path: Path) -> None:
