@@ -70,6 +70,7 @@ class GroupFeeder:
         members = await self._fresh(entry, record, [each for each in samples if each.became == "member"])
         others = await self._fresh(entry, record, [each for each in samples if each.became != "member"])
         is_to_close = self._is_to_close(buffer, record)
+        known = buffer.groups.by_id.get(record.group_id)
         fed.num_hits = sum(map(_is_rollout, samples))
         if members or others or is_to_close:
             write.check_room(buffer, record.instance_id, record.epoch, buffer.active.now_s())
@@ -80,6 +81,8 @@ class GroupFeeder:
                 await self._put_members(buffer, record, first, parts[1:], fed)
                 if self._is_to_close(buffer, record):
                     await self._close(entry, record, fed)
+        elif known is not None and known.state is GroupState.OPEN:
+            buffer.groups.changed.setdefault(record.group_id, known)  # it was held back when the run was loaded
         for sample in others:
             fed.num_missing += not await self._put(buffer, record, sample, fed)
         return self._counted(fed, record)

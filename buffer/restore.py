@@ -9,6 +9,7 @@ from forebay.buffer.store.abc import Store
 from forebay.buffer.store.rows import StoredSample
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState, GroupState
+from forebay.core.run import WORKING
 
 ROWS_AT_A_TIME = 2_000
 
@@ -34,6 +35,9 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
     # Their oldest version follows from the samples, which were not there when the groups were restored.
     groups.restored()
+    if buffer.run.is_fed and buffer.run.state in WORKING:
+        # Of a recorded group no reader sees a part: the rest of it is on its way.
+        groups.hold_back_parts()
     # Also a sample whose body has been removed is a duplicate when it comes again.
     buffer.gone.restore(uids)
     live_s = (group.row.last_sample_s or 0.0 for group in groups.by_id.values())

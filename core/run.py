@@ -250,6 +250,10 @@ class Run:
     """What gateways count for it meanwhile."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
+    replay: dict[str, Any] | None = None
+    """Of a run that replays another: ``source``, its run or file, ``recorded_at_s``, ``differences``."""
+    is_fed: bool = False
+    """Whether the server feeds it what was recorded: it has no process."""
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -308,6 +312,8 @@ class Run:
             "tally": asdict(self.tally),
             "gateway_tally": asdict(self.gateway_tally),
             "process_ended_s": self.process_ended_s,
+            "replay": self.replay,
+            "is_fed": self.is_fed,
         }
 
     @classmethod

@@ -147,6 +147,9 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Fields of runs by task type, where a start leaves them out: `[run_defaults.math]` in the file.",
     )
+    replay: str = Field(
+        "", description="Run or recording that a start over slime's routes replays if it names none; empty for none."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 
     @field_validator("generators", "input_roots", mode="before")

@@ -42,6 +42,9 @@ from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.records import RunRecords
+from forebay.server.runs.replay_sources import ReplaySources
+from forebay.server.runs.replay_starts import ReplayStarts
+from forebay.server.runs.replays import Replays
 from forebay.server.runs.run_defaults import RunDefaults
 from forebay.server.runs.service import RunService
 from forebay.server.runs.start_checks import InputCheck
@@ -130,9 +133,21 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
                 cluster=settings.model_dump(include={"worker_silence_s", "ray_address", "ray_namespace"}),
             )
         )
+        sources = ReplaySources(buffer, check, settings.replay or None)
+        sources.hold_all()  # before retention begins
         run_service = RunService(
             RunParts(
-                buffer, catalog, folders, records, supervisor, check, contents, RunDefaults(settings.run_defaults)
+                buffer,
+                catalog,
+                folders,
+                records,
+                supervisor,
+                check,
+                contents,
+                RunDefaults(settings.run_defaults),
+                sources,
+                ReplayStarts(buffer, sources, folders, contents),
+                Replays(buffer, records, sources),
             ),
             start_wait_s=settings.start_wait_s,
         )

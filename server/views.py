@@ -57,6 +57,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "scheduler": scheduler_view(run),
         # What a process said of them that is gone by now is not true any more.
         "workers": buffer.workers if run.state is RunState.RUNNING else [],
+        "replay": run.replay,
         "settings": run.settings.model_dump(),
         "run_defaults": run.defaults,
     }

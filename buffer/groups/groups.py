@@ -314,6 +314,11 @@ class Groups:
         for group in self.in_state(GroupState.READY):
             self._ready.note_version(group.group_id, group.oldest_version)
 
+    def hold_back_parts(self) -> None:
+        """Let nobody be asked about open groups with empty slots, until they get another sample."""
+        for group in [group for group in self.changed.values() if not self.is_full(group)]:
+            del self.changed[group.group_id]
+
 
 def _count(row: GroupRow, sample: Sample) -> None:
     """Count another sample of an open group: a fork fills no slot."""

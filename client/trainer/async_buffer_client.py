@@ -77,7 +77,11 @@ class AsyncBufferClient:
         return self._reading.run_id
 
     async def start(
-        self, task_type: str, group_size: int, input_file: str | Path | None = None, **settings: Any
+        self,
+        task_type: str | None = None,
+        group_size: int | None = None,
+        input_file: str | Path | None = None,
+        **settings: Any,
     ) -> RunStats:
         """As ``BufferClient.start``."""
         return await self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))

@@ -108,11 +108,18 @@ class BufferClient:
         """The run that was started or attached to; empty before."""
         return self._reading.run_id
 
-    def start(self, task_type: str, group_size: int, input_file: str | Path | None = None, **settings: Any) -> RunStats:
+    def start(
+        self,
+        task_type: str | None = None,
+        group_size: int | None = None,
+        input_file: str | Path | None = None,
+        **settings: Any,
+    ) -> RunStats:
         """Start a run and attach to it.
 
         ``input_file`` is a path on the server. ``settings`` are the other fields of a start: ``remote_engine_url``,
-        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes.
+        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes. With ``replay`` it is a replay, and
+        what is left out is as it was recorded; any other start needs ``task_type`` and ``group_size``.
 
         Raises ``StartRefused``, ``InvalidInput``.
         """

@@ -372,10 +372,11 @@ def _as_lost(batch_id: str, error: Exception) -> ForebayError:
 
 
 def start_payload(
-    task_type: str, group_size: int, input_file: str | Path | None, settings: dict[str, Any]
+    task_type: str | None, group_size: int | None, input_file: str | Path | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """The body of a start; what is None is left out."""
-    given = {"task_type": task_type, "group_size": group_size, **settings}
+    named = {"task_type": task_type, "group_size": group_size}
+    given = {name: value for name, value in named.items() if value is not None} | settings
     if input_file is not None:
         given["input_file"] = str(input_file)
     return {name: value for name, value in given.items() if value is not None}

@@ -54,6 +54,19 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
     return copied
 
 
+def copy_copy(source_dir: Path, run_dir: Path) -> None:
+    """Copy the copy that another start has; what is linked there is linked here. Raises OSError."""
+    copied = code_folder(source_dir)
+    make_folder(run_dir)
+    packages = packages_folder(copied / "any.py")
+    if packages.exists():
+        shutil.copytree(packages, run_dir / packages.name, symlinks=True)
+    draft = run_dir / "code.draft"
+    shutil.copytree(copied, draft, symlinks=True)
+    make_private(run_dir)
+    draft.rename(code_folder(run_dir))
+
+
 def has_code(run_dir: Path) -> bool:
     """Whether a copy is there."""
     return code_folder(run_dir).exists()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.server.cli.output import counts_text, facts_table
-from forebay.server.cli.run_facts import groups_of, samples_of, state_text
+from forebay.server.cli.run_facts import groups_of, replayed_text, samples_of, state_text
 
 RATE_WINDOW_S = 5.0
 LINE_INTERVAL_S = 5.0
@@ -73,7 +73,8 @@ class RunProgress:
     def samples_text(self) -> str:
         """How many came in, and how fast."""
         failed = self.view["samples"].get("failed", 0)
-        return f"{self.num_samples} in · {failed} failed · {self.samples_per_s:.0f}/s"
+        replayed = replayed_text(self.view)
+        return f"{self.num_samples} in · {failed} failed · {self.samples_per_s:.0f}/s{replayed and f' · {replayed}'}"
 
     def reward_text(self) -> str:
         """The mean reward, where it is known."""

@@ -63,11 +63,12 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "task type": view["task_type"],
         "state": state_text(view),
         "alarm": alarm_of(view),
-        "reason": "" if view["reason"] in ("returned", "stopped") else view["reason"],
+        "reason": "" if view["reason"] in ("returned", "replayed", "stopped") else view["reason"],
         "warnings": "\n".join(view["warnings"]),
         "generator": view["generator"],
         "engine": "\n".join(view["engine_urls"]),
         "input file": view["input_file"] or "",
+        "replays": _replay_text(view),
         "started": f"{age_text(view['started_at_s'])} ago",
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
@@ -106,6 +107,24 @@ def has_usable_groups(view: dict[str, Any]) -> bool:
     """Whether a trainer got a group of the run, or could."""
     groups = groups_of(view)
     return any(groups[state] for state in ("full", "ready", "leased", "delivered"))
+
+
+def replayed_text(view: dict[str, Any]) -> str:
+    """What was not generated, in numbers; "" for a run that replays nothing."""
+    if not view.get("replay"):
+        return ""
+    names = {"replay_hits": "replayed", "replay_misses": "missed", "replay_substitutes": "substitutes"}
+    numbers = {label: view["counts"].get(name, 0) for name, label in names.items()}
+    shown = {label: number for label, number in numbers.items() if number or label == "replayed"}
+    return f"{counts_text(shown)} · {view['counts'].get('replay_tokens', 0):,} tokens not paid again"
+
+
+def _replay_text(view: dict[str, Any]) -> str:
+    replay = view.get("replay")
+    if not replay:
+        return ""
+    name = f" ({replay['name']})" if replay["name"] else ""
+    return f"{replay['source']}{name}, recorded {age_text(replay['recorded_at_s'])} ago: {replayed_text(view)}"
 
 
 def _worker_text(worker: dict[str, Any]) -> str:

@@ -40,6 +40,10 @@ def serve(
         bool, typer.Option("--insecure", help="Allow other addresses than loopback, and every name, without a token.")
     ] = False,
     allowed_hosts: AllowedHosts = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Run or recording that starts over slime's routes replay."),
+    ] = None,
 ) -> None:
     """Run the rollout buffer server.
 
@@ -53,6 +57,7 @@ def serve(
         generators=generators or None,
         insecure=is_insecure or None,
         allowed_hosts=allowed_hosts,
+        replay=replay,
     )
     make_writable(settings.data_dir)
     with loading():  # only now: what is wrong is told without it

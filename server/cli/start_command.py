@@ -48,6 +48,19 @@ def command(
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer at most.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
     policy: Annotated[str | None, typer.Option(help="Which rollout is started next, and where: its policy.")] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Replay what is recorded: a run, or a file."),
+    ] = None,
+    steps: Annotated[str | None, typer.Option(help="Only the batches of these steps: 50-60,70.")] = None,
+    speed: Annotated[float | None, typer.Option(help="1: as fast as it was recorded; 0: at once.")] = None,
+    mode: Annotated[str | None, typer.Option(help="only; cache or repeat: generate what is missing.")] = None,
+    rewards: Annotated[str | None, typer.Option(help="recorded; again: ask for them.")] = None,
+    code: Annotated[str | None, typer.Option(help="Whose hooks judge: recorded, or today.")] = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(metavar="FIELDS", help="In what it may differ from what was recorded."),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,11 +93,13 @@ def command(
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_inside(payload, "sampling_params", {key: value for key, value in sampling.items() if value is not None})
     set_inside(payload, "scheduler", {"policy": policy} if policy is not None else {})
+    how = {"steps": steps, "speed": speed, "mode": mode, "rewards": rewards, "code": code, "ignore": ignore}
+    set_replay(payload, replay, {key: value for key, value in how.items() if value is not None})
     for name, value in map(parse_assignment, assignments or ()):  # last: --set overrules flags, and flags the file
         assign(payload, name, value)
     if policy is not None and isinstance(payload["scheduler"], dict):  # one that was set whole may not name it
         payload["scheduler"].setdefault("policy", policy)
-    if not payload.get("task_type"):
+    if not payload.get("task_type") and not payload.get("replay"):
         raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
     with ServerClient(url, token) as server:
         if payload.get("run_id"):
@@ -92,6 +107,8 @@ def command(
         view = server.post("/v1/runs", payload)
         if not as_json:
             echo(view["run_id"])
+            if view.get("replay"):
+                echo(f"it replays {view['replay']['source']}", err=True)
         for warning in view["warnings"]:
             echo(f"warning: {warning}", err=True, fg="yellow")
         if is_followed:
@@ -102,6 +119,22 @@ def command(
         raise failure_of(view)
     if is_followed and not has_usable_groups(view):
         raise nothing_usable(view)
+
+
+def set_replay(payload: dict[str, Any], source: str | None, how: dict[str, Any]) -> None:
+    """Put what is replayed, and ``how``, into a payload that may name it already. Raises ``InvalidInput``."""
+    if source is None and not how:
+        return
+    before = payload.get("replay")
+    given = before if isinstance(before, dict) else {} if before is None else {"source": before}
+    if source is not None:
+        given = {**given, "source": _found_here(source)}
+    if not given.get("source"):
+        flag = next(iter(how))
+        raise InvalidInput(f"--{flag} is about a replay, and none is asked for", hint="--replay SOURCE", field="replay")
+    if "ignore" in how:
+        how = {**how, "ignore": [name.strip() for name in how["ignore"].split(",") if name.strip()]}
+    payload["replay"] = {**given, **how}
 
 
 def _counts_by_node(text: str) -> str | list[str]:

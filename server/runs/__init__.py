@@ -15,6 +15,9 @@ from there the buffer, the gateway and the readers know that a run has ended.
 ``code_copies`` removes the copies of code that no run needs any more.
 ``steps`` is what a run's process follows while it works: the trainer's step, closed groups, standstills.
 
+A run that replays another one has no process: ``replay_sources`` finds what is meant, ``replay_starts`` compares it
+with what is asked for, and ``replays`` writes it into the run.
+
 Whatever touches a file that a start names does so in ``file_threads``: one on a dead mount holds up nobody else.
 
 Two orders matter everywhere: the code before the hooks before the process, so that an edited file changes no run

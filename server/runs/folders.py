@@ -10,7 +10,14 @@ from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.generators.process.agent_logs import read_agent_log
-from forebay.generators.process.code_copy import copied_module, copy_code, has_code, packages_folder, remove_code
+from forebay.generators.process.code_copy import (
+    copied_module,
+    copy_code,
+    copy_copy,
+    has_code,
+    packages_folder,
+    remove_code,
+)
 from forebay.hooks.run_hooks import HookRunner
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -49,6 +56,18 @@ class RunFolders:
             await _in_thread(_copy_afresh, module_path, run_dir)
         except OSError as error:
             raise _refusal(module_path, run_dir, error) from error
+
+    async def copy_recorded(self, run_id: str, number: int, source: Run) -> None:
+        """Give start ``number`` the code that another run had at its last start. Raises as ``copy_code`` does."""
+        run_dir, copied = self._of_start(run_id, number), self._newest_code(source)
+        try:
+            await _in_thread(_copy_copy, copied, run_dir)
+        except OSError as error:
+            raise _refusal(copied, run_dir, error) from error
+
+    def _newest_code(self, run: Run) -> Path:
+        starts = (self._of_start(run.run_id, number) for number in range(run.num_starts, 0, -1))
+        return next((start for start in starts if has_code(start)), self.of(run))
 
     async def restore_code(self, run: Run) -> None:
         """Make the copy of the present start once more if it was lost. Raises as ``copy_code`` does."""
@@ -103,6 +122,12 @@ def _copy_afresh(module_path: Path, run_dir: Path) -> None:
     if run_dir.exists():  # a start that was given up before the run counted it
         shutil.rmtree(run_dir)
     copy_code(module_path, run_dir)
+
+
+def _copy_copy(source_dir: Path, run_dir: Path) -> None:
+    if run_dir.exists():
+        shutil.rmtree(run_dir)
+    copy_copy(source_dir, run_dir)
 
 
 def _refusal(module_path: Path, run_dir: Path, error: OSError) -> ForebayError:

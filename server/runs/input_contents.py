@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from typing import BinaryIO
 
 from forebay.core.errors import InputRefused
@@ -43,10 +42,12 @@ class InputContents:
             task.add_done_callback(lambda _: self._reading.pop(file))
         return await asyncio.shield(task)
 
-    async def read_within(self, input_file: str, wait_s: float) -> None:
-        """Wait up to ``wait_s`` seconds for the digest to be ``known``; then it is read on."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.of(input_file), wait_s)
+    async def read_within(self, input_file: str, wait_s: float) -> str:
+        """The digest, if it is ``known`` within ``wait_s`` seconds; else "", and it is read on."""
+        try:
+            return await asyncio.wait_for(self.of(input_file), wait_s)
+        except TimeoutError:
+            return ""
 
     def known(self, input_file: str | None, fingerprint: str) -> str:
         """The digest of a file that had this fingerprint; "" if it was not read yet."""

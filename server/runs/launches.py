@@ -16,6 +16,9 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.records import RunRecords
+from forebay.server.runs.replay_sources import ReplaySources
+from forebay.server.runs.replay_starts import ReplayStarts, note_code
+from forebay.server.runs.replays import Replays
 from forebay.server.runs.run_defaults import RunDefaults
 from forebay.server.runs.start_checks import InputCheck, StartRequest
 from forebay.server.runs.start_warnings import start_warnings
@@ -31,6 +34,7 @@ def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
     run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
     run.generator_contract = None if generator.hooks else generator.contract
     run.warnings = start_warnings(run.payload, generator)
+    note_code(run)
     for warning in run.warnings:
         logger.warning("run %s: %s", run.run_id, warning)
 
@@ -47,6 +51,9 @@ class RunParts:
     input: InputCheck
     contents: InputContents
     defaults: RunDefaults
+    sources: ReplaySources
+    replay_starts: ReplayStarts
+    replays: Replays
 
 
 class Launches:
@@ -62,8 +69,9 @@ class Launches:
         return self._locks[run_id]
 
     def is_under_way(self, run_id: str) -> bool:
-        """Whether the run is starting, or has its process."""
-        return run_id in self._tasks or self._parts.supervisor.is_alive(run_id)
+        """Whether the run is starting, has its process, or is fed."""
+        parts = self._parts
+        return run_id in self._tasks or parts.supervisor.is_alive(run_id) or parts.replays.is_alive(run_id)
 
     def begin(
         self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, *, may_have_calls: bool = False
@@ -97,19 +105,24 @@ class Launches:
     ) -> None:
         parts = self._parts
         try:
-            if generator is None:
+            is_code_there = request.is_fed and request.replay is not None and not request.replay.uses_code_of_today
+            if generator is None and not is_code_there:
                 generator = await self._when_known(run_id, request)
             run = parts.buffer.get(run_id).run
             if run.state is not RunState.VALIDATING:
                 return  # it was stopped meanwhile
             if run.num_starts == 1:
                 parts.buffer.notify_started(run_id)
+            if run.is_fed or generator is None:
+                parts.replays.begin(run_id)
+                return
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
             # Beside the process: a file of millions of rows would hold up its first rollout.
             await parts.input.check_rest(request, generator)
             await self._note_content(run_id, request)
         except ForebayError as error:
             await parts.supervisor.stop(run_id)
+            parts.sources.release(run_id)
             await parts.records.fail(run_id, error)
 
     async def _when_known(self, run_id: str, request: StartRequest) -> GeneratorInfo:
@@ -139,11 +152,15 @@ class Launches:
             await parts.buffer.update(run_id, note)
 
     async def relaunch(self, run: Run) -> None:
-        """Start the process of a run that had one in an earlier life of the server."""
+        """Start the process of a run that had one in an earlier life of the server, or feed it on."""
         try:
-            await self._parts.folders.restore_code(run)
+            if not (run.is_fed and self._parts.folders.has_code(run)):  # the generator may be gone by now
+                await self._parts.folders.restore_code(run)
         except ForebayError as error:
             await self._parts.records.fail(run.run_id, error)
+            return
+        if run.is_fed:
+            self._parts.replays.begin(run.run_id)
         else:
             await self._parts.supervisor.launch(self._spec(run, may_have_calls=True))
 

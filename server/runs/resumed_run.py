@@ -7,12 +7,15 @@ that has reported least beyond the list, then the one started most alike, then t
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.group import GroupState
 from forebay.core.run import WORKING, Origin, Run
+from forebay.replay.options import ReplayOptions
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.start_checks import StartRequest, num_bytes_of
 
@@ -92,7 +95,7 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origi
             field="run_id",
         )
     if not _is_alike(entry.run, request):
-        raise InvalidInput("the run has another task type or group size", field="run_id")
+        raise InvalidInput("the run has another task type or group size, or replays something else", field="run_id")
     if not buffer.covers(entry, request.listed):
         raise InvalidInput("skip_instance_ids lists ids that the run has not reported", field="skip_instance_ids")
     return entry
@@ -108,7 +111,14 @@ def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> lis
 
 
 def _is_alike(run: Run, request: StartRequest) -> bool:
-    return run.task_type == request.task_type and run.settings.group_size == request.settings.group_size
+    is_same_task = run.task_type == request.task_type and run.settings.group_size == request.settings.group_size
+    return is_same_task and _fed_from(run.payload) == _fed_from(request.payload)
+
+
+def _fed_from(payload: Mapping[str, Any]) -> str | None:
+    """What a start replays without a process: nobody else goes on with its run, and it goes on with no other."""
+    options = ReplayOptions.parse(payload.get("replay"))
+    return None if options is None or options.needs_process else options.source
 
 
 def _belongs_to_another(run: Run, request: StartRequest) -> bool:

@@ -14,7 +14,9 @@ from forebay.server.runs.start_warnings import KNOWN
 
 Table = Mapping[str, Any]
 GROUP_SIZE_NAMES = ("num_repeat_per_sample", "group_size")
-OF_ONE_START = frozenset({"task_type", "name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url"})
+OF_ONE_START = frozenset(
+    {"task_type", "name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay"}
+)
 """What each start says for itself."""
 SETTINGS = {name: field.alias or name for name, field in RunSettings.model_fields.items()}
 HAVE_DEFAULTS = sorted(KNOWN - OF_ONE_START)

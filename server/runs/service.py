@@ -15,6 +15,7 @@ from forebay.core.tasks import TaskSet
 from forebay.core.waiting import Patience
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
+from forebay.server.runs.replay_starts import ReplayPlan, defaults_of
 from forebay.server.runs.resumed_run import find_run, keeps_deliveries, what_is_left
 from forebay.server.runs.start_checks import StartRequest, with_slime_defaults
 
@@ -63,21 +64,25 @@ class RunService:
     async def end_processes(self) -> None:
         """The server ends: have all run processes end, which start again in its next life."""
         await self._launches.aclose()
+        await self._parts.replays.aclose()
         await self._supervisor.end_all()
 
     async def aclose(self) -> None:
         """Stop what goes on in the background. Run processes are the supervisor's."""
         await self._tasks.cancel()
         await self._launches.aclose()
+        await self._parts.replays.aclose()
 
     # --- starting
 
     async def start(self, payload: dict[str, Any], name: str, origin: Origin) -> Run:
         """Start a run, or attach to one, as design and wire say.
 
-        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id``.
+        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id`` or
+        source of a replay, and for that ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
         """
-        request = StartRequest.parse(payload, origin, self._parts.defaults.missing_in(payload))
+        payload = await self._parts.replay_starts.completed(payload, origin)
+        request = StartRequest.parse(payload, origin, defaults_of(payload, self._parts.defaults.missing_in(payload)))
         self._buffer.check_start(request.start)
         if origin == "native":
             return await self._start_natively(request, name)
@@ -98,19 +103,22 @@ class RunService:
 
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
         patience = Patience(self._start_wait_s)
-        generator = await self._checked(request)
+        plan = await self._parts.replay_starts.plan(request, patience.left_s)
+        generator = await self._checked(request, plan)
         if origin == "slime" and request.input_file is not None:
             # So that the run has it from its beginning; a large file is read on behind the reply.
             await self._parts.contents.read_within(request.input_file, patience.left_s)
         entry = await find_run(self._buffer, self._parts.contents, request, name, origin)
         if entry is None:
-            return await self._add(request, generator, name, origin)
+            return await self._add(request, generator, plan, name, origin)
         run_id = entry.run.run_id
         async with self._launches.lock(run_id):  # several names, and its id, lead to it
-            return await self._attach(run_id, request, generator, name, origin)
+            return await self._attach(run_id, request, generator, plan, name, origin)
 
-    async def _checked(self, request: StartRequest) -> GeneratorInfo | None:
+    async def _checked(self, request: StartRequest, plan: ReplayPlan | None) -> GeneratorInfo | None:
         """The generator, after it and the input were looked at; None while its verdict is not there yet."""
+        if plan is not None and plan.generator is not None:
+            return plan.generator
         try:
             generator = await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
         except InspectionPending:
@@ -131,24 +139,34 @@ class RunService:
             return None  # the same path, but other rows
         if entry.run.state is RunState.VALIDATING:
             return entry.run
-        generator = await self._checked(request)
+        if request.is_fed:
+            return entry.run  # its recording does not change
+        generator = await self._checked(request, None)
         if generator is None:
             return None
         now = (str(generator.path), generator.sha256)
         return entry.run if now == (entry.run.generator_path, entry.run.generator_sha256) else None
 
-    async def _add(self, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin) -> Run:
+    async def _add(
+        self,
+        request: StartRequest,
+        generator: GeneratorInfo | None,
+        plan: ReplayPlan | None,
+        name: str,
+        origin: Origin,
+    ) -> Run:
         self._buffer.store.check_room()
         run = self._new_run(request, name, origin)
         fingerprint = await self._parts.input.fingerprint(request.input_file)
         try:
-            if generator is not None:
-                await self._parts.folders.copy_code(run.run_id, 1, generator.path)
+            self._hold_source(run.run_id, plan)
+            await self._copy_code(run.run_id, 1, generator, plan)
             if origin == "slime":  # a stream has one run at a time; a native start may share its name
                 await self._stop_earlier(name)
-            self._adopt(run, request, 1, generator, fingerprint)
+            self._adopt(run, request, 1, generator, plan, fingerprint)
             await self._buffer.add(run)
         except BaseException:  # also a start that is cancelled: nobody knows of the run
+            self._parts.sources.release(run.run_id)
             await self._parts.folders.remove(run.run_id)
             raise
         self._launches.begin(run.run_id, request, generator)
@@ -156,6 +174,19 @@ class RunService:
         if left is not None:
             logger.warning("%s", left)
         return self._buffer.get(run.run_id).run
+
+    async def _copy_code(
+        self, run_id: str, number: int, generator: GeneratorInfo | None, plan: ReplayPlan | None
+    ) -> None:
+        if plan is not None and plan.code_of is not None:
+            await self._parts.folders.copy_recorded(run_id, number, plan.code_of)
+        elif generator is not None:
+            await self._parts.folders.copy_code(run_id, number, generator.path)
+
+    def _hold_source(self, run_id: str, plan: ReplayPlan | None) -> None:
+        """From now on nothing is removed of what it replays."""
+        if plan is not None:
+            self._parts.sources.hold(run_id, plan.source)
 
     def _new_run(self, request: StartRequest, name: str, origin: Origin) -> Run:
         return Run(
@@ -170,7 +201,13 @@ class RunService:
         )
 
     def _adopt(
-        self, run: Run, request: StartRequest, number: int, generator: GeneratorInfo | None, fingerprint: str
+        self,
+        run: Run,
+        request: StartRequest,
+        number: int,
+        generator: GeneratorInfo | None,
+        plan: ReplayPlan | None,
+        fingerprint: str,
     ) -> None:
         """Let a run begin (again) with this payload, and with this generator if it is known."""
         run.start = run.start.again(request.start)
@@ -181,6 +218,9 @@ class RunService:
         run.state, run.reason, run.has_ended, run.warnings = RunState.VALIDATING, "", False, []
         run.process_ended_s = None
         run.is_last_slot_reported = run.is_waiting_for_engine = run.has_delivered = False
+        run.replay, run.is_fed = None, False
+        if plan is not None:
+            plan.note(run, is_fed=request.is_fed)
         if generator is not None:
             set_generator(run, number, generator)
 
@@ -196,18 +236,24 @@ class RunService:
             await asyncio.wait(stops, timeout=STOP_WAIT_S)
 
     async def _attach(
-        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, name: str, origin: Origin
+        self,
+        run_id: str,
+        request: StartRequest,
+        generator: GeneratorInfo | None,
+        plan: ReplayPlan | None,
+        name: str,
+        origin: Origin,
     ) -> Run:
         number = self._buffer.get(run_id).run.num_starts + 1
         fingerprint = await self._parts.input.fingerprint(request.input_file)
-        if generator is not None:
-            await self._parts.folders.copy_code(run_id, number, generator.path)
+        await self._copy_code(run_id, number, generator, plan)
         if origin == "slime":
             await self._stop_earlier(name, run_id)
         await self.stop(run_id, RESUME_GRACE_S)
+        self._hold_source(run_id, plan)
         # Its process is gone, and its lock is taken: no other start changes the run from here on.
         entry = self._buffer.get(run_id)
-        self._adopt(entry.run, request, number, generator, fingerprint)
+        self._adopt(entry.run, request, number, generator, plan, fingerprint)
         # Without a name a native start must not make a stream's run that of the default name.
         entry.run.name = name if name or origin == "slime" else entry.run.name
         if keeps_deliveries(request, origin):
@@ -232,7 +278,7 @@ class RunService:
                     await self._resume(self._buffer.get(run_id).run)
 
     async def _resume(self, run: Run) -> None:
-        if run.state in WORKING:
+        if run.state in WORKING and not run.is_fed:
             await self._parts.records.expect_repeats(run.run_id)
         if run.state is RunState.VALIDATING:
             self._launches.begin(
@@ -244,6 +290,7 @@ class RunService:
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
         """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
         await self._launches.end(run_id)
+        await self._parts.replays.end(run_id)
         run = self._buffer.get(run_id).run
         if self._supervisor.is_alive(run_id):  # its end is recorded by the supervisor
             await self._supervisor.stop(run_id, grace_s)

@@ -22,6 +22,7 @@ from forebay.generators.base import places_of
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.failures import retry_budgets
 from forebay.generators.job.input_rows import validate_rows
+from forebay.replay.options import ReplayOptions
 from forebay.server.runs.file_threads import FileThreads
 from forebay.server.runs.worker_checks import check_workers
 
@@ -57,6 +58,13 @@ class StartRequest:
     """A native start repeated under it is the same start; "" means that the caller gave none."""
     defaults: dict[str, Any]
     """What of the payload the caller did not say: the server's own defaults."""
+    replay: ReplayOptions | None
+    """What it replays; None for nothing."""
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the server alone replays it, without a process and an engine."""
+        return self.replay is not None and not self.replay.needs_process
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -90,6 +98,7 @@ class StartRequest:
             lists_ids=payload.get("skip_instance_ids") is not None,
             start_id=_start_id(payload),
             defaults=defaults,
+            replay=ReplayOptions.parse(payload.get("replay")),
         )
 
 
@@ -155,6 +164,8 @@ class InputCheck:
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
+        if request.is_fed:  # neither its input nor an engine is asked for anything
+            return
         _check_oversampling(request, generator)
         _check_scheduler(request, generator)
         check_workers(request.settings, engine_urls(request.payload), generator, self._settings)

@@ -10,7 +10,7 @@ from forebay.core.run import RunSettings
 from forebay.generators.base import PAYLOAD_NAMES
 from forebay.generators.discovery.info import GeneratorInfo
 
-OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids"}
+OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids", "replay"}
 ADDRESSES = {"remote_engine_url", "remote_buffer_url"}
 OF_SLIMES_CLIENT = {"tokenizer_path"}
 """It sends them, and nobody here reads them."""

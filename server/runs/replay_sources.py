@@ -1,0 +1,115 @@
+"""Where a replay finds its recording: a run of this server, by its id or its name, or an exported file."""
+
+import difflib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.journal_source import JournalSource
+from forebay.core.errors import RunNotFound
+from forebay.core.run import WORKING
+from forebay.replay.chosen_groups import chosen_groups
+from forebay.replay.errors import NotRecorded
+from forebay.replay.model import GroupRecord
+from forebay.replay.options import ReplayOptions
+from forebay.replay.recording_file import RecordingFile
+from forebay.replay.source import Source
+from forebay.server.runs.start_checks import InputCheck
+
+logger = logging.getLogger(__name__)
+
+
+class ReplaySources:
+    """Finds recordings, and keeps what is stored of runs while they are replayed."""
+
+    def __init__(self, buffer: Buffer, check: InputCheck, default: str | None) -> None:
+        """``default``: the source of starts over slime's routes that name none."""
+        self._buffer = buffer
+        self._check = check
+        self.default = default
+        self._held: dict[str, str] = {}
+        """By the id of a run that replays, the id of the run that it replays."""
+
+    # --- finding
+
+    async def find(self, options: ReplayOptions) -> str:
+        """The id of the run that is meant, or the absolute path of the file.
+
+        Raises ``RunNotFound``; ``InputRefused`` for a file outside of ``input_roots``.
+        """
+        if options.is_file:
+            return str(await self._check.threads.call(self._check.allowed, options.source, "replay.source"))
+        return self._find_run(options.source).run.run_id
+
+    def _find_run(self, given: str) -> Entry:
+        by_id = {entry.run.run_id: entry for entry in self._buffer.entries}
+        if given in by_id:
+            return by_id[given]
+        named = [entry for entry in by_id.values() if entry.run.name == given and entry.buffer.groups.num_opened]
+        # Replays may have the name of what they replay.
+        named = [entry for entry in named if not entry.run.is_fed] or named
+        if not named:
+            raise self._not_found(given, list(by_id.values()))
+        chosen = max(named, key=lambda entry: (entry.run.state not in WORKING, entry.run.started_at_s))
+        if len(named) > 1:
+            logger.info("of %d runs named %r, %s is replayed: the newest", len(named), given, chosen.run.run_id)
+        return chosen
+
+    def _not_found(self, given: str, entries: list[Entry]) -> RunNotFound:
+        known = {text for entry in entries for text in (entry.run.run_id, entry.run.name) if text}
+        near = difflib.get_close_matches(given, sorted(known), 3, cutoff=0.5)
+        hint = f"near it: {', '.join(near)}" if near else "GET /v1/runs lists the runs; a file's name ends in .fbr"
+        empty = any(entry.run.name == given for entry in entries)
+        message = f"no run named {given!r} has a sample" if empty else f"there is no run {given!r} to be replayed"
+        return RunNotFound(given, message=message, hint=hint)
+
+    @asynccontextmanager
+    async def opened(self, options: ReplayOptions, found: str) -> AsyncIterator[Source]:
+        """What ``find`` has found, to be read. Raises ``NotRecorded``, ``RunNotFound``, ``RecordingDamaged``."""
+        if not options.is_file:
+            yield JournalSource(self._buffer.get(found).run, self._buffer.store)
+            return
+        try:
+            source = await self._check.threads.call(RecordingFile, Path(found))
+        except FileNotFoundError as error:
+            hint = "the path is one on the server's machine; relative ones start at its working directory"
+            raise NotRecorded(str(error), hint=hint, field="replay.source") from None
+        try:
+            yield source
+        finally:
+            source.close()
+
+    # --- keeping
+
+    def hold(self, run_id: str, source_id: str) -> None:
+        """Let nothing be removed of the run ``source_id`` while ``run_id`` replays it."""
+        if run_id not in self._held:
+            self._held[run_id] = source_id
+            self._buffer.sources[source_id] += 1
+
+    def release(self, run_id: str) -> None:
+        """Nothing is replayed any more."""
+        source_id = self._held.pop(run_id, None)
+        if source_id is not None:
+            self._buffer.sources[source_id] -= 1
+            if not self._buffer.sources[source_id]:
+                del self._buffer.sources[source_id]
+
+    def hold_all(self) -> None:
+        """After a restart: before anything may be removed."""
+        for run in (entry.run for entry in self._buffer.entries):
+            if run.replay is not None and run.state in WORKING:
+                self.hold(run.run_id, run.replay["source"])
+
+
+async def groups_of(source: Source, options: ReplayOptions) -> list[GroupRecord]:
+    """The groups to be replayed, in the order in which they went out, or ended. Raises ``NotRecorded``."""
+    groups = await source.groups()
+    if options.steps is not None:
+        return chosen_groups(groups, await source.batches(), options.steps)
+    # Of a run that goes on, an open group has only a part of its samples.
+    is_going_on = source.run.state in WORKING
+    chosen = [group for group in groups if group.closed_seq or not is_going_on]
+    return sorted(chosen, key=lambda group: (not group.closed_seq, group.closed_seq, group.number))

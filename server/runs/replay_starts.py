@@ -1,0 +1,192 @@
+"""A start that replays a recording: what it takes over from it, and whether it asks for what was recorded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.buffer.buffer import Buffer
+from forebay.core.errors import InvalidInput, StartRefused
+from forebay.core.group import SLIME_REWARD_RANGE
+from forebay.core.run import Origin, Run
+from forebay.generators.discovery.info import GeneratorInfo
+from forebay.replay.chosen_groups import check_bodies
+from forebay.replay.conditions import in_words, may_differ, must_agree
+from forebay.replay.errors import ReplayDiffers
+from forebay.replay.model import RunRecord
+from forebay.replay.options import ReplayOptions
+from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.replay_sources import ReplaySources, groups_of
+from forebay.server.runs.start_checks import StartRequest
+
+OF_ONE_START = frozenset(
+    {"name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay", "keep_bodies"}
+)
+OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
+"""What means nothing to a run without a process."""
+NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
+"""What a run without a process takes over from nobody."""
+GROUP_SIZE_NAMES = frozenset({"num_repeat_per_sample", "group_size"})
+CODE = "generator_sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What a start is going to replay, after it was compared with what was recorded."""
+
+    options: ReplayOptions
+    recorded: RunRecord
+    source: str
+    """The run's id, or the file's path."""
+    num_groups: int
+    differences: list[dict[str, Any]]
+    """What may differ, and is shown."""
+    code_of: Run | None
+    """The run whose copy of the code is used; None for the generator as it is today."""
+
+    def note(self, run: Run, *, is_fed: bool) -> None:
+        """Write down in a run what it replays."""
+        run.is_fed = is_fed
+        if is_fed:
+            run.num_groups_total = self.num_groups
+            run.input_sha256 = run.input_sha256 or self.recorded.input_sha256
+        run.replay = {
+            "source": self.source,
+            "name": self.recorded.name,
+            "mode": self.options.mode,
+            "rewards": self.options.rewards,
+            "steps": self.options.steps,
+            "recorded_at_s": self.recorded.created_at_s,
+            CODE: self.recorded.generator_sha256,
+            "differences": self.differences,
+        }
+
+    @property
+    def generator(self) -> GeneratorInfo | None:
+        """What is known of the recorded code; None where that of today is used."""
+        run = self.code_of
+        if run is None:
+            return None
+        return GeneratorInfo(
+            path=Path(run.generator_path),
+            source="user",
+            sha256=run.generator_sha256,
+            status="ok",
+            task_type=run.task_type,
+            imports_base=run.is_native_generator,
+            contract=run.generator_contract,
+            hooks=dict.fromkeys(run.generator_hooks, ""),
+        )
+
+
+def note_code(run: Run) -> None:
+    """Once the run's generator is known: warn of all that is otherwise than it was recorded."""
+    if run.replay is None:
+        return
+    recorded, others = run.replay[CODE], [each for each in run.replay["differences"] if each["field"] != CODE]
+    if recorded and recorded != run.generator_sha256:
+        others.append({"field": CODE, "recorded": recorded, "now": run.generator_sha256})
+    run.replay = {**run.replay, "differences": others}
+    run.warnings = [*run.warnings, *in_words(others)]
+
+
+def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Those of the server's ``defaults`` that mean something to a start of this ``payload``."""
+    options = ReplayOptions.parse(payload.get("replay"))
+    is_fed = options is not None and not options.needs_process
+    return {name: value for name, value in defaults.items() if not (is_fed and name in NOT_NEEDED)}
+
+
+class ReplayStarts:
+    """Looks at starts that replay something."""
+
+    def __init__(self, buffer: Buffer, sources: ReplaySources, folders: RunFolders, contents: InputContents) -> None:
+        self._buffer = buffer
+        self._sources = sources
+        self._folders = folders
+        self._contents = contents
+
+    async def completed(self, payload: dict[str, Any], origin: Origin) -> dict[str, Any]:
+        """A payload with what it leaves out and its recording says; one that replays nothing stays as it is.
+
+        Raises ``InvalidInput``, ``RunNotFound``, ``NotRecorded``, ``InputRefused``.
+        """
+        # One that is null is named: it replays nothing.
+        given = payload.get("replay", self._sources.default if origin == "slime" else None)
+        options = ReplayOptions.parse(given)
+        if options is None:
+            return payload
+        _check_options(options)
+        async with self._sources.opened(options, await self._sources.find(options)) as source:
+            recorded = source.run
+        return {**_taken_over(recorded, payload, origin, options), **payload, "replay": given}
+
+    async def plan(self, request: StartRequest, wait_s: float) -> ReplayPlan | None:
+        """What the start replays; None for nothing. ``wait_s`` is how long a large input file is read.
+
+        Raises ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``, ``InvalidInput``, ``StartRefused``.
+        """
+        options = request.replay
+        if options is None:
+            return None
+        _check_process(request)
+        found = await self._sources.find(options)
+        if found == request.payload.get("run_id"):
+            raise InvalidInput("a run cannot replay itself", hint="leave run_id out", field="run_id")
+        async with self._sources.opened(options, found) as source:
+            recorded, rows = source.run, await self._rows(request, wait_s)
+            differences = must_agree(recorded, request.payload, input_sha256=rows, ignore=options.ignore)
+            if differences:
+                raise ReplayDiffers(differences)
+            groups = await groups_of(source, options)
+            await check_bodies(source, groups)
+        shown = may_differ(recorded, request.payload, input_sha256=rows)
+        return ReplayPlan(options, recorded, found, len(groups), shown, self._code_of(options, found))
+
+    async def _rows(self, request: StartRequest, wait_s: float) -> str:
+        """The digest of the input file that the start names; "" without one, and where that cannot be known."""
+        file = request.input_file
+        return "" if file is None else await self._contents.read_within(file, wait_s)
+
+    def _code_of(self, options: ReplayOptions, found: str) -> Run | None:
+        if options.uses_code_of_today:
+            return None
+        run = self._buffer.get(found).run
+        if not self._folders.has_code(run):
+            raise StartRefused(
+                f"the copy of the code that {found} ran is gone", hint='replay it with "code": "today"', field="replay"
+            )
+        return run
+
+
+def _check_options(options: ReplayOptions) -> None:
+    if options.needs_process:
+        name, value = ("mode", options.mode) if options.mode != "only" else ("rewards", options.rewards)
+        raise InvalidInput(f"replay.{name}: {value!r} cannot be had here", hint='mode "only"', field=f"replay.{name}")
+    if options.is_file and options.code == "recorded":
+        raise InvalidInput(
+            "replay.code: the code of today judges what is replayed from a file",
+            hint='leave it out, or "today"',
+            field="replay.code",
+        )
+
+
+def _check_process(request: StartRequest) -> None:
+    """Raise ``InvalidInput`` for what only a run with a process could do."""
+    for name in sorted(OF_A_PROCESS if request.is_fed else ()):
+        if request.payload.get(name) is not None:
+            raise InvalidInput(f"{name} does nothing for a run that is only replayed", hint="leave it out", field=name)
+
+
+def _taken_over(
+    recorded: RunRecord, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
+) -> dict[str, Any]:
+    left_out = OF_ONE_START | (frozenset() if options.needs_process else NOT_NEEDED)
+    if GROUP_SIZE_NAMES & payload.keys():
+        left_out |= GROUP_SIZE_NAMES
+    taken = {name: value for name, value in recorded.payload.items() if name not in left_out}
+    if recorded.origin != origin:
+        # What neither says has other defaults here.
+        taken.setdefault("reward_range", SLIME_REWARD_RANGE if recorded.origin == "slime" else None)
+    return {"task_type": recorded.task_type, **taken}

@@ -1,0 +1,120 @@
+"""Runs that are fed what was recorded: the server writes it itself, and there is no process."""
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from contextlib import suppress
+
+from forebay.buffer.buffer import Buffer
+from forebay.buffer.feeding import Feed
+from forebay.core.errors import ForebayError, RunNotFound
+from forebay.core.run import Run, RunState
+from forebay.replay.options import ReplayOptions
+from forebay.server.runs.records import RunRecords
+from forebay.server.runs.replay_sources import ReplaySources, groups_of
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+TALLY = "replay"
+"""In place of a process's id: what a later life of the server counts continues it."""
+
+
+class Replays:
+    """One task per run that is being fed. What goes wrong in it makes its run ``failed``."""
+
+    def __init__(self, buffer: Buffer, records: RunRecords, sources: ReplaySources) -> None:
+        self._buffer = buffer
+        self._records = records
+        self._sources = sources
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def is_alive(self, run_id: str) -> bool:
+        """Whether the run is being fed."""
+        return run_id in self._tasks
+
+    def begin(self, run_id: str) -> None:
+        """Feed the run from the beginning of its recording; what it has already is left alone."""
+        replay = self._buffer.get(run_id).run.replay or {}
+        self._sources.hold(run_id, str(replay.get("source", "")))
+        self._tasks[run_id] = task = asyncio.create_task(self._run(run_id), name=f"replay {run_id}")
+        task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+
+    async def end(self, run_id: str) -> None:
+        """Feed it no more. What was written stays; nothing is noted."""
+        task = self._tasks.get(run_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._sources.release(run_id)
+
+    async def aclose(self) -> None:
+        """Feed none any more: they go on in the server's next life."""
+        for run_id in list(self._tasks):
+            await self.end(run_id)
+
+    async def _run(self, run_id: str) -> None:
+        try:
+            await self._feed(run_id)
+        except RunNotFound:
+            logger.warning("run %s is gone, which was being replayed", run_id)
+        except ForebayError as error:
+            await self._records.fail(run_id, error)
+        except Exception:  # nobody awaits this task: what is raised here would vanish
+            logger.exception("run %s could not be replayed to its end", run_id)
+            await self._records.end(run_id, RunState.FAILED, traceback.format_exc())
+        finally:
+            self._sources.release(run_id)
+
+    async def _feed(self, run_id: str) -> None:
+        run = self._buffer.get(run_id).run
+        options = ReplayOptions.parse(run.payload["replay"])
+        if options is None or run.replay is None:
+            raise RuntimeError(f"run {run_id} replays nothing")
+        async with self._sources.opened(options, run.replay["source"]) as source:
+            groups = await groups_of(source, options)
+            # An id that is listed k times skips that instance's first k epochs.
+            skipped = Counter(run.base_skip)
+            groups = [group for group in groups if group.epoch >= skipped[group.instance_id]]
+            await self._records.process_started(run_id, attempt=1)
+            feed = Feed(lambda: self._buffer.get(run_id), source, groups, speed=options.speed)
+            num_tokens = run.tally.current.get("replay_tokens", 0) if run.tally.process_id == TALLY else 0
+            reporting = asyncio.create_task(self._keep_reporting(run_id, feed, num_tokens))
+            try:
+                await feed.run()
+            finally:
+                reporting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reporting
+        await self._buffer.update(run_id, lambda run: _note_end(run, feed, num_tokens))
+        await self._records.end(run_id, RunState.FINISHED, "replayed")
+
+    async def _keep_reporting(self, run_id: str, feed: Feed, num_tokens: int) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if _counts(feed, num_tokens) != self._buffer.get(run_id).run.tally.current:
+                await self._buffer.update(run_id, lambda run: _note_counts(run, feed, num_tokens))
+
+
+def _note_counts(run: Run, feed: Feed, num_tokens: int) -> None:
+    run.tally.report(TALLY, _counts(feed, num_tokens))
+
+
+def _counts(feed: Feed, num_tokens: int) -> dict[str, int]:
+    """``num_tokens``: those that earlier lives of the server have counted."""
+    counts = feed.counts
+    return {
+        "replay_hits": counts.hits,
+        "replay_misses": counts.missing,
+        "replay_substitutes": 0,
+        "replay_tokens": counts.tokens + num_tokens,
+    }
+
+
+def _note_end(run: Run, feed: Feed, num_tokens: int) -> None:
+    _note_counts(run, feed, num_tokens)
+    run.is_last_slot_reported = True  # what is open now stays short
+    if feed.lost:
+        why = next(iter(feed.lost.values()))
+        run.warnings = [*run.warnings, f"{len(feed.lost)} groups could not be replayed; the first: {why}"]

@@ -1,0 +1,234 @@
+"""A run is replayed by the server alone: the same groups, batches and reasons, whatever happens meanwhile."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeServer
+from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_group, poll_until, write_generator
+from tests.replay.replay_kit import (
+    HOOKED,
+    SIZE,
+    groups_of,
+    plain,
+    read_all,
+    record,
+    start_replay,
+    until_ended,
+    write_group,
+)
+
+
+@pytest.fixture(scope="module")
+def shared(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    folder = tmp_path_factory.mktemp("tasks")
+    write_generator(folder, HOOKED, "hooked_generator.py")
+    return module_servers(generators=folder, start_wait_s=60)
+
+
+@pytest.fixture(scope="module")
+def recorded(shared: ServerProcess) -> NativeRun:
+    return record(shared, name="base")
+
+
+def test_same_groups_batches_and_reasons(shared: ServerProcess, recorded: NativeRun) -> None:
+    run = start_replay(shared, recorded.run_id)
+    view = until_ended(run)
+    assert (view["state"], view["reason"], view["task_type"]) == ("finished", "replayed", "idle")
+    assert view["settings"]["group_size"] == SIZE
+    again = start_replay(shared, "base")  # by its name, and not that of its replays
+    until_ended(again)
+    batches = read_all(run)
+    assert [sorted({row["instance_id"] for row in rows}) for rows in batches] == [[f"{n}a", f"{n}b"] for n in (1, 2, 3)]
+    assert read_all(again) == batches
+    assert groups_of(run) == groups_of(recorded) == groups_of(again)
+    view = run.view()
+    assert view["replay"]["source"] == recorded.run_id
+    assert view["replay"]["recorded_at_s"] == recorded.view()["created_at_s"]
+    assert view["counts"] == {"replay_hits": 8 * SIZE, "replay_tokens": 7 * 7 * SIZE}
+    assert view["weight_version"] is None
+
+
+def test_a_body_is_the_recorded_one_with_one_more_field(shared: ServerProcess, recorded: NativeRun) -> None:
+    run = shared.start_run("idle", SIZE, name="bodies")
+    write_group(run, "x", [0.0, 1.0, 0.5, 0.25])
+    rows = run.take(num_groups=1)["data"]
+    run.stop()
+    replayed = start_replay(shared, run.run_id)
+    until_ended(replayed)
+    again = replayed.take(num_groups=1)["data"]
+    assert [plain(row) for row in again] == rows
+    assert [list(row)[-1] for row in again] == ["replayed_from"] * SIZE
+    assert again[0]["replayed_from"] == {"run_id": run.run_id, "uid": "x/0", "substitute": False}
+    assert recorded.run_id != run.run_id
+
+
+def test_steps_give_the_same_batches(shared: ServerProcess, recorded: NativeRun) -> None:
+    whole = start_replay(shared, recorded.run_id)
+    part = start_replay(shared, {"source": recorded.run_id, "steps": "2-3"})
+    assert until_ended(part)["num_groups_total"] == 4
+    until_ended(whole)
+    assert read_all(part) == read_all(whole)[1:]
+
+
+def test_recorded_hooks_judge_though_their_file_is_gone(make_server: MakeServer, tmp_path: Path) -> None:
+    write_generator(tmp_path / "tasks", HOOKED, "hooked_generator.py")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60)
+    recorded = record(server, "hooked")
+    assert groups_of(recorded)["spoilt", 0]["reason"] == "filtered"
+    (tmp_path / "tasks" / "hooked_generator.py").write_text(HOOKED.replace('.get("is_spoilt")', '.get("other")'))
+    today = start_replay(server, {"source": recorded.run_id, "code": "today"})
+    assert any("generator_sha256" in warning for warning in today.view()["warnings"])
+    shutil.rmtree(tmp_path / "tasks")
+    run = start_replay(server, recorded.run_id)
+    for each in (run, today):
+        until_ended(each)
+    server.kill9()
+    server.restart()
+    read_all(run), read_all(today, size=1)
+    assert groups_of(run) == groups_of(recorded)
+    assert groups_of(today)["spoilt", 0]["reason"] == ""
+
+
+def test_a_killed_server_goes_on_with_it(make_server: MakeServer) -> None:
+    server = make_server()
+    recorded = server.start_run("idle", SIZE, min_valid_group_size_ratio=0.25)
+    for number in range(30):
+        write_group(recorded, f"group {number}", [0.0, 1.0, 0.5, 0.25])
+    recorded.stop()
+    expected = read_all(recorded, size=1)
+    run = start_replay(server, recorded.run_id, max_buffer_size=5 * SIZE)
+    batches: list[list[Json]] = []
+    for _ in range(3):
+        until_buffered(run, 5 * SIZE)
+        batches += [[plain(row) for row in run.take(num_groups=1)["data"]] for _ in range(4)]
+        server.kill9()
+        server.restart()
+    assert run.view()["state"] == "running"
+
+    def rest() -> list[list[Json]]:
+        batches.extend(read_all(run, size=1))
+        return batches if run.view()["has_ended"] else []
+
+    assert poll_until(rest) == expected
+    assert groups_of(run) == groups_of(recorded)
+    view = run.view()
+    assert view["counts"]["replay_hits"] == 30 * SIZE
+    assert view["samples"].get("duplicate", 0) == 0
+
+
+def until_buffered(run: NativeRun, number: int) -> None:
+    poll_until(lambda: run.view()["samples"]["buffered"] == number)
+
+
+def test_stopped_and_gone_on_with(make_server: MakeServer) -> None:
+    server = make_server()
+    recorded = record(server)
+    run = start_replay(server, recorded.run_id, max_buffer_size=SIZE)
+    until_buffered(run, SIZE)
+    assert run.stop()["state"] == "stopped"
+    again = start_replay(server, recorded.run_id, run_id=run.run_id, max_buffer_size=1000)
+    assert again.run_id == run.run_id
+    assert until_ended(run)["state"] == "finished"
+    assert groups_of(run).keys() == groups_of(recorded).keys()
+    other = server.client.post("/v1/runs", json={"task_type": "idle", "group_size": SIZE, "run_id": run.run_id})
+    assert_error(other, 422, "invalid_input", "run_id")
+
+
+def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
+    """A server that replays for slime's own client, which knows nothing of it."""
+    server = make_server(replay="base", refuse_hold_s=0)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instance_id": "x"}\n')
+    first = server.client.post("/start_rollout", json={"task_type": "idle", "num_repeat_per_sample": "4"})
+    assert_error(first, 404, "run_not_found")
+    body = {"task_type": "idle", "num_repeat_per_sample": "4", "input_file": str(rows)}
+    recorded = server.start_slime("base", input_file=str(rows), replay=None)  # not even by default
+    for number in range(4):
+        recorded.write(*make_group(f"g{number}", [0.0, 1.0, 0.5, 0.25]))
+    recorded.stop()
+    run = server.start_slime(input_file=str(rows))
+    until_ended(run)
+    data: list[Any] = []
+    while (reply := run.client.post("/get_rollout_data", json={})).status_code == 200 and reply.json()["success"]:
+        data += reply.json()["data"]["data"]
+    assert sorted(row["instance_id"] for row in data) == sorted(f"g{n}" for n in range(4) for _ in range(SIZE))
+    assert run.view()["replay"]["source"] == recorded.run_id
+    assert server.start_slime(input_file=str(rows)).run_id != recorded.run_id
+    rows.write_text('{"instance_id": "y"}\n')
+    other = server.client.post("/start_rollout", json=body)
+    error = assert_error(other, 409, "replay_differs", "replay")
+    assert "input_file" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "field"),
+    [
+        ({"replay": "bas"}, 404, "run_not_found", None),
+        ({"replay": "nothing.fbr"}, 404, "not_recorded", "replay.source"),
+        ({"replay": {"source": "base", "group_size": 1}}, 422, "invalid_input", "replay.group_size"),
+        ({"replay": {"source": "base", "steps": "7"}}, 404, "not_recorded", "steps"),
+        ({"replay": "base", "group_size": 5}, 409, "replay_differs", "replay"),
+        ({"replay": "base", "sampling_params": {"temperature": 0.5}}, 409, "replay_differs", "replay"),
+        ({"replay": "base", "workers": 2}, 422, "invalid_input", "workers"),
+        ({"replay": {"source": "base", "ignore": ["grupsize"]}}, 422, "invalid_input", "replay.ignore"),
+        ({"replay": {"source": "x.fbr", "code": "recorded"}}, 422, "invalid_input", "replay.code"),
+    ],
+)
+def test_what_cannot_be_replayed(
+    shared: ServerProcess, recorded: NativeRun, body: Json, status: int, code: str, field: str | None
+) -> None:
+    num_runs = len(shared.client.get("/v1/runs").json()["runs"])
+    error = assert_error(shared.client.post("/v1/runs", json=body), status, code, field)
+    assert error["hint"]
+    assert len(shared.client.get("/v1/runs").json()["runs"]) == num_runs
+    assert recorded.view()["state"] == "stopped"
+
+
+def test_what_differs_can_be_ignored(shared: ServerProcess, recorded: NativeRun) -> None:
+    body = {"source": recorded.run_id, "ignore": ["group_size"]}
+    run = start_replay(shared, body, group_size=2)
+    until_ended(run)
+    told = groups_of(run)
+    assert {key: each["num_samples"] for key, each in told.items()} == dict.fromkeys(told, 2)
+
+
+def test_bodies_that_retention_removed(make_server: MakeServer) -> None:
+    """Refused, with the steps that are left; and what is being replayed is not removed."""
+    server = make_server(segment_bytes=1 << 16, replay_bytes=0)
+    recorded = server.start_run("idle", 2, keep_checkpoints=3)
+    for step in range(1, 7):
+        write_group(recorded, f"step {step}", [0.0, 1.0], messages=[{"role": "user", "content": "x" * 40_000}])
+        recorded.checkpoint(step, recorded.take(num_groups=1, step=step))
+        if step == 3:
+            held = start_replay(server, recorded.run_id, max_buffer_size=2)
+            until_buffered(held, 2)
+        collect(server)
+    assert len(read_all_waiting(held)) == 3
+    held.checkpoint(1)
+    collect(server)
+    reply = server.client.post("/v1/runs", json={"replay": recorded.run_id})
+    error = assert_error(reply, 409, "bodies_gone")
+    assert error["hint"].endswith("these steps: 4-6")
+    part = start_replay(server, {"source": recorded.run_id, "steps": "6"})
+    until_ended(part)
+    assert json.dumps(read_all(part, size=1)).count("step 6/") >= 2
+
+
+def collect(server: ServerProcess) -> None:
+    reply = server.client.post("/v1/gc", json={})
+    assert reply.is_success, reply.text
+
+
+def read_all_waiting(run: NativeRun) -> list[Json]:
+    batches: list[Json] = []
+    while True:
+        reply = run.client.post(f"{run.path}/batches", json={"num_groups": 1, "wait_s": 20})
+        if reply.status_code == 410:
+            return batches
+        if reply.json()["batch_id"] is not None:
+            run.ack(reply.json())
+            batches.append(reply.json())
