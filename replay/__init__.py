@@ -5,9 +5,9 @@
 what was recorded, ``chosen_groups`` which groups a step means, ``errors`` what can be wrong. ``provenance`` has the
 field by which a replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
 
-``recording`` is an exported file for users, and finds what of it is damaged; ``recording_file`` is one as a source.
-``recording_reader`` reads both, row by row (``recording_rows``); ``recording_schema`` has the tables,
-``recording_seal`` the last line. ``recording_writer`` makes one.
+``recording_file`` is an exported file as a source. ``recording_reader`` reads it, row by row (``recording_rows``), and
+``recording_writer`` makes one; ``recording_schema`` has the tables, ``recording_seal`` the last line. ``recordings`` is
+what is done with such files: exporting, checking, comparing two.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
@@ -18,26 +18,29 @@ what changes, ``comparison_plots`` draws it.
 
 ``engine`` is for calls: an engine's answers, recorded once, and given again without it.
 
-Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``RecordedEngine`` and ``EngineRecorder``
-are here, and looked up only when they are asked for: the buffer, which reads recordings, knows no web framework.
+Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``Recording``, ``RecordedEngine`` and
+``EngineRecorder`` are here, and looked up only when they are asked for: the buffer, which reads recordings, knows no
+web framework.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forebay.replay.engine.engine_recorder import EngineRecorder
     from forebay.replay.engine.recorded_engine import RecordedEngine
+    from forebay.replay.recordings.recording import Recording
 
-__all__ = ["EngineRecorder", "RecordedEngine"]
+__all__ = ["EngineRecorder", "RecordedEngine", "Recording"]
+
+_PLACES = {
+    "EngineRecorder": "forebay.replay.engine.engine_recorder",
+    "RecordedEngine": "forebay.replay.engine.recorded_engine",
+    "Recording": "forebay.replay.recordings.recording",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "EngineRecorder":
-        from forebay.replay.engine.engine_recorder import EngineRecorder
-
-        return EngineRecorder
-    if name == "RecordedEngine":
-        from forebay.replay.engine.recorded_engine import RecordedEngine
-
-        return RecordedEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

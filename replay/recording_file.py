@@ -1,4 +1,4 @@
-"""An exported file as a source: what a ``Recording`` has, read in threads, so that no event loop waits for the disk."""
+"""An exported file as a source: a ``RecordingReader`` in threads, so that no event loop waits for the disk."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
-from forebay.replay.recording import Recording
+from forebay.replay.recording_reader import RecordingReader
 from forebay.replay.source import Source
 
 
@@ -15,7 +15,7 @@ class RecordingFile(Source):
 
     def __init__(self, path: Path | str) -> None:
         """Raises ``FileNotFoundError``, ``NotRecorded``; ``RecordingDamaged`` for no recording, or a newer format."""
-        self.recording = Recording(path)
+        self.recording = RecordingReader(path)
         try:
             self._run = self.recording.run
         except BaseException:

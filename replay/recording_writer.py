@@ -4,7 +4,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +42,7 @@ class RecordingWriter:
         self._path = path
         self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         self._run = run
+        self._num_grouped = 0
         self.made = RecordingMade(by=f"forebay {version('forebay')}", at_s=time.time(), steps=steps)
 
     def __enter__(self) -> Self:
@@ -62,14 +63,21 @@ class RecordingWriter:
                 self._connection.close()
             self._draft.unlink(missing_ok=True)
 
-    def add_group(self, group: GroupRecord, samples: Iterable[tuple[SampleRecord, bytes]]) -> None:
-        """Write a group, and all that name it, in the order in which they came."""
-        before = self.made.num_samples
-        for sample, body in samples:
-            self._add_sample(sample, body)
+    def add_sample(self, sample: SampleRecord, body: bytes) -> None:
+        """Write a sample with its body, in the order in which they came, before its group."""
+        seq = self.made.num_samples + 1
+        values = (seq, sample.group_id, sample.slot, sample.fork, sample.uid, len(body), _text(sample, without="place"))
         with self._disk():
-            values = (group.number, group.group_id, self.made.num_samples - before, _text(group))
+            self._connection.execute(SAMPLES.insertion("body"), (*values, checksum(values), self._compress(body)))
+        self.made.num_samples = seq
+        self.made.num_bytes += len(body)
+
+    def add_group(self, group: GroupRecord) -> None:
+        """Write a group, which the samples name that came since the one before."""
+        with self._disk():
+            values = (group.number, group.group_id, self.made.num_samples - self._num_grouped, _text(group))
             self._connection.execute(GROUPS.insertion(), (*values, checksum(values)))
+        self._num_grouped = self.made.num_samples
         self.made.num_groups += 1
         self.made.last_group = max(self.made.last_group, group.number)
 
@@ -80,14 +88,6 @@ class RecordingWriter:
             self._connection.execute(BATCHES.insertion(), (*values, checksum(values)))
         self.made.num_batches += 1
         self.made.last_batch = max(self.made.last_batch, batch.number)
-
-    def _add_sample(self, sample: SampleRecord, body: bytes) -> None:
-        seq = self.made.num_samples + 1
-        values = (seq, sample.group_id, sample.slot, sample.fork, sample.uid, len(body), _text(sample, without="place"))
-        with self._disk():
-            self._connection.execute(SAMPLES.insertion("body"), (*values, checksum(values), self._compress(body)))
-        self.made.num_samples = seq
-        self.made.num_bytes += len(body)
 
     def _finish(self) -> None:
         for name, record in (("run", self._run), ("made", self.made)):

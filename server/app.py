@@ -26,6 +26,7 @@ from forebay.server.routes import (
     groups,
     operations,
     read_batches,
+    recordings,
     run_process,
     runs,
     slime_runs,
@@ -83,7 +84,7 @@ def create_api() -> FastAPI:
     # No pages of the framework's: they load scripts from elsewhere, which could then call every route.
     api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
-    for module in (slime_runs, runs, trace, groups, batches, run_process, weights, operations):
+    for module in (slime_runs, runs, trace, recordings, groups, batches, run_process, weights, operations):
         api.include_router(module.router)
     add_error_handlers(api)
     complete_document(api)

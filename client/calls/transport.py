@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -18,6 +18,14 @@ T = TypeVar("T")
 
 # Shorter than a call's own: a machine that is gone refuses nothing, and a long poll would wait for it as for an answer.
 CONNECT_TIMEOUT_S = 10.0
+
+
+class ByteSink(Protocol):
+    """What a long reply is written to: a binary file is one."""
+
+    def write(self, piece: bytes, /) -> object:
+        """Take the next bytes."""
+        ...
 
 
 class Transport:
@@ -49,7 +57,7 @@ class Transport:
             self._connections.check()
         return reply
 
-    def save(self, call: Call, file: BinaryIO) -> ServerReply | Lost:
+    def save(self, call: Call, file: ByteSink) -> ServerReply | Lost:
         """Make ``call`` once and write the body of a success to ``file`` as it comes; the reply then has none."""
         try:
             with self._http.stream(call.method, call.path, **_request(call)) as response:

@@ -3,11 +3,11 @@
 ``command_line.py`` puts the commands together, runs one, and turns errors into a line, a hint and an exit code: 2 for
 wrong input, 1 for what the server or the machine refuses. Each command stands in the module that is named after it
 (``serve_commands``, ``start_command``, ``run_commands``, ``gc_command``, ``generator_commands``, ``profile_command``,
-``simulate_command``, ``trace_commands``, ``compare/``, ``demo/``): it reads its flags (``options.py``), asks the server
-(``client.py``, over ``client/calls``; ``run_lookup.py`` finds the run that is meant) where it has to, and shows the
-answer (``output.py``; ``run_facts.py`` for a run, ``progress.py`` for one that goes on, ``profile_summary.py`` for
-where its time went, ``simulate_summary.py`` for other schedulers) as a table for people or, with ``--json``, as it
-came. Commands about a log find it with ``trace_source.py``, which fetches what only a server has
+``simulate_command``, ``trace_commands``, ``compare/``, ``demo/``, ``recordings/``): it reads its flags
+(``options.py``), asks the server (``client.py``, over ``client/calls``; ``run_lookup.py`` finds the run that is meant)
+where it has to, and shows the answer (``output.py``; ``run_facts.py`` for a run, ``progress.py`` for one that goes on,
+``profile_summary.py`` for where its time went, ``simulate_summary.py`` for other schedulers) as a table for people or,
+with ``--json``, as it came. Commands about a log find it with ``trace_source.py``, which fetches what only a server has
 (``trace_download.py``). ``own_token.py`` hides the token that a command was given from other processes.
 """
 

@@ -1,13 +1,14 @@
 """The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
 
 import json
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.server.cli.run_lookup import pick_run
 
 if TYPE_CHECKING:
     from forebay.client.calls.flow import Call, Lost, ServerReply
+    from forebay.client.calls.transport import ByteSink
 
 JSON_BODY = {"Content-Type": "application/json"}
 
@@ -47,7 +48,7 @@ class ServerClient:
 
         return self._ask(Call("POST", path, _encoded(body or {}), JSON_BODY))
 
-    def save(self, path: str, file: BinaryIO) -> None:
+    def save(self, path: str, file: "ByteSink") -> None:
         """Write the reply to a GET, which may be long, to ``file``."""
         from forebay.client.calls.flow import Call, decoded
 

@@ -20,6 +20,7 @@ from forebay.server.cli import (
 )
 from forebay.server.cli.compare import compare_command
 from forebay.server.cli.output import echo, show_error
+from forebay.server.cli.recordings import recording_commands
 
 USAGE_EXIT_CODE = 2
 
@@ -43,6 +44,7 @@ app.command("compare", short_help="Judge a recording again, with other hooks, re
 app.add_typer(generator_commands.app, name="generators")
 app.add_typer(serve_commands.engine_app, name="engine")
 app.add_typer(trace_commands.app, name="trace")
+app.add_typer(recording_commands.app, name="recording")
 app.command("demo", short_help="Try everything at once, on this machine.")(demo.command)
 
 

@@ -1,6 +1,7 @@
 """Which run somebody means who gives its id, its name, or no more than the beginning of either."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from forebay.core.errors import InvalidInput, RunNotFound
@@ -29,8 +30,10 @@ def pick_run(views: Sequence[View], given: str) -> View:
         view["run_id"]: view for known in (by_id, by_name) for text, view in known.items() if text.startswith(given)
     }
     if not begun:
+        near = get_close_matches(given, [text for text in (*by_id, *by_name) if text], n=3)
+        meant = f"do you mean {' or '.join(near)}? " if near else ""
         message = f"the server knows no run {given!r}"
-        raise RunNotFound(given, message=message, hint="`forebay status` lists the runs")
+        raise RunNotFound(given, message=message, hint=f"{meant}`forebay status` lists the runs")
     if len(begun) > 1:
         hint = "give more of the id, or the whole name"
         raise InvalidInput(f"{given!r} could be any of {_listed(list(begun.values()))}", hint=hint)

@@ -98,6 +98,8 @@ def write_recording(path: Path, num_groups: int = 3, **run: Any) -> dict[str, by
             group = group_record(number)
             samples = [sample_record(group, slot) for slot in range(2)]
             bodies |= {sample.uid: body_of(sample) for sample in samples}
-            writer.add_group(group, [(sample, bodies[sample.uid]) for sample in samples])
+            for sample in samples:
+                writer.add_sample(sample, bodies[sample.uid])
+            writer.add_group(group)
             writer.add_batch(batch_record(number, [number], step=number + 10))
     return bodies

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,11 +15,10 @@ import pytest
 from forebay.core.errors import InvalidInput, StorageFailed
 from forebay.replay import recording_writer
 from forebay.replay.errors import NotRecorded, RecordingDamaged
-from forebay.replay.model import SampleRecord
-from forebay.replay.recording import Recording
 from forebay.replay.recording_file import RecordingFile
 from forebay.replay.recording_schema import VERSION, create
 from forebay.replay.recording_writer import RecordingWriter
+from forebay.replay.recordings.recording import Recording
 from tests.replay.recordings.recording_kit import (
     batch_record,
     body_of,
@@ -184,13 +182,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_no_half_file(tmp_path: Path) -> None:
-    def broken() -> Iterator[tuple[SampleRecord, bytes]]:
-        yield sample_record(group_record(1), 0), b"{}"
-        raise ValueError("mine")
+    def write() -> None:
+        with RecordingWriter(tmp_path / "a.fbr", run_record()) as writer:
+            writer.add_sample(sample_record(group_record(1), 0), b"{}")
+            assert len(os.listdir(tmp_path)) == 1
+            raise ValueError("mine")
 
-    writer = RecordingWriter(tmp_path / "a.fbr", run_record())
-    with pytest.raises(ValueError, match="mine"), writer:
-        writer.add_group(group_record(1), broken())
+    with pytest.raises(ValueError, match="mine"):
+        write()
     assert os.listdir(tmp_path) == []
 
 
@@ -213,7 +212,8 @@ from forebay.replay.recording_writer import RecordingWriter
 with RecordingWriter(Path(sys.argv[1]), run_record()) as writer:
     for number in itertools.count(1):
         group = group_record(number)
-        writer.add_group(group, [(sample_record(group, 0), b"x" * 100_000)])
+        writer.add_sample(sample_record(group, 0), b"x" * 100_000)
+        writer.add_group(group)
         print(number, flush=True)
 """
 

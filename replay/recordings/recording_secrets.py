@@ -1,0 +1,42 @@
+"""What of a run no file has: keys, tokens, and the logins in addresses, however deep in its payload they are."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from forebay.replay.model import RunRecord
+
+# Not any ``key`` or ``token``: ``prompt_key`` names a column, ``eos_token`` what ends a text.
+_is_secret_name = re.compile(
+    r"""
+    (.*[_.-])? ((api|run|access|secret|private)[_.-]?key | secret | passw(or)?d | authorization | credentials?
+                | (auth|access|bearer|api|hf|github|wandb|refresh)[_.-]?token)
+    | token | apikey
+    """,
+    re.IGNORECASE | re.VERBOSE,
+).fullmatch
+_login = re.compile(r"(?<=://)[^/?#\s]*@")
+_key_in_query = re.compile(r"(?<=[?&])((?:api[_-]?key|access[_-]?token|key|token|password)=)[^&\s]+", re.IGNORECASE)
+
+
+def without_secrets(run: RunRecord) -> RunRecord:
+    """``run`` as it may be given to others.
+
+    Fields that are named like a secret are left out, and addresses lose user name, password and keys in their query.
+    """
+    fields = {name: _cleaned(getattr(run, name)) for name in run.__struct_fields__}
+    return msgspec.structs.replace(run, **fields)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_text(name): _cleaned(each) for name, each in value.items() if not _is_secret_name(str(name))}
+    if isinstance(value, list | tuple):
+        return [_cleaned(each) for each in value]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """Also of a text that holds several addresses, as ``remote_engine_url`` may, or a traceback."""
+    return _key_in_query.sub(r"\1", _login.sub("", text)) if "://" in text else text

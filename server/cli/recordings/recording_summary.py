@@ -1,0 +1,74 @@
+"""What ``forebay recording show`` tells of a file."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from forebay.replay.chosen_groups import ranges_text
+from forebay.replay.model import BatchRecord
+from forebay.replay.recordings.recording import Recording
+from forebay.server.cli.output import counts_text
+
+
+def summary(recording: Recording) -> dict[str, Any]:
+    """As JSON values. Raises ``RecordingDamaged``."""
+    found: dict[str, Any] = {"file": str(recording.path), "num_bytes": recording.path.stat().st_size}
+    found["num_calls"] = recording.num_calls
+    if not recording.has_run:
+        return found
+    run, made, groups, batches = recording.run, recording.made, recording.groups(), recording.batches()
+    return found | {
+        "run": {name: getattr(run, name) for name in run.__struct_fields__},
+        "exported_by": made.by,
+        "exported_at_s": made.at_s,
+        "exported_steps": made.steps,
+        "num_groups": made.num_groups,
+        "num_samples": made.num_samples,
+        "num_batches": made.num_batches,
+        "num_body_bytes": made.num_bytes,
+        "states": dict(Counter(group.state for group in groups)),
+        "reasons": dict(Counter(group.reason for group in groups if group.reason)),
+        "num_salvaged": sum(group.is_salvaged for group in groups),
+        "steps": _steps(batches, "step"),
+        "checkpoints": _steps(batches, "checkpoint_step"),
+        "damage": [str(each) for each in recording.damage],
+    }
+
+
+def facts(found: dict[str, Any]) -> dict[str, Any]:
+    """The same for people."""
+    shown: dict[str, Any] = {"file": f"{found['file']} ({_size(found['num_bytes'])})"}
+    if run := found.get("run"):
+        shown |= {
+            "run": " ".join(filter(None, (run["run_id"], run["name"]))),
+            "task type": run["task_type"],
+            "state": f"{run['state']}: {run['reason']}" if run["reason"] else run["state"],
+            "started": _time(run["created_at_s"]),
+            "exported": f"{_time(found['exported_at_s'])} by {found['exported_by']}",
+            "only steps": found["exported_steps"],
+            "groups": f"{found['num_groups']:,}: {counts_text(found['states'])}",
+            "discarded": counts_text(found["reasons"]) if found["reasons"] else "",
+            "salvaged": found["num_salvaged"] or "",
+            "samples": f"{found['num_samples']:,} ({_size(found['num_body_bytes'])} before they were compressed)",
+            "batches": f"{found['num_batches']:,}",
+            "steps": found["steps"],
+            "checkpoints": found["checkpoints"],
+            "damaged": "\n".join(found["damage"]),
+        }
+    return shown | {"engine calls": f"{found['num_calls']:,}" if found["num_calls"] else ""}
+
+
+def _steps(batches: Sequence[BatchRecord], field: str) -> str:
+    return ranges_text(step for batch in batches if (step := getattr(batch, field)) is not None)
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} bytes"

@@ -1,0 +1,129 @@
+"""`forebay recording show`, `verify` and `diff`."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from forebay.replay.provenance import splice
+from forebay.replay.recording_writer import RecordingWriter
+from forebay.replay.recordings.recording import Recording
+from tests.cli.conftest import Forebay, forebay
+from tests.conftest import MakeServer
+from tests.kit import make_group
+from tests.replay.recordings.recording_kit import group_record, write_recording
+
+__all__ = ["forebay"]
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+Changes = dict[str, Any]
+
+
+def changed(record: RecordT, changes: Changes, *, applies: bool = True) -> RecordT:
+    return msgspec.structs.replace(record, **changes) if applies else record
+
+
+def copied(source: Path, target: Path, *, replayed: bool = False, **changes: Any) -> Path:
+    """The same recording once more, with changes: to the run, to group 2, to sample 4, to its body."""
+    with Recording.open(source) as old, RecordingWriter(target, changed(old.run, changes.get("run", {}))) as writer:
+        for group in old.groups():
+            for sample in old.samples(group.group_id):
+                body, is_meant = old.body(sample), sample.place[1] == 4
+                body = body.replace(*changes.get("body", (b"", b""))) if is_meant else body
+                other = changed(sample, changes.get("sample", {}), applies=is_meant)
+                writer.add_sample(other, splice(body, "run-1", sample.uid) if replayed else body)
+            writer.add_group(changed(group, changes.get("group", {}), applies=group.number == 2))
+    return target
+
+
+def test_show_tells_what_a_file_has(forebay: Forebay, tmp_path: Path) -> None:
+    write_recording(tmp_path / "a.fbr")
+    outcome = forebay("recording", "show", tmp_path / "a.fbr")
+    assert outcome.code == 0
+    for text in ("run-0123456789ab sums", "finished", "3: acked 3", "6 (", "11-13"):
+        assert text in outcome.out
+    found = json.loads(forebay("recording", "show", tmp_path / "a.fbr", "--json").out)
+    assert (found["num_groups"], found["num_samples"], found["num_batches"], found["num_calls"]) == (3, 6, 3, 0)
+    assert (found["states"], found["reasons"], found["steps"]) == ({"acked": 3}, {}, "11-13")
+    assert found["run"]["payload"]["temperature"] == 1.0
+    assert found["damage"] == []
+
+
+def test_verify_names_each_damage(forebay: Forebay, tmp_path: Path) -> None:
+    path = tmp_path / "a.fbr"
+    write_recording(path)
+    outcome = forebay("recording", "verify", path)
+    assert (outcome.code, "is what was written" in outcome.out) == (0, True)
+    content = bytearray(path.read_bytes())
+    at = content.index(b'"instance_id":"task-2"')
+    content[at + 20] ^= 2
+    path.write_bytes(content)
+    outcome = forebay("recording", "verify", path)
+    assert outcome.code == 1
+    assert "the file: its digest differs" in outcome.out
+    assert "2: it is not what was written" in outcome.out
+    told = json.loads(forebay("recording", "verify", path, "--json").out)
+    assert {"place": "the file", "reason": "its digest differs: some byte of it is not what was written"} in told[
+        "damage"
+    ]
+
+
+def test_a_replay_tells_the_same_as_its_source(forebay: Forebay, tmp_path: Path) -> None:
+    write_recording(tmp_path / "a.fbr")
+    copied(
+        tmp_path / "a.fbr",
+        tmp_path / "b.fbr",
+        replayed=True,
+        run={"run_id": "run-1", "name": "again", "created_at_s": 1.0, "state": "running"},
+        group={"state": "ready", "opened_s": 7.0, "closed_s": 8.0},
+        sample={"at_s": 7.5},
+    )
+    outcome = forebay("recording", "diff", tmp_path / "a.fbr", tmp_path / "b.fbr")
+    assert (outcome.code, outcome.out) == (0, "they tell the same\n")
+    assert json.loads(forebay("recording", "diff", tmp_path / "a.fbr", tmp_path / "b.fbr", "--json").out)["is_equal"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"run": {"payload": {"task_type": "idle", "group_size": 2, "temperature": 0.5}}},
+            "the run: payload.temperature",
+        ),
+        ({"group": {"state": "discarded", "reason": "filtered"}}, "of instance 'task-2': state"),
+        ({"group": {"order": 9}}, "the groups: [1]"),
+        ({"sample": {"reward": 0.25}}, f"sample {group_record(2).group_id}-1: reward"),
+        ({"sample": {"uid": "other"}}, f"samples of group {group_record(2).group_id}: [1] differs"),
+        ({"body": ("é é".encode(), "é è".encode())}, f"the body of sample {group_record(2).group_id}-1: text differs"),
+    ],
+)
+def test_the_first_difference_is_told_in_words(forebay: Forebay, tmp_path: Path, changes: Changes, text: str) -> None:
+    one, other = tmp_path / "a.fbr", tmp_path / "b.fbr"
+    write_recording(one)
+    copied(one, other, **changes)
+    outcome = forebay("recording", "diff", one, other)
+    assert outcome.code == 1
+    assert text in outcome.out
+    assert str(one) in outcome.out
+    assert text in json.loads(forebay("recording", "diff", one, other, "--json").out)["text"]
+
+
+def test_a_run_is_compared_with_a_file(
+    make_server: MakeServer, forebay: Forebay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    monkeypatch.setenv("FOREBAY_URL", server.url)
+    run = server.start_run(group_size=2)
+    run.write(*make_group("one", [0.0, 1.0]))
+    assert forebay("recording", "export", run.run_id, tmp_path / "a.fbr").code == 0
+    assert forebay("recording", "diff", run.run_id, tmp_path / "a.fbr").code == 0
+    run.write(*make_group("two", [0.0, 1.0]))
+    outcome = forebay("recording", "diff", tmp_path / "a.fbr", run.run_id)
+    assert outcome.code == 1
+    assert "the groups: [1]" in outcome.out
+    assert "nothing" in outcome.out
+    run.stop()
