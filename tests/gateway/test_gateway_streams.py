@@ -59,6 +59,9 @@ async def test_what_an_agent_has_read_before_it_went_away_is_recorded(stage: Sta
             if FIRST.search(line):
                 break
     await stage.busy(0)
+    async with asyncio.timeout(LIMIT_S):
+        while not (await rollout.record())["samples"]:  # noqa: ASYNC110 - the engine hears of it before that
+            await asyncio.sleep(0.005)
     told = await rollout.close()
     (sample,) = told["samples"]
     assert_whole(sample)
