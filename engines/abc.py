@@ -11,6 +11,8 @@ from forebay.core.errors import EngineUnavailable
 
 ABORT_TIMEOUT_S = 3.0
 """How long an abort is repeated at most when the caller does not say."""
+MARK = {"input_ids": [0], "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
+"""What is generated under a ``rid`` that an abort is to find."""
 
 PROBE_FIRST_S = 0.1
 PROBE_MAX_S = 5.0

@@ -16,7 +16,7 @@ import msgspec
 from forebay.core.addresses import is_http_url
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.core.weight_versions import PauseMode
-from forebay.engines.abc import EngineLoad, ModelInfo
+from forebay.engines.abc import MARK, EngineLoad, ModelInfo
 from forebay.engines.bounded_replies import offer_gzip_async
 from forebay.engines.connections import EngineConnections, bound_body, names_proxies, tls
 from forebay.engines.read_json import UNREADABLE, read_json, read_object, unreadable
@@ -24,8 +24,6 @@ from forebay.engines.read_json import UNREADABLE, read_json, read_object, unread
 UNAVAILABLE_STATUSES = frozenset({502, 503})
 """What a proxy or a starting server answers: wait, the rollout has not failed."""
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
-MARK = {"input_ids": [0], "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
-"""What is generated under a ``rid`` that an abort is to find."""
 ADMIN_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from forebay.engines.abc import MARK
 from forebay.engines.capture.request_fields import without_asking
-from forebay.engines.router_workers import MARK
 
 DIGEST_BYTES = 16
 NOT_COUNTED = frozenset({"rid", "extra_key", "user"})

@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 
 from forebay.core.errors import ForebayError
+from forebay.replay.engine.call_frames import COLUMNS, DamagedRow, decode_call
 from forebay.replay.model import RunRecord
 from forebay.replay.recording_reader import RecordingMade, RecordingReader
 from forebay.replay.recording_rows import Damage
@@ -108,13 +109,12 @@ def _calls(recording: RecordingReader) -> Iterator[Damage]:
     while after is not None:
         rows = recording.rows.ask(
             "calls",
-            f"SELECT seq, request, parts FROM calls WHERE seq > ? ORDER BY seq LIMIT {CALLS_PER_LOOK}",  # noqa: S608 - our own names
+            f"SELECT {COLUMNS} FROM calls WHERE seq > ? ORDER BY seq LIMIT {CALLS_PER_LOOK}",  # noqa: S608 - our own names
             after,
         )
-        for seq, *frames in rows:
-            for name, frame in zip(("request", "parts"), frames, strict=True):
-                try:
-                    recording.frames.content(frame)
-                except ValueError as error:
-                    yield Damage(f"calls {seq}, {name}", str(error))
+        for row in rows:
+            try:
+                decode_call(row, recording.frames)
+            except DamagedRow as error:
+                yield Damage(f"calls {row[0]}", str(error))
         after = rows[-1][0] if rows else None

@@ -19,7 +19,7 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.replay import EngineRecorder, RecordedEngine
+from forebay.replay import EngineRecorder, RecordedEngine, Recording
 from forebay.replay.engine.answers import AllGiven
 from forebay.replay.engine.call_frames import DamagedRow
 from forebay.replay.engine.call_request import CallRequest
@@ -169,6 +169,8 @@ async def test_a_damaged_call_is_named_and_the_others_are_replayed(tmp_path: Pat
     connection.execute("UPDATE calls SET parts = ? WHERE seq = ?", (parts[:half] + b"?" + parts[half + 1 :], seq))
     connection.commit()
     connection.close()
+    with Recording.open(file) as recording:
+        assert [damage.place for damage in recording.verify()] == [f"calls {seq}"]
     async with RecordedEngine(file) as engine:
         assert list(engine.damaged) == [seq]
         assert [await chat(engine.url, 0), await chat(engine.url, 2)] == [answers[0], answers[2]]
@@ -176,6 +178,22 @@ async def test_a_damaged_call_is_named_and_the_others_are_replayed(tmp_path: Pat
         assert reply.status_code == 422
         assert f"call {seq} of calls.fbr is damaged" in engine.misses.pop()
         assert not engine.misses
+
+
+async def test_each_column_of_a_call_is_borne_out(tmp_path: Path) -> None:
+    file = tmp_path / "calls.fbr"
+    async with recorded(numbered(), file) as (recorder, _):
+        await chat(recorder.url, 0)
+    changes = {"lane": "other", "digest": b"0" * 16, "nth": 5, "method": "PUT", "path": "/generate", "status": 201}
+    for name, value in {**changes, "headers": "{}", "began_s": 1.0, "seq": 99}.items():
+        changed = tmp_path / f"{name}.fbr"
+        shutil.copy(file, changed)
+        connection = sqlite3.connect(changed)
+        connection.execute(f"UPDATE calls SET {name} = ? WHERE method = 'POST'", (value,))
+        connection.commit()
+        connection.close()
+        with Recording.open(changed) as recording:
+            assert [damage.place.partition(" ")[0] for damage in recording.verify()] == ["calls"], name
 
 
 @pytest.mark.parametrize("kind", ["text", "database", "newer"])
