@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +53,7 @@ class AgentGenerator(BaseGenerator):
                 if (places := composition().places) is not None:
                     await places.need("gateway_url", gateway.url)
                 rollouts = AgentRollouts(gateway, agent, limits, dict(env or {}), frozenset(hidden))
-                judged = partial(rollouts.verify, judge) if isinstance(judge, Verifier) else judge
+                judged = rollouts.judge(judge) if isinstance(judge, Verifier) else judge
                 return await self.run_async(input_file, rollouts.run, judged, num_epoch)
 
         return asyncio.run(run())

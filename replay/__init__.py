@@ -11,7 +11,8 @@ what is done with such files: exporting, checking, comparing two.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
-place of one that is missing. ``differences`` tells in words where two JSON values first differ.
+place of one that is missing. ``group_frames`` is what a run process is told of a recorded group. ``differences`` tells
+in words where two JSON values first differ.
 
 ``outcomes`` has the verdicts on groups, as a recording tells them and as a rehearsal finds them, ``comparison`` adds up
 what changes, ``comparison_plots`` draws it.

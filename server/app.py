@@ -23,6 +23,7 @@ from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
 from forebay.server.routes import (
     batches,
+    group_recordings,
     groups,
     operations,
     read_batches,
@@ -42,6 +43,7 @@ from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.launches import RunParts
+from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.replay_starts import ReplayStarts
@@ -84,7 +86,9 @@ def create_api() -> FastAPI:
     # No pages of the framework's: they load scripts from elsewhere, which could then call every route.
     api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
-    for module in (slime_runs, runs, trace, recordings, groups, batches, run_process, weights, operations):
+    for module in (slime_runs, runs, trace, recordings, groups, batches, weights, operations):
+        api.include_router(module.router)
+    for module in (run_process, group_recordings):
         api.include_router(module.router)
     add_error_handlers(api)
     complete_document(api)
@@ -135,6 +139,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             )
         )
         sources = ReplaySources(buffer, check, settings.replay or None)
+        records.on_ended = sources.release
         sources.hold_all()  # before retention begins
         run_service = RunService(
             RunParts(
@@ -154,6 +159,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         )
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start
+        recorded = await stack.enter_async_context(RecordedGroups(sources))
         retention = await stack.enter_async_context(
             Retention(buffer, settings.max_journal_bytes, replay_bytes=settings.replay_bytes)
         )
@@ -169,6 +175,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             traces=traces,
             trace_upkeep=upkeep,
             retention=retention,
+            recorded=recorded,
             metrics=Metrics(lambda: operations.snapshot(buffer, upkeep)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_room_wait_s),
         )

@@ -10,6 +10,7 @@ from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.runs.gateway_registration import RunGateway
+from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.service import RunService
 from forebay.server.tracing.run_traces import RunTraces
 from forebay.server.tracing.trace_upkeep import TraceUpkeep
@@ -30,6 +31,7 @@ class Services:
     traces: RunTraces
     trace_upkeep: TraceUpkeep
     retention: Retention
+    recorded: RecordedGroups
     metrics: Metrics
     bodies: BodyBudget
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,9 +57,9 @@ class AgentRollouts:
         rollout.extra_info["agent"] = {"wall_s": result.wall_s, "num_calls": record.num_calls}
         return record.samples[-1]["messages"], record.finish_reason or "stop"
 
-    async def verify(self, verifier: Verifier, item: dict[str, Any]) -> float:
+    def judge(self, verifier: Verifier) -> "FolderJudge":
         """The reward that a verifier tells, in the folder where the agent worked."""
-        return await verifier.reward(self._sandboxes[item["uid"]], item)
+        return FolderJudge(verifier, self._sandboxes)
 
     async def _recorded(
         self, rollout: "Rollout", prompt: list[Message], sampling_params: dict[str, Any], sandbox: Sandbox
@@ -143,6 +143,20 @@ class AgentRollouts:
             timeout_s=self._limits.wall_s,
             traceparent=rollout.trace.traceparent,
         )
+
+
+class FolderJudge:
+    """A reward function: a verifier in the folder of the agent, one of ``sandboxes`` by uid."""
+
+    needs_folder = True
+    """So it cannot judge what was recorded."""
+
+    def __init__(self, verifier: Verifier, sandboxes: Mapping[str, Sandbox]) -> None:
+        self._verifier, self._sandboxes = verifier, sandboxes
+
+    async def __call__(self, item: dict[str, Any]) -> float:
+        """Of the sample ``item["uid"]``."""
+        return await self._verifier.reward(self._sandboxes[item["uid"]], item)
 
 
 def _defaults(params: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.errors import ForebayError
 from forebay.core.ids import InstanceId
 from forebay.core.weight_versions import AnnouncedWeights
+from forebay.replay.group_frames import RecordedBodies
 
 if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected generator file would wait for it
     from forebay.core.scheduling.oversampling import Oversampling
@@ -56,6 +57,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class ReplayTask:
+    """What a run process does with what another run recorded."""
+
+    mode: str
+    """``only``: nothing is generated; ``cache`` and ``repeat``: what is missing is."""
+    judges_again: bool
+    """Whether the rewards are those of the reward function, asked anew."""
+    groups: Sequence[GroupKey] | None = None
+    """The only groups that there are, in their order; None for all of the input."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether what is missing is generated."""
+        return self.mode != "only"
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run process is to do, as the server tells it. Durations in seconds."""
 
@@ -77,6 +95,7 @@ class Plan:
     """Where the trainer is."""
     captures: bool = True
     """Whether the engines are asked for tokens."""
+    replay: ReplayTask | None = None
 
     @property
     def groups_per_step(self) -> int | None:
@@ -117,6 +136,8 @@ class ProgressReport:
     """Groups that have no rollout in flight any more: they do not age."""
     busy: Sequence[GroupKey] = ()
     """Those of them that have one again."""
+    short: Sequence[GroupKey] = ()
+    """Those for which no sample comes any more, though slots of them are empty."""
     is_waiting_for_engine: bool | None = None
     is_held: bool | None = None
     num_groups_total: int | None = None
@@ -158,7 +179,7 @@ class Link(ABC):
         """Let go of the connections."""
         await self.transport.close()
 
-    def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = lambda _: None) -> AsyncWriter:
+    def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = lambda _: None) -> "RunWriter":
         """What takes finished samples; when ``max_waiting`` wait, those who bring another wait with them.
 
         That is how a buffer without room slows generation down. ``on_judged`` is told of each sample that the buffer
@@ -166,7 +187,7 @@ class Link(ABC):
         """
         writing = self._writing(max_waiting + 1)  # one more is being offered
         writing.outbox.on_judged = on_judged
-        return AsyncWriter(self.transport, writing)
+        return RunWriter(self.transport, writing)
 
     @abstractmethod
     def _writing(self, max_waiting: int) -> "RunWriting":
@@ -180,9 +201,23 @@ class Link(ABC):
     async def report(self, progress: ProgressReport) -> None:
         """Tell how far the run is."""
 
+    async def recorded(self, key: GroupKey) -> RecordedBodies | None:  # noqa: ARG002 - others look
+        """What the recording that the run replays has of a group; None where nothing of it can be used again."""
+        raise LinkRefused("this buffer has no recordings", hint="replay needs a Forebay server")
+
     @abstractmethod
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
         """Wait up to 25 s for what is news after the answer ``before``."""
+
+
+class RunWriter(AsyncWriter):
+    """The writer of a run, which takes samples as they were recorded, too."""
+
+    async def write_encoded(self, sample: Sample, body: bytes) -> None:
+        """As ``write``, with the bytes that stand for ``sample``."""
+        await self._wait(lambda: self._outbox.has_room)
+        if self._outbox.put(sample, body):
+            self._wake()
 
 
 class RunWriting(Writing):

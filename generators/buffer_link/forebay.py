@@ -7,26 +7,34 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.client.calls.flow import JSON_BODY, Call, Flow, json_call
+from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Flow, ServerReply, answered, json_call
 from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import ForebayError
+from forebay.core.ids import group_id
 from forebay.core.scheduling.oversampling import Oversampling
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import (
+    BUSY,
+    GONE,
     TIMEOUT_S,
     ClosedGroups,
+    GroupKey,
     Link,
     LinkRefused,
     Plan,
     ProgressReport,
+    ReplayTask,
+    RunGone,
     RunWriting,
     Step,
     asked,
     text_of,
 )
+from forebay.replay.errors import NotRecorded
+from forebay.replay.group_frames import RecordedBodies, read_frames
 
 FEED_WAIT_S = 25.0
 OVER_STATES = frozenset({"stopped", "failed"})
@@ -65,6 +73,7 @@ class ServerLink(Link):
             scheduler=Scheduler(**answer["scheduler"]) if answer.get("scheduler") else fallback.scheduler,
             step=_step(answer),
             captures=fallback.captures,
+            replay=_replay(answer.get("replay")),
         )
 
     async def report(self, progress: ProgressReport) -> None:
@@ -73,6 +82,7 @@ class ServerLink(Link):
             "opened": progress.opened,
             "idle": progress.idle,
             "busy": progress.busy,
+            "short": progress.short,
             "waiting_for_engine": progress.is_waiting_for_engine,
             "held": progress.is_held,
             "num_groups_total": progress.num_groups_total,
@@ -94,6 +104,19 @@ class ServerLink(Link):
             seen=int(news.get("seen") or 0),
             is_paused=bool(news.get("paused")),
         )
+
+    async def recorded(self, key: GroupKey) -> RecordedBodies | None:
+        instance_id, epoch = key
+        query: dict[str, str | int] = {"instance_id": msgspec.json.encode(instance_id).decode(), "epoch": epoch}
+        call = Call("GET", f"recorded/{group_id(instance_id, epoch)}", timeout_s=TIMEOUT_S, query=query)
+        reply = await self.transport.run(answered(call, ENDLESS_S, BUSY))
+        if reply.is_success:
+            return read_frames(reply.body)
+        if reply.status == NotRecorded.status and _code_of(reply) == NotRecorded.code:
+            return None
+        if reply.status in GONE:
+            raise RunGone(f"the buffer answers {reply.status} for this run: {text_of(reply)}")
+        raise LinkRefused(f"the buffer answers {reply.status} to {self._root}/{call.path}: {text_of(reply)}")
 
     async def _ask(self, call: Call) -> dict[str, Any]:
         reply = await self.transport.run(asked(call))
@@ -121,6 +144,21 @@ class _ServerWriting(RunWriting):
         kept = {name: sample[name] for name in KEPT_OF_REFUSED}
         problem = {"type": "SampleRefused", "message": f"{error.code}: {error}"}
         return {**kept, "messages": [], "status": "failed", "error": problem}
+
+
+def _code_of(reply: ServerReply) -> str:
+    try:
+        return str(msgspec.json.decode(reply.body)["error"]["code"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return ""
+
+
+def _replay(given: dict[str, Any] | None) -> ReplayTask | None:
+    if given is None:
+        return None
+    groups = given.get("groups")
+    keys = None if groups is None else [(instance_id, epoch) for instance_id, epoch in groups]
+    return ReplayTask(given["mode"], given["rewards"] == "again", keys)
 
 
 def _step(answer: dict[str, Any]) -> Step | None:

@@ -5,8 +5,10 @@
 asks of what was opened, and ``places.py`` what of it lies elsewhere where workers run the rollouts. ``job.py`` then
 serves the rollouts of the ``schedule.py`` of groups that ``input_rows.py`` reads from the file. ``group_feed.py``
 submits a few of them ahead to the policy; ``starter.py`` asks the policy for every free place, announces a group before
-its first rollout, and starts what was chosen. What rollouts bring goes to the writer. With ``leftover: "defer"``,
-``deferral.py`` says which groups a step begins, and ``held_back.py`` keeps samples until their group is whole.
+its first rollout, and starts what was chosen. What rollouts bring goes to the writer. Where another run is replayed,
+``replayed_groups.py`` comes first: what that has recorded is written, and only what is left is submitted.
+With ``leftover: "defer"``, ``deferral.py`` says which groups a step begins, and ``held_back.py`` keeps samples until
+their group is whole.
 ``auto_places.py`` finds out how many places there are, if nobody says. Beside them run the feed of closed groups, the
 reports (``reporter.py``: progress, costs, totals; ``idle_reports.py``: which groups have no rollout in flight) and the
 writer. ``open_groups.py`` ends what is not needed any more: rollouts of closed groups, spares of complete ones, calls

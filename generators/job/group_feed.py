@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from forebay.core.errors import InputRefused
 from forebay.core.scheduling.policy import Policy, WaitingGroup
@@ -10,24 +11,79 @@ from forebay.generators.job.deferral import Deferral
 from forebay.generators.rollouts.open_group import GroupPlan
 
 
+class GroupSource(Protocol):
+    """Where groups come from, one after the other."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is there, and nothing comes any more."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Nothing is there at present, but something may come."""
+
+    @property
+    def error(self) -> InputRefused | None:
+        """Why no group comes any more, if that is not the end of the file."""
+
+    def take(self) -> GroupPlan | None:
+        """The next group; None if none is there."""
+
+    def drop(self, group_id: str) -> None:
+        """The buffer has closed a group."""
+
+
+class ScheduledGroups:
+    """A ``GroupSource`` with all groups of a schedule."""
+
+    is_pending = False
+
+    def __init__(self, groups: Iterator[GroupPlan]) -> None:
+        self._groups = groups
+        self.is_over = False
+        self.error: InputRefused | None = None
+
+    def take(self) -> GroupPlan | None:
+        """Of ``GroupSource``. Reads the input file as it goes."""
+        planned = None
+        try:
+            planned = next(self._groups, None)
+        except InputRefused as error:
+            # The groups before it are filled, and what they bring is written.
+            self.error = error
+        self.is_over = planned is None
+        return planned
+
+    def drop(self, group_id: str) -> None:
+        """It is closed again once it was announced."""
+
+
 class GroupFeed:
-    """Submits the groups of a schedule to a policy, and knows those that have not been begun.
+    """Submits the groups of a source to a policy, and knows those that have not been begun.
 
     ``deferral`` decides how many a step begins, and whether groups that were put off come first.
     """
 
-    def __init__(self, groups: Iterator[GroupPlan], policy: Policy, plan: Plan, deferral: Deferral) -> None:
+    def __init__(self, groups: GroupSource, policy: Policy, plan: Plan, deferral: Deferral) -> None:
         self._groups, self._policy, self._plan, self._deferral = groups, policy, plan, deferral
         self._waiting: dict[str, GroupPlan] = {}
         self._returned: deque[GroupPlan] = deque()
-        self.error: InputRefused | None = None
-        """Why no group comes any more, if that is not the end of the file."""
         self._is_over = False
+
+    @property
+    def error(self) -> InputRefused | None:
+        """Why no group comes any more, if that is not the end of the file."""
+        return self._groups.error
 
     @property
     def is_empty(self) -> bool:
         """Whether every group has been begun, and no other comes."""
-        return self._is_over and not self._waiting
+        return (self._is_over or self._groups.is_over) and not self._waiting and not self._returned
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether nothing is there to be begun at present, but something may come."""
+        return self._groups.is_pending and not self._waiting and not self._returned
 
     def refill(self) -> None:
         """Submit as many as the policy looks at, and the step begins."""
@@ -37,6 +93,8 @@ class GroupFeed:
                     self._deferral.note_begun(group.group_id)
                     self.submit(group.plan, is_open=True)
             elif self._is_over or (planned := self._next()) is None:
+                if not self._is_over and self._groups.is_pending:
+                    return
                 self._is_over = True
                 if not self._deferral.num_waiting:
                     return
@@ -46,14 +104,7 @@ class GroupFeed:
                 self.submit(planned)
 
     def _next(self) -> GroupPlan | None:
-        if self._returned:
-            return self._returned.popleft()
-        try:
-            return next(self._groups, None)
-        except InputRefused as error:
-            # The groups before it are filled, and what they bring is written.
-            self.error = error
-            return None
+        return self._returned.popleft() if self._returned else self._groups.take()
 
     def withdraw(self) -> None:
         """Take back what has not been begun: the next step decides anew."""
@@ -86,6 +137,7 @@ class GroupFeed:
 
     def drop(self, group: str) -> None:
         """The buffer has closed a group before it was begun here."""
+        self._groups.drop(group)
         if self._waiting.pop(group, None) is not None:
             self._policy.closed(group)
             self._deferral.note_ended(group)

@@ -33,6 +33,15 @@ class IdleReports:
         """How long nothing may be reported; None for ever."""
         return REPEAT_S if self._reported else None
 
+    def note_announced(self, key: GroupKey) -> None:
+        """The buffer takes a group for busy."""
+        self._reported.discard(key)
+
+    def note_announced_idle(self, key: GroupKey) -> None:
+        """The buffer takes a group for idle, of which nothing runs here."""
+        self._reported.add(key)
+        self._on_due()  # from now on something is to be told from time to time
+
     def note(self, group: OpenGroup) -> None:
         """A group has opened, or has another state perhaps; of the same key the last one counts."""
         key = group.key

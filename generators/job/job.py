@@ -13,10 +13,11 @@ from forebay.core.scheduling.policy import Policy, RolloutEnd
 from forebay.generators.buffer_link.abc import ClosedGroups, Plan, RunGone, Step
 from forebay.generators.job.auto_places import adjust_places
 from forebay.generators.job.deferral import Deferral
-from forebay.generators.job.group_feed import GroupFeed
+from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.held_back import FinishedRollout, HeldBack
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.parts import JobBuffer, JobEngines, JobRunner, JobWriter
+from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals, cost
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.job.starter import Starter
@@ -45,6 +46,8 @@ class JobParts:
     policy: Policy
     loads: EngineLoads
     traces: RolloutTraces
+    replayed: ReplayedGroups | None = None
+    """What another run has recorded of the schedule's groups, and what is left of them."""
     adjusts_places: bool = False
     """Whether the number of places is found out while it runs."""
 
@@ -61,7 +64,9 @@ class RolloutJob:
         self._goes_on = scheduler is not None and scheduler.broken == "continue"
         self._deferral = Deferral(parts.plan, lambda: parts.hold.num_counted)
         self._held_back = HeldBack()
-        self._feed = GroupFeed(parts.schedule.groups(), parts.policy, parts.plan, self._deferral)
+        self._feed = GroupFeed(
+            parts.replayed or ScheduledGroups(parts.schedule.groups()), parts.policy, parts.plan, self._deferral
+        )
         self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
         self._open.on_end = self._note_closed
         self._traces = parts.traces
@@ -114,8 +119,14 @@ class RolloutJob:
             async with asyncio.TaskGroup() as rollouts:
                 self._hold.on_change = self._note_held
                 self._note_step(self._parts.plan.step)
+                if (replayed := self._parts.replayed) is not None:
+                    services.create_task(replayed.watch())
+                    replayed.on_news = self._starter.news.notify
+                    rollouts.create_task(replayed.run())
                 await self._starter.start_all(rollouts)
             await self._parts.writer.close()
+            if replayed is not None:
+                await replayed.close()
             # The report lets the run end, and the feed of an ended run says that it is gone.
             feed.cancel()
             places.cancel()

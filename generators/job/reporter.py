@@ -71,6 +71,16 @@ class Reporter:
         self.totals.num_groups_opened += 1
         # By itself, for it may be refused for minutes: meanwhile other reports must neither wait nor grow old.
         await self._link.report(ProgressReport(opened=[key]))
+        self._idle.note_announced(key)
+
+    async def announce_idle(self, key: GroupKey) -> None:
+        """A group opens for samples that need no rollout: it does not age until it is announced for others."""
+        await self._link.report(ProgressReport(opened=[key], idle=[key]))
+        self._idle.note_announced_idle(key)
+
+    async def announce_short(self, key: GroupKey) -> None:
+        """No sample comes any more for a group with empty slots, and what there is of it is stored."""
+        await self._link.report(ProgressReport(short=[key]))
 
     def note_waiting(self, is_waiting: bool, worker: int | None = None) -> None:
         """The circuit breaker opened or closed, of this process or a worker; reported as soon as possible."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from forebay.core.ids import InstanceId, group_id
-from forebay.generators.buffer_link.abc import Plan
+from forebay.generators.buffer_link.abc import GroupKey, Plan
 from forebay.generators.job.parts import JobRows
 from forebay.generators.rollouts.open_group import GroupPlan, rollout_numbers
 
@@ -21,6 +21,7 @@ class Schedule:
         self._plan = plan
         self._skips = Counter(skip_instance_ids)
         self.num_skipped = 0
+        self.num_unknown = 0
 
     def groups(self) -> Iterator[GroupPlan]:
         """Every group that has a slot to fill. Reads the file as it goes; raises ``InputRefused``."""
@@ -32,6 +33,22 @@ class Schedule:
                     yield GroupPlan(row, epoch, slots, numbers)
                 else:
                     self.num_skipped += 1
+
+    def chosen(self, keys: Sequence[GroupKey]) -> list[GroupPlan]:
+        """Of these groups those that have a slot to fill, in this order. Reads the file once; raises ``InputRefused``.
+
+        Those of instances that the file does not have are left out, and counted in ``num_unknown``.
+        """
+        wanted = {instance_id for instance_id, _ in keys}
+        rows = {row.instance_id: row for row in self._rows.rows() if row.instance_id in wanted}
+        self.num_unknown = sum(instance_id not in rows for instance_id, _ in keys)
+        plans = []
+        for instance_id, epoch in keys:
+            row, slots = rows.get(instance_id), self._missing_slots(instance_id, epoch)
+            if row is not None and slots:
+                numbers = rollout_numbers(self._plan, group_id(instance_id, epoch), slots)
+                plans.append(GroupPlan(row, epoch, slots, numbers))
+        return plans
 
     def num_groups_total(self) -> int:
         """Groups that the run opens in all, those of earlier processes included. Reads the file once."""

@@ -12,6 +12,7 @@ from forebay.core.addresses import is_http_url
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id
+from forebay.core.outcome import RolloutOutcome
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.scheduler_checks import check_engines
 from forebay.engines.chat_template import load_template
@@ -24,10 +25,12 @@ from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
 from forebay.generators.job.places import JobPlaces, JobSurroundings, MemberParts, MemberShare
 from forebay.generators.job.plan_record import record_plan
+from forebay.generators.job.replayed_groups import ReplayedGroups, ReplayParts
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.rejudging import Rejudge, check_judge
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
 from forebay.telemetry.tracing.loop_watch import LoopWatch
 from forebay.telemetry.tracing.tracer import NO_TRACE, Tracer, run_tracer
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from forebay.generators.rollouts.attempts import RolloutFunc, RolloutRunner
 
 logger = logging.getLogger(__name__)
+
+REPLAYED_AHEAD = 64
+"""Recorded samples that may wait to be written, with their bodies."""
 
 
 async def run(
@@ -84,8 +90,10 @@ async def _open(
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
     around = await _surroundings(stack, generator)
     schedule = Schedule(rows, epochs, around.plan, generator.listed_ids)
+    replayed = await _replayed(stack, generator, around, schedule, reward_func)
     # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
-    around.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
+    if around.plan.replay is None or around.plan.replay.groups is None:
+        around.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
     _record(around, generator, num_epochs=len(epochs))
     if places is None:
         here = _places_here(stack, around, generator, rollout_func, rewarder)
@@ -104,6 +112,7 @@ async def _open(
         policy=await asyncio.to_thread(policy_of, around.plan, generator.max_tokens),
         loads=around.loads,
         traces=here.traces,
+        replayed=replayed,
         adjusts_places=generator.adjusts_places,
     )
 
@@ -133,6 +142,37 @@ async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> Jo
         queue_size=generator.queue_size,
         num_reward_workers=generator.num_reward_workers,
     )
+
+
+async def _replayed(
+    stack: AsyncExitStack,
+    generator: "BaseGenerator",
+    around: JobSurroundings,
+    schedule: Schedule,
+    reward_func: RewardFunc,
+) -> ReplayedGroups | None:
+    """What another run has recorded of the schedule, if the run replays one. Raises ``InvalidInput``."""
+    replay = around.plan.replay
+    if replay is None:
+        return None
+    rejudge = None
+    if replay.judges_again:
+        check_judge(reward_func)
+        # Its own: with workers, this process has no other.
+        rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
+        num_retries = generator.retry_budgets[RolloutOutcome.JUDGE_FAILURE]
+        rejudge = Rejudge(rewarder, num_retries=num_retries, at_once=generator.num_process)
+    writer = around.link.writer(min(around.queue_size, REPLAYED_AHEAD))
+    stack.push_async_callback(writer.stop)
+    parts = ReplayParts(around.plan, around.link, writer, around.reporter, around.hold, rejudge)
+    if replay.groups is None:
+        return ReplayedGroups(schedule.groups(), replay, parts)
+    chosen = await asyncio.to_thread(schedule.chosen, replay.groups)
+    if schedule.num_unknown:
+        what = "recorded groups are left out: the input file does not have their instances"
+        logger.warning("%d of %d %s", schedule.num_unknown, len(replay.groups), what)
+    around.reporter.totals.num_groups_total = len(replay.groups) - schedule.num_unknown
+    return ReplayedGroups(iter(chosen), replay, parts)
 
 
 def _record(around: JobSurroundings, generator: "BaseGenerator", *, num_epochs: int) -> None:

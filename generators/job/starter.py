@@ -94,6 +94,9 @@ class Starter:
         self._tasks = tasks
         self._stuck_from_s = asyncio.get_running_loop().time() + STUCK_S
         while self._has_groups:
+            if self._feed.is_expecting and not self._num_going:
+                await self._wait_expected()
+                continue
             await self._wait_startable()
             if self._hold.is_held:  # its last group has ended meanwhile: nobody may announce weights any more
                 continue
@@ -124,6 +127,12 @@ class Starter:
             while self._hold.is_held and self._has_groups:
                 await self.news.wait()
         self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # no policy can start anything meanwhile
+
+    async def _wait_expected(self) -> None:
+        """Nothing is there to be run, and perhaps nothing will be: no engine is waited for."""
+        begun_s = asyncio.get_running_loop().time()
+        await self.news.wait()
+        self._stuck_from_s += asyncio.get_running_loop().time() - begun_s
 
     async def _wait_news(self) -> None:
         self._check_policy()

@@ -13,5 +13,7 @@
 - ``rollout_trace.py`` records where the time of each attempt goes, ``chat_turn.py`` that of its turns;
   ``gateway_turns.py`` puts the turns of an agent, which the gateway recorded, in their place;
 - ``single_turn.py``: the rollout function for one question and one answer;
-- ``samples.py`` makes samples of what was returned and recorded, or one that says why the rollout failed.
+- ``samples.py`` makes samples of what was returned and recorded, or one that says why the rollout failed;
+- ``replayed_samples.py`` has samples that another run recorded in place of rollouts; ``rejudging.py`` asks for the
+  reward of such a rollout once more.
 """

@@ -99,7 +99,7 @@ def finished_samples(
     if rollout.for_reward:
         sample["for_reward"] = _kept_for_reward(rollout.for_reward)
     if judged.kind:
-        error = {"type": judged.kind, "message": _sendable(judged.message), "traceback": _sendable(judged.traceback)}
+        error = judge_error(judged)
         return [{**sample, "status": "failed", "outcome": RolloutOutcome.JUDGE_FAILURE.value, "error": error}]
     sample |= {"outcome": returned.outcome.value, "reward": judged.reward, "status": "completed"}
     return _with_forks(sample, forks) if forks else [sample]
@@ -111,6 +111,11 @@ def _kept_for_reward(given: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(agent, dict):
         given = {**given, "agent": {name: value for name, value in agent.items() if name != "folder"}}
     return given if len(msgspec.json.encode(given)) <= MAX_FOR_REWARD_BYTES else None
+
+
+def judge_error(judged: RewardOutcome) -> dict[str, str]:
+    """Why there is no reward, as a sample tells it."""
+    return {"type": judged.kind, "message": _sendable(judged.message), "traceback": _sendable(judged.traceback)}
 
 
 def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":

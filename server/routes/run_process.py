@@ -1,5 +1,6 @@
 """What a run process asks of the server, and reports to it. The key in the path opens this one run."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -10,9 +11,11 @@ from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import note_groups, note_new_process
 from forebay.buffer.write import announce
 from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId, rollout_uid
+from forebay.core.ids import InstanceId, group_id, rollout_uid
 from forebay.core.run import Run
+from forebay.replay.options import ReplayOptions
 from forebay.server.routes.groups import follow_closed
+from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.steps import follow_steps, step_view
 from forebay.server.services import Services, services_of
 from forebay.web.request_models import parse
@@ -63,6 +66,8 @@ class ProgressBody(BaseModel):
     counts: dict[CountName, Count] | None = Field(default=None, max_length=256)
     """All that the process of this id has counted."""
     workers: list[WorkerBody] | None = Field(default=None, max_length=65_536)
+    short: list[Key] = []
+    """Groups for which no sample comes any more: they are closed with what they have."""
     is_gateway: bool = False
     """The gateway counts for the run beside its own process."""
 
@@ -89,10 +94,11 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
     Who asks begins anew: no group ages until it is announced.
     """
     entry = services.buffer.by_key(run_key)
+    replay = await _replay(entry.run, services.recorded)
     async with entry.buffer.gone.everything():
         entry.buffer.workers = []
         await note_new_process(entry.buffer)
-        return _plan(entry)
+        return _plan(entry) | {"replay": replay}
 
 
 def _plan(entry: Entry) -> dict[str, Any]:
@@ -120,6 +126,14 @@ def _plan(entry: Entry) -> dict[str, Any]:
     }
 
 
+async def _replay(run: Run, recorded: RecordedGroups) -> dict[str, Any] | None:
+    """How the run uses what another one recorded, if its process does that."""
+    options = ReplayOptions.parse(run.payload.get("replay"))
+    if options is None or not options.needs_process:
+        return None
+    return {"mode": options.mode, "rewards": options.rewards, "groups": await recorded.keys(run)}
+
+
 def _other_uids(run_id: str, group: SampleGroup) -> list[str]:
     """The uids that a group's samples have, but for those made of their slot: no other rollout may take them."""
     return [s.uid for s in group.samples if s.uid != rollout_uid(run_id, group.group_id, s.slot)]
@@ -139,11 +153,22 @@ async def progress(run_key: str, request: Request, services: Server) -> dict[str
     await announce(entry.buffer, report.opened)
     if not report.is_gateway:
         await note_groups(entry.buffer, report.idle, report.busy)
+    if report.short:
+        await _close_short(entry, report.short)
     if report.workers is not None:
         entry.buffer.workers = [worker.model_dump() for worker in report.workers]
     if report.apply(entry.run):
         await entry.buffer.save_run()
     return {"state": entry.run.state.value}
+
+
+async def _close_short(entry: Entry, keys: Sequence[tuple[InstanceId, int]]) -> None:
+    async with entry.buffer.lock:
+        entry.buffer.check_storage()
+        for key in keys:
+            group = entry.buffer.groups.by_id.get(group_id(*key))
+            if group is not None and group.state is GroupState.OPEN:
+                await entry.deadlines.close_short(group, was_salvaged=False)
 
 
 @router.get("/closed_groups")

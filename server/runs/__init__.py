@@ -16,7 +16,8 @@ from there the buffer, the gateway and the readers know that a run has ended.
 ``steps`` is what a run's process follows while it works: the trainer's step, closed groups, standstills.
 
 A run that replays another one has no process: ``replay_sources`` finds what is meant, ``replay_starts`` compares it
-with what is asked for, and ``replays`` writes it into the run.
+with what is asked for, and ``replays`` writes it into the run. Where rollouts are missing, or judged again, it has one,
+for which ``recorded_groups`` looks up what there is.
 
 Whatever touches a file that a start names does so in ``file_threads``: one on a dead mount holds up nobody else.
 

@@ -154,7 +154,7 @@ class Launches:
     async def relaunch(self, run: Run) -> None:
         """Start the process of a run that had one in an earlier life of the server, or feed it on."""
         try:
-            if not (run.is_fed and self._parts.folders.has_code(run)):  # the generator may be gone by now
+            if not (run.replay and self._parts.folders.has_code(run)):  # the generator may be gone by now
                 await self._parts.folders.restore_code(run)
         except ForebayError as error:
             await self._parts.records.fail(run.run_id, error)

@@ -1,6 +1,7 @@
 """What run processes are given, and what becomes of them and their runs, written down in the buffer."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ class RunRecords:
         self, buffer: Buffer, gateway: RunGateway, own_url: str, traces: RunTraces, earlier: EarlierTraces
     ) -> None:
         """``own_url`` is where run processes reach this server."""
+        self.on_ended: Callable[[str], None] = lambda _: None
+        """Told of each run that has no process any more, and is fed no more."""
         self._earlier = earlier
         self._buffer = buffer
         self._gateway = gateway
@@ -123,4 +126,5 @@ class RunRecords:
             run.is_waiting_for_engine = run.is_held = False
 
         await self._buffer.update(run_id, change)
+        self.on_ended(run_id)
         await self._gateway.look(run_id)

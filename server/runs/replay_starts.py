@@ -140,7 +140,8 @@ class ReplayStarts:
             if differences:
                 raise ReplayDiffers(differences)
             groups = await groups_of(source, options)
-            await check_bodies(source, groups)
+            if options.mode == "only":  # else what is missing is generated
+                await check_bodies(source, groups)
         shown = may_differ(recorded, request.payload, input_sha256=rows)
         return ReplayPlan(options, recorded, found, len(groups), shown, self._code_of(options, found))
 
@@ -161,9 +162,12 @@ class ReplayStarts:
 
 
 def _check_options(options: ReplayOptions) -> None:
-    if options.needs_process:
-        name, value = ("mode", options.mode) if options.mode != "only" else ("rewards", options.rewards)
-        raise InvalidInput(f"replay.{name}: {value!r} cannot be had here", hint='mode "only"', field=f"replay.{name}")
+    if options.needs_process and options.speed:
+        raise InvalidInput(
+            "replay.speed: only what the server replays by itself comes at the times at which it came",
+            hint='leave it out, or mode "only" with the recorded rewards',
+            field="replay.speed",
+        )
     if options.is_file and options.code == "recorded":
         raise InvalidInput(
             "replay.code: the code of today judges what is replayed from a file",

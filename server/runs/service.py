@@ -117,10 +117,9 @@ class RunService:
 
     async def _checked(self, request: StartRequest, plan: ReplayPlan | None) -> GeneratorInfo | None:
         """The generator, after it and the input were looked at; None while its verdict is not there yet."""
-        if plan is not None and plan.generator is not None:
-            return plan.generator
+        generator = plan.generator if plan is not None else None
         try:
-            generator = await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
+            generator = generator or await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
         except InspectionPending:
             return None
         await self._parts.input.check(request, generator)

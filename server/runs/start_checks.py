@@ -166,6 +166,7 @@ class InputCheck:
         """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
         if request.is_fed:  # neither its input nor an engine is asked for anything
             return
+        _check_replay(request, generator)
         _check_oversampling(request, generator)
         _check_scheduler(request, generator)
         check_workers(request.settings, engine_urls(request.payload), generator, self._settings)
@@ -252,6 +253,17 @@ def num_bytes_of(fingerprint: str) -> int | None:
     """The size of the file that had this fingerprint; None for one that could not be read."""
     parts = fingerprint.split(":")
     return int(parts[1]) if len(parts) == 3 else None
+
+
+def _check_replay(request: StartRequest, generator: GeneratorInfo) -> None:
+    options = request.replay
+    if options is not None and options.needs_process and not generator.imports_base:
+        name, value = ("mode", options.mode) if options.mode != "only" else ("rewards", options.rewards)
+        raise InvalidInput(
+            f"replay.{name} {value!r} does nothing for {generator.path.name}, which starts its rollouts itself",
+            hint='mode "only" with the recorded rewards, or a generator that uses forebay.generators.base',
+            field=f"replay.{name}",
+        )
 
 
 def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None:

@@ -1,0 +1,159 @@
+"""What a run that replays another one finds there for each of its groups, and where another epoch takes its place."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from forebay.core.binary_sample import join_samples
+from forebay.core.errors import StorageFailed
+from forebay.core.ids import InstanceId, group_id
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.run import WORKING, Run
+from forebay.replay.errors import NotRecorded, RecordingDamaged
+from forebay.replay.group_frames import GroupHead
+from forebay.replay.model import SampleRecord
+from forebay.replay.options import ReplayOptions
+from forebay.replay.source import Source
+from forebay.replay.substitutes import substitute
+from forebay.server.runs.replay_sources import ReplaySources, groups_of
+
+logger = logging.getLogger(__name__)
+
+BODIES_AT_ONCE = 8
+
+Keys = Sequence[tuple[InstanceId, int]]
+"""Groups by instance and epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsableGroup:
+    """A group of a source, and the samples of it that are used again."""
+
+    source: Source
+    group_id: str
+    epoch: int
+    samples: Sequence[SampleRecord]
+
+    @property
+    def head(self) -> GroupHead:
+        """What a run process is told first."""
+        run_id = self.source.run.run_id
+        return GroupHead(run_id=run_id, group_id=self.group_id, epoch=self.epoch, samples=list(self.samples))
+
+    async def bodies(self) -> AsyncIterator[bytes]:
+        """Their bodies as frames; one that is damaged is an empty one, and is generated anew."""
+        for first in range(0, len(self.samples), BODIES_AT_ONCE):
+            some = self.samples[first : first + BODIES_AT_ONCE]
+            try:
+                yield join_samples(await self.source.bodies(some))
+            except StorageFailed:
+                for each in some:
+                    yield join_samples([await self._body(each)])
+
+    async def _body(self, sample: SampleRecord) -> bytes:
+        try:
+            return (await self.source.bodies([sample]))[0]
+        except StorageFailed as error:
+            logger.error("sample %s is not replayed: %s", sample.uid, error)
+            return b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What one run replays."""
+
+    run: Run
+    options: ReplayOptions
+    source: Source
+    opened: AsyncExitStack
+    keys: Keys | None
+    """The only groups that there are, in their order; None for all that the run's input has."""
+    epochs: Mapping[InstanceId, Mapping[int, str]]
+    """The groups of each instance by epoch, where one may take the place of another."""
+
+
+class RecordedGroups:
+    """Finds what runs with a process replay. Leaving it closes what is open."""
+
+    def __init__(self, sources: ReplaySources) -> None:
+        self._sources = sources
+        self._replayed: dict[str, _Replayed] = {}
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for replayed in self._replayed.values():
+            await replayed.opened.aclose()
+
+    async def keys(self, run: Run) -> Keys | None:
+        """The only groups that a run has; None for all of its input. Raises ``NotRecorded``, ``RecordingDamaged``."""
+        return (await self._of(run)).keys
+
+    async def find(self, run: Run, instance_id: InstanceId, epoch: int) -> UsableGroup:
+        """What was recorded of a group of ``run``. Raises ``NotRecorded``, ``StorageFailed``."""
+        replayed = await self._of(run)
+        own = group_id(instance_id, epoch)
+        epochs = {**replayed.epochs.get(instance_id, {}), epoch: own}
+        there = {each: used for each, used in (await _used_by_epoch(replayed, epochs)).items() if used}
+        chosen = substitute(epoch, there)
+        if chosen is None:
+            hint = "what is missing is generated in the modes cache and repeat"
+            raise NotRecorded(f"nothing is recorded of {instance_id!r} in epoch {epoch}", hint=hint)
+        return UsableGroup(replayed.source, epochs[chosen], chosen, there[chosen])
+
+    async def _of(self, run: Run) -> _Replayed:
+        async with self._lock:
+            replayed = self._replayed.get(run.run_id)
+            options = ReplayOptions.parse(run.payload.get("replay"))
+            if options is None or run.replay is None:
+                raise NotRecorded(f"run {run.run_id} replays nothing")
+            if replayed is None or replayed.options != options:
+                await self._forget(run.run_id)
+                replayed = self._replayed[run.run_id] = await self._open(run, options, run.replay["source"])
+            return replayed
+
+    async def _forget(self, run_id: str) -> None:
+        """Close what this run has replayed so far, and what runs have that are over."""
+        for key, replayed in list(self._replayed.items()):
+            if key == run_id or replayed.run.state not in WORKING:
+                await self._replayed.pop(key).opened.aclose()
+
+    async def _open(self, run: Run, options: ReplayOptions, found: str) -> _Replayed:
+        async with AsyncExitStack() as stack:
+            source = await stack.enter_async_context(self._sources.opened(options, found))
+            keys, epochs = None, defaultdict[InstanceId, dict[int, str]](dict)
+            if options.mode == "only" or options.steps is not None:
+                keys = [(group.instance_id, group.epoch) for group in await groups_of(source, options)]
+            if options.mode == "repeat":
+                for group in await source.groups():
+                    epochs[group.instance_id][group.epoch] = group.group_id
+            return _Replayed(run, options, source, stack.pop_all(), keys, epochs)
+
+
+async def _used_by_epoch(replayed: _Replayed, epochs: Mapping[int, str]) -> dict[int, list[SampleRecord]]:
+    try:
+        samples = await replayed.source.samples(list(epochs.values()))
+    except RecordingDamaged as error:  # other groups are whole: this one is generated
+        logger.error("%s", error)
+        return {}
+    return {epoch: list(_used(replayed, samples.get(group, ()))) for epoch, group in epochs.items()}
+
+
+def _used(replayed: _Replayed, samples: Sequence[SampleRecord]) -> Iterator[SampleRecord]:
+    """The samples of the slots that are used again; the forks of a rollout are in its slot."""
+    members = [each for each in samples if each.became == "member" and replayed.source.has_body(each)]
+    slots = {each.slot: each.rollout_id for each in members if not each.fork and _is_used(replayed.options, each)}
+    return (each for each in members if slots.get(each.slot) == each.rollout_id)
+
+
+def _is_used(options: ReplayOptions, main: SampleRecord) -> bool:
+    if main.reward is not None or options.mode == "only":
+        return True
+    # The rollout is good: only its judge had failed, and is asked again.
+    return options.rewards == "again" and main.rollout_outcome == RolloutOutcome.JUDGE_FAILURE

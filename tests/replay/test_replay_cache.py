@@ -1,0 +1,182 @@
+"""Modes ``cache`` and ``repeat``: what another run has recorded is used, and only what is left is generated."""
+
+import asyncio
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from forebay.core.ids import rollout_uid
+from tests.conftest import MakeServer
+from tests.e2e.reading import run_process_of
+from tests.kit import ServerProcess, poll_until
+from tests.replay.modes_kit import (
+    GROUP_SIZE,
+    Answers,
+    as_recorded,
+    counts,
+    finished,
+    rows_of,
+    scripted,
+    slots,
+    start,
+    write_rows,
+    write_words,
+)
+
+
+@pytest.fixture(scope="module")
+def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    tasks = tmp_path_factory.mktemp("tasks")
+    write_words(tasks)
+    return module_servers(generators=tasks, start_wait_s=60, max_workers=4)
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_only_what_had_failed_or_is_missing_is_generated(server: ServerProcess, tmp_path: Path, workers) -> None:
+    answers = Answers({"a": ["broken", "fine 0"], "b": ["unjudged", "broken"]})
+    rows = write_rows(tmp_path / "rows.jsonl", ["a", "b", "c"])
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+        assert answers.counted == {"a": GROUP_SIZE, "b": GROUP_SIZE, "c": GROUP_SIZE}
+        before, read_before = slots(recorded), rows_of(recorded, 3)
+        answers.forget()
+        write_rows(rows, ["a", "b", "c", "d"])
+        replay = {"source": recorded.run_id, "mode": "cache", "ignore": ["input_file"]}
+        run = start(server, rows, engine.url, replay=replay, **({"workers": workers} if workers else {}))
+        view = finished(run)
+    assert answers.counted == {"a": 1, "b": 2, "d": GROUP_SIZE}
+    assert counts(view) == (9, 3 + GROUP_SIZE, 0)
+    assert view["counts"]["replay_tokens"] == sum(sum(row["loss_mask"]) for row in read_before.values())
+    after = slots(run)
+    assert len(after) == 4 * GROUP_SIZE
+    assert all(sample["reward"] is not None for sample in after.values())
+    read = rows_of(run, 4)
+    assert len(read) == 4 * GROUP_SIZE
+    for key, sample in before.items():
+        assert (after[key]["uid"] == sample["uid"]) is (sample["reward"] is not None), key
+    for uid, row in read_before.items():
+        assert read[uid]["replayed_from"] == {"run_id": recorded.run_id, "uid": uid, "substitute": False}
+        assert list(as_recorded(read[uid])) == list(as_recorded(row))
+        assert as_recorded(read[uid]) == as_recorded(row)
+    assert sum("replayed_from" in row for row in read.values()) == len(read_before)
+
+
+def test_a_run_that_was_recorded_whole_needs_no_engine(server: ServerProcess, tmp_path: Path) -> None:
+    answers = Answers()
+    rows = write_rows(tmp_path / "rows.jsonl", [f"row-{n}" for n in range(20)])
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+        num_asked = len(answers.asked)
+    oversampling = {"rollouts_per_group": GROUP_SIZE + 2}
+    run = start(
+        server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"}, oversampling=oversampling
+    )
+    view = finished(run)
+    assert len(answers.asked) == num_asked
+    assert counts(view) == (20 * GROUP_SIZE, 0, 0)
+    read_before, read = rows_of(recorded, 20), rows_of(run, 20)
+    assert {uid: as_recorded(row) for uid, row in read.items()} == {
+        uid: as_recorded(row) for uid, row in read_before.items()
+    }
+
+
+def test_a_step_takes_no_more_groups_than_it_needs(server: ServerProcess, tmp_path: Path) -> None:
+    answers = Answers()
+    rows = write_rows(tmp_path / "rows.jsonl", [f"row-{n}" for n in range(5)])
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+    held = {"groups_per_step": 2, "leftover": "keep"}
+    run = start(server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"}, oversampling=held)
+
+    def has_opened(num_groups: int) -> bool:
+        return sum(run.view()["groups"].values()) == num_groups
+
+    for step in (1, 2):
+        poll_until(lambda: run.view()["is_held"])
+        assert has_opened(2 * step)
+        assert len(rows_of(run, 2)) == 2 * GROUP_SIZE
+        reply = server.client.put(f"{run.path}/weight_version", json={"weight_version": step})
+        assert reply.is_success, reply.text
+        poll_until(partial(has_opened, min(2 * step + 2, 5)))
+    assert counts(finished(run)) == (5 * GROUP_SIZE, 0, 0)
+
+
+def test_a_missing_epoch_is_another_one_of_its_instance(server: ServerProcess, tmp_path: Path) -> None:
+    answers = Answers()
+    rows = write_rows(tmp_path / "rows.jsonl", ["a", "b"])
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url, num_epoch=2)
+        finished(recorded)
+        read_before = rows_of(recorded, 4)
+        answers.forget()
+        write_rows(rows, ["a", "b", "c"])
+        run = start(
+            server,
+            rows,
+            engine.url,
+            num_epoch=4,
+            replay={"source": recorded.run_id, "mode": "repeat", "ignore": ["input_file"]},
+        )
+        view = finished(run)
+    assert answers.counted == {"c": 4 * GROUP_SIZE}
+    assert counts(view) == (2 * 4 * GROUP_SIZE, 4 * GROUP_SIZE, 2 * 2 * GROUP_SIZE)
+    stored = slots(run)
+    assert len(stored) == 3 * 4 * GROUP_SIZE
+    read = rows_of(run, 12)
+    for group in run.groups():
+        for sample in run.group(group["group_id"])["samples"]:
+            row = read[sample["uid"]]
+            if group["instance_id"] == "c":
+                assert "replayed_from" not in row
+                continue
+            is_substitute = group["epoch"] > 1
+            told = row["replayed_from"]
+            assert told["run_id"] == recorded.run_id
+            assert told["substitute"] is is_substitute
+            # The largest smaller epoch: 1 stands for 2 and 3.
+            source = read_before[told["uid"]]
+            assert source["epoch"] == min(group["epoch"], 1)
+            assert (row["epoch"], row["slot"]) == (group["epoch"], sample["slot"])
+            assert {**as_recorded(row), "uid": 0, "epoch": 0, "rollout_id": 0} == {
+                **as_recorded(source),
+                "uid": 0,
+                "epoch": 0,
+                "rollout_id": 0,
+            }
+            own = rollout_uid(run.run_id, group["group_id"], sample["slot"])
+            assert row["uid"] == (own if is_substitute else told["uid"])
+
+
+def test_a_process_that_is_killed_half_way_goes_on(server: ServerProcess, tmp_path: Path) -> None:
+    names = [f"row-{n}" for n in range(12)]
+    answers = Answers({name: ["broken"] for name in names[6:]})
+    rows = write_rows(tmp_path / "rows.jsonl", names)
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+        answers.forget()
+    gate = threading.Event()
+
+    async def slow(call):
+        await asyncio.to_thread(gate.wait, 30)
+        return answers(call)
+
+    with scripted(slow) as engine:
+        run = start(server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"})
+        engine.wait_calls(4)
+        poll_until(lambda: run.view()["samples"].get("member", 0) >= 6 * GROUP_SIZE)
+        run_process_of(server).kill()
+        gate.set()
+        finished(run)
+    stored = slots(run)
+    assert len(stored) == 12 * GROUP_SIZE
+    assert all(sample["reward"] is not None for sample in stored.values())
+    recorded_uids = {sample["uid"] for sample in slots(recorded).values() if sample["reward"] is not None}
+    assert len({sample["uid"] for sample in stored.values()} & recorded_uids) == 12 * GROUP_SIZE - 6
+    assert Counter(run.view()["samples"])["surplus"] == 0
