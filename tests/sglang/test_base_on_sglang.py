@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sglang
 NO_BUFFER = "http://127.0.0.1:9"
 """Nothing is ever finished here, so nothing is ever written."""
 DEADLINE_S = 4.0
-IDLE_S = 10.0
+IDLE_S = 6.0
 LONG = {"max_tokens": 1900, "temperature": 1.0, "ignore_eos": True}
 
 

@@ -23,7 +23,7 @@ NUM_ROWS = 30
 LIMIT_S = 180.0
 """For what takes 20 s on two idle cores."""
 DEADLINE_S = 8
-IDLE_S = 10.0
+IDLE_S = 6.0
 GROUP_SIZE = 4
 ADDRESSES = ["sglang_url", "sglang_router_url"]
 
