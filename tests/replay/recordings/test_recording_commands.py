@@ -12,7 +12,7 @@ from forebay.replay.recording_writer import RecordingWriter
 from forebay.replay.recordings.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
-from tests.kit import make_group
+from tests.kit import NativeRun, make_group
 from tests.replay.recordings.recording_kit import group_record, write_recording
 
 __all__ = ["forebay"]
@@ -127,3 +127,26 @@ def test_a_run_is_compared_with_a_file(
     assert "the groups: [1]" in outcome.out
     assert "nothing" in outcome.out
     run.stop()
+
+
+def test_a_replay_by_the_server_tells_the_same_as_its_source(
+    make_server: MakeServer, forebay: Forebay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    monkeypatch.setenv("FOREBAY_URL", server.url)
+    run = server.start_run(group_size=2)
+    run.write(*make_group("lost", [..., ...], status="failed", error="lost"))
+    run.write(*make_group("one", [0.0, 1.0]), *make_group("two", [1.0, 0.0]))
+    run.take(num_groups=2, step=1)
+    run.closed(3)
+    run.stop()
+    path = tmp_path / "a.fbr"
+    assert forebay("recording", "export", run.run_id, path).code == 0
+    for source in (run.run_id, str(path)):
+        started = server.client.post("/v1/runs", json={"replay": source})
+        assert started.status_code == 201, started.text
+        replay = NativeRun(server, started.json()["run_id"])
+        replay.take(num_groups=2, wait_s=20)
+        replay.closed(3)
+        outcome = forebay("recording", "diff", path, replay.run_id)
+        assert outcome.out == "they tell the same\n", outcome
