@@ -27,8 +27,7 @@ from forebay.hooks.types import Event, Stage
 from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.outcomes import DELIVERED, DISCARDED, OPEN, SALVAGED, GroupOutcome, GroupVerdict, SampleOutcome
 
-BUFFER_BYTES = 16 << 20
-BUFFER_SAMPLES = 4_096
+BUFFER_SAMPLES = 1_024
 """What one buffer takes before another takes its place."""
 NEVER = 1 << 62
 
@@ -81,8 +80,9 @@ class Rehearsal:
         self._request = ReadRequest(num_groups=1, is_slime=is_slime)
         self._buffers = AsyncExitStack()
         self._clock = ManualClock()
+        self._store = MemoryStore()
         self._entry: Entry | None = None
-        self._num_samples = self._num_bytes = 0
+        self._num_samples = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,7 +113,10 @@ class Rehearsal:
         if trial.is_open and group.state != OPEN:
             await self._pass_until(self._clock.monotonic() + self._settings.group_deadline_seconds)
         await trial.read()
-        self._note(arrivals, is_left=trial.is_open)
+        # Not when the buffer goes: what it is made of refers to each other, and only the collector would find it.
+        self._store.drop_bodies()
+        # The next read must not find a group that was left open.
+        self._num_samples = BUFFER_SAMPLES if trial.is_open else self._num_samples + len(arrivals)
         return trial.outcome()
 
     async def _pass_until(self, at_s: float) -> None:
@@ -124,20 +127,14 @@ class Rehearsal:
             await self._entry.deadlines.advance()
 
     async def _roomy_entry(self) -> Entry:
-        if self._entry is None or self._num_samples >= BUFFER_SAMPLES or self._num_bytes >= BUFFER_BYTES:
+        if self._entry is None or self._num_samples >= BUFFER_SAMPLES:
             await self._buffers.aclose()
-            self._clock = ManualClock()
-            buffer = Buffer(MemoryStore(), lambda _: self._hooks, self._clock, tick_s=None)
+            self._clock, self._store = ManualClock(), MemoryStore()
+            buffer = Buffer(self._store, lambda _: self._hooks, self._clock, tick_s=None)
             await self._buffers.enter_async_context(buffer)
             self._entry = await buffer.add(self._run())
-            self._num_samples = self._num_bytes = 0
+            self._num_samples = 0
         return self._entry
-
-    def _note(self, arrivals: Sequence[Arrival], *, is_left: bool) -> None:
-        self._num_samples += len(arrivals)
-        self._num_bytes += sum(len(arrival.sample.body) for arrival in arrivals)
-        if is_left:  # the next read must not find it
-            self._num_samples = BUFFER_SAMPLES
 
     def _run(self) -> Run:
         recorded = self._recorded

@@ -3,22 +3,28 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.server.cli.options import AsJson, check_plot, writing_plot
+from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, check_plot, writing_plot
 from forebay.server.cli.output import make_console, print_json
 
 if TYPE_CHECKING:
     # Loaded where it is needed: all other commands start without.
     from forebay.replay.comparison import Comparison
+    from forebay.replay.recording_file import RecordingFile
 
-Given = Annotated[Path, typer.Argument(metavar="SOURCE", help="An exported file (*.fbr); no server is needed.")]
+Given = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="An exported file (*.fbr), which needs no server; or a run.")
+]
 CodeFile = Annotated[
     Path | None, typer.Option("--code", metavar="FILE", help="Generator file whose hooks judge the groups.")
+]
+RewardFunction = Annotated[
+    str | None, typer.Option("--reward", metavar="FILE:NAME", help="Function that gives the rewards anew.")
 ]
 Changes = Annotated[
     list[str] | None,
@@ -35,14 +41,17 @@ PlotFile = Annotated[
 def command(
     given: Given,
     code: CodeFile = None,
+    reward: RewardFunction = None,
     assignments: Changes = None,
     steps: ChosenSteps = None,
     plot: PlotFile = None,
     as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
 ) -> None:
-    """Judge what was recorded again, as it was and with other hooks or settings; tell what changes."""
-    from forebay.replay.recording_file import RecordingFile
+    """Judge what was recorded again, as it was and with other hooks, rewards or settings; tell what changes."""
     from forebay.server.cli.compare.changed_settings import read_changes
+    from forebay.server.cli.compare.new_rewards import prints_to_stderr
     from forebay.server.cli.compare.what_if import WhatChanges, compare
 
     check_plot(plot)
@@ -50,8 +59,8 @@ def command(
         from forebay.replay.comparison_plots import require_matplotlib
 
         require_matplotlib()
-    changes = WhatChanges(code, read_changes(assignments or []))
-    with _quiet(), closing(RecordingFile(given)) as recorded:
+    changes = WhatChanges(code, reward, read_changes(assignments or []))
+    with _quiet(), prints_to_stderr(), _opened(given, url, token, steps) as recorded:
         facts, comparison = asyncio.run(compare(recorded, changes, steps))
     if as_json:
         print_json({"schema": 1, "facts": facts, **comparison.as_json()})
@@ -61,6 +70,19 @@ def command(
         show_comparison(make_console(), facts, comparison)
     if plot is not None:
         _draw(comparison, plot)
+
+
+@contextmanager
+def _opened(given: str, url: str, token: str, steps: str | None) -> "Iterator[RecordingFile]":
+    """The recording: a file as it lies there, or a run, which is fetched from the server for so long."""
+    from forebay.replay.recording_file import RecordingFile
+    from forebay.server.cli.recordings.recording_download import is_recording, open_recording_of
+
+    with ExitStack() as stack:
+        console = make_console(stderr=True)
+        with nullcontext() if is_recording(given) or not console.is_terminal else console.status("fetching the run"):
+            recording = stack.enter_context(open_recording_of(given, url, token, steps or ""))
+        yield stack.enter_context(closing(RecordingFile(recording.path)))
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from forebay.buffer.rehearsal import Rehearsal
 from forebay.buffer.rehearsed_groups import Treatment, rehearse
 from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.comparison import Comparison
-from forebay.replay.model import GroupRecord
+from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.source import Source
 from forebay.server.cli.compare.changed_settings import settings_of
 from forebay.server.cli.compare.judging_code import JudgingCodes, find_codes
+from forebay.server.cli.compare.new_rewards import NewRewards, open_rewarder
 from forebay.server.cli.output import make_console
 
 INSPECT_TIMEOUT_S = 120.0
@@ -26,6 +27,8 @@ class WhatChanges:
 
     code: Path | None = None
     """A generator file, for its hooks."""
+    reward: str | None = None
+    """``FILE:NAME`` of a function."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def facts(self, codes: JudgingCodes) -> dict[str, str]:
@@ -45,17 +48,20 @@ async def compare(source: Source, changes: WhatChanges, steps: str | None) -> tu
     run = source.run
     settings, changed = settings_of(run), settings_of(run, changes.settings)
     codes = await find_codes(run, changes.code, INSPECT_TIMEOUT_S)
-    is_changed = bool(codes.differ or changes.settings)
+    is_changed = bool(codes.differ or changes.reward or changes.settings)
     comparison = Comparison(run, has_code=codes.has_recorded, has_other_hooks=codes.differ, is_changed=is_changed)
     groups = await _chosen(source, steps)
     comparison.unreadable += source.damage()
     async with AsyncExitStack() as stack:
+        rewards = await _open_rewards(stack, changes.reward, run)
         is_slime = await _is_read_by_slime(source)
         before = Rehearsal(run, settings, codes.recorded.make_hooks(run, settings), is_slime=is_slime)
         treatments = [Treatment(await stack.enter_async_context(before))]
         if is_changed:
             after = Rehearsal(run, changed, codes.changed.make_hooks(run, changed), is_slime=is_slime)
-            treatments.append(Treatment(await stack.enter_async_context(after)))
+            treatments.append(
+                Treatment(await stack.enter_async_context(after), None if rewards is None else rewards.change)
+            )
         with _progress(len(groups)) as note:
             async for each in rehearse(source, groups, settings, treatments):
                 note()
@@ -67,7 +73,12 @@ async def compare(source: Source, changes: WhatChanges, steps: str | None) -> tu
     which = {
         "recording": f"{name} ({run.task_type}), {comparison.num_groups:,} groups, {comparison.num_samples:,} samples"
     }
-    return which | changes.facts(codes), comparison
+    asked = {} if rewards is None else {"rewards": f"as changed by {changes.reward}: {rewards.facts()}"}
+    return which | changes.facts(codes) | asked, comparison
+
+
+async def _open_rewards(stack: AsyncExitStack, given: str | None, run: RunRecord) -> NewRewards | None:
+    return None if given is None else NewRewards(await stack.enter_async_context(open_rewarder(given, run)))
 
 
 async def _chosen(source: Source, steps: str | None) -> Sequence[GroupRecord]:

@@ -48,7 +48,9 @@ class Recorder:
         with RecordingWriter(path, source.run) as writer:
             for group in groups:
                 samples = (await source.samples([group.group_id]))[group.group_id]
-                writer.add_group(group, zip(samples, await source.bodies(samples), strict=True))
+                for sample, body in zip(samples, await source.bodies(samples), strict=True):
+                    writer.add_sample(sample, body)
+                writer.add_group(group)
             for batch in await source.batches():
                 writer.add_batch(batch)
         return groups
@@ -95,7 +97,9 @@ async def record_groups(
             setattr(started, name, value)
         entry = await buffer.add(started)
         for number, each in enumerate(rewards):
-            await fill(entry, f"row-{number}", each)
+            for reward in each:
+                info = {"finish_reason": "stop", "quality": reward}
+                await fill(entry, f"row-{number}", [reward], extra_info=info)
             batch = await read(entry, num_groups=1, **({"step": number // step_of} if step_of else {}))
             if batch is not None:
                 await entry.delivery.leases.ack(batch.batch_id)

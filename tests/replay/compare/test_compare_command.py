@@ -26,6 +26,19 @@ def normalize_group_data(group):
     assert all(item["reward"] < 1 for item in group[1])
     return group
 """
+JUDGE = """
+import os
+os.write(1, b"of a descriptor")
+print("of a module")
+def halved(item):
+    print("of a function")
+    assert item["messages"][-1]["role"] == "assistant" and item["finish_reason"] == "stop"
+    if item["instance_id"] == "row-2":
+        raise KeyError("no label")
+    return 0.25 if item["instance_id"] == "row-1" else item["quality"] / 2
+async def halved_slowly(item):
+    return halved(item)
+"""
 VERDICTS = {
     "plain": "delivered",
     "invalid": "discarded: invalid",
@@ -166,6 +179,44 @@ def test_it_says_how_advantages_move_and_which_rows_have_none(forebay: Forebay, 
     fewer = compared(forebay, tmp_path / "run.fbr", "--set", "group_size=2")
     assert fewer["after"]["verdicts"] == {"delivered": 2}
     assert fewer["after"]["advantages"]["num_rows"] == 4
+
+
+def test_another_reward_function_is_asked_and_what_it_cannot_judge_has_failed(forebay: Forebay, tmp_path: Path) -> None:
+    rewards: list[list[float | None]] = [[0.0, 1.0, 1.0, None], [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
+    asyncio.run(record_groups(tmp_path / "run.fbr", rewards))
+    (tmp_path / "judge.py").write_text(JUDGE)
+    for name in ("halved", "halved_slowly"):
+        document = compared(forebay, tmp_path / "run.fbr", "--reward", f"{tmp_path / 'judge.py'}:{name}")
+        assert (document["moves"]["rewards"]["num_both"], document["moves"]["rewards"]["num_moved"]) == (7, 6)
+        assert document["moves"]["rewards"]["mean_before"] == pytest.approx(7 / 11)
+        invalid, failed = ("delivered", "discarded: invalid"), ("delivered", "discarded: failed")
+        assert changed_verdicts(document) == {"row-1": invalid, "row-2": failed}
+        assert document["after"]["advantages"]["num_rows"] == 4
+    asked = document["facts"]["rewards"]
+    assert (
+        "11 rollouts were asked about, 1 had failed before; 4 have none now, and count as failed: 4 KeyError" in asked
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("judge.py", "is not FILE:NAME"),
+        ("nowhere.py:halved", "there is no file"),
+        ("judge.py:halfed", "did you mean halved?"),
+        ("broken.py:halved", "broken.py, line 2 cannot be imported: RuntimeError: no key"),
+        ("json.py:loads", "hides Python's own module"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_had_is_refused(
+    forebay: Forebay, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, message: str
+) -> None:
+    for name, source in (("judge.py", JUDGE), ("broken.py", "\nraise RuntimeError('no key')"), ("json.py", "")):
+        (tmp_path / name).write_text(source)
+    monkeypatch.chdir(tmp_path)
+    refused = forebay("compare", file, "--reward", given)
+    assert (refused.code, refused.out) == (2, "")
+    assert message in refused.err
 
 
 def test_a_hook_that_raises_costs_its_groups_and_shows_its_traceback(forebay: Forebay, tmp_path: Path) -> None:
