@@ -118,8 +118,9 @@ class BufferClient:
         """Start a run and attach to it.
 
         ``input_file`` is a path on the server. ``settings`` are the other fields of a start: ``remote_engine_url``,
-        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes. With ``replay`` it is a replay, and
-        what is left out is as it was recorded; any other start needs ``task_type`` and ``group_size``.
+        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes. With ``replay="run-…"``, or
+        ``replay={"source": "run-…", "steps": "50-60"}``, what is left out is as it was recorded; any other start needs
+        ``task_type`` and ``group_size``.
 
         Raises ``StartRefused``, ``InvalidInput``.
         """

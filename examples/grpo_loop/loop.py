@@ -21,7 +21,7 @@ from history import History, describe, draw, make_entry, save_picture
 from rich.console import Console
 from rich.live import Live
 from services import Services, alone_in, served_model, update_engine
-from trainer import Recipe, Trainer, model_folders, step_folder
+from trainer import NUM_KEPT, Recipe, Trainer, model_folders, step_folder
 
 from forebay.client import Batch, BufferClient
 from forebay.core.errors import CheckpointNotFound, ForebayError, InvalidInput, RunEnded
@@ -49,6 +49,7 @@ class Loop:
     models: Path
     engine_url: str
     num_groups: int
+    num_models: int
     check_alive: Callable[[], None]
 
     def resume(self) -> None:
@@ -69,7 +70,7 @@ class Loop:
         # In this order. Killed before `save`, the batch comes again; killed after it, the model has seen the batch.
         self.client.checkpoint(step)
         self.history.add(make_entry(step, batch, time.monotonic() - began_s))
-        folder = self.trainer.save(self.models)
+        folder = self.trainer.save(self.models, self.num_models)
         update_engine(self.engine_url, folder, step)
         self.client.set_weight_version(step)
 
@@ -159,8 +160,9 @@ def run(options: argparse.Namespace) -> History:
         try:
             with BufferClient(services.start_server(), retry_for_s=RETRY_FOR_S) as client:
                 attach(client, folder, engine_url, step, options)
-                parts = (client, trainer, history, folder / "models", engine_url, options.num_groups)
-                train(Loop(*parts, services.check_alive), options.steps)
+                parts = (client, trainer, history, folder / "models", engine_url)
+                sizes = (options.num_groups, options.keep_models)
+                train(Loop(*parts, *sizes, services.check_alive), options.steps)
         except ForebayError:
             services.check_alive()  # that one of them has ended says more than that it does not answer
             raise
@@ -224,13 +226,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-groups", type=_count, default=32, help="groups of a step")
     parser.add_argument("--group-size", type=_count, default=16)
     parser.add_argument("--num-process", type=_count, default=64, help="rollouts at once")
+    parser.add_argument("--keep-models", type=_at_least_two, default=NUM_KEPT, help="newest models that stay")
     return parser
 
 
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+def _count(text: str, least: int = 1) -> int:
+    if (number := int(text)) < least:
+        raise argparse.ArgumentTypeError(f"{number} is not {least} or more")
     return number
+
+
+def _at_least_two(text: str) -> int:
+    return _count(text, 2)  # an engine may be reading the one before the newest
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from forebay.client.tensors import collate
 CLIP_BELOW, CLIP_ABOVE = 0.2, 0.28
 MAX_GRADIENT_NORM = 1.0
 NUM_KEPT = 3
-"""Model folders that stay; an engine may be reading the one before the newest."""
+"""Model folders that stay, if nothing else is said; an engine may be reading the one before the newest."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Trainer:
         told = data["logprobs"][:, 1:]
         return torch.where(told.isnan(), self._logprobs(data), told) if told.isnan().any() else told
 
-    def save(self, models: Path) -> Path:
-        """Write the folder of this step below ``models``. It is there whole, or not at all."""
+    def save(self, models: Path, num_kept: int = NUM_KEPT) -> Path:
+        """Write the folder of this step below ``models``: whole, or not at all. The newest ``num_kept`` stay."""
         folder = step_folder(models, self.step)
         draft = models / f".{folder.name}"
         shutil.rmtree(draft, ignore_errors=True)
@@ -86,7 +86,7 @@ class Trainer:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         draft.rename(folder)
-        for old in model_folders(models)[:-NUM_KEPT]:
+        for old in model_folders(models)[:-num_kept]:
             shutil.rmtree(old)
         return folder
 
