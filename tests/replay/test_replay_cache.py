@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from forebay.core.ids import rollout_uid
+from forebay.engines.scripted import ScriptedCall
+from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.e2e.reading import run_process_of
 from tests.kit import ServerProcess, poll_until
@@ -25,6 +27,8 @@ from tests.replay.modes_kit import (
     write_rows,
     write_words,
 )
+
+__all__ = ["forebay"]
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +184,43 @@ def test_a_process_that_is_killed_half_way_goes_on(server: ServerProcess, tmp_pa
     recorded_uids = {sample["uid"] for sample in slots(recorded).values() if sample["reward"] is not None}
     assert len({sample["uid"] for sample in stored.values()} & recorded_uids) == 12 * GROUP_SIZE - 6
     assert Counter(run.view()["samples"])["surplus"] == 0
+
+
+def test_a_recording_in_a_file_is_used_over_a_crash_of_the_server(
+    make_server: MakeServer, forebay: Forebay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_words(tmp_path / "tasks")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60)
+    monkeypatch.setenv("FOREBAY_URL", server.url)
+    answers, names = Answers({"row-0": ["broken"]}), [f"row-{n}" for n in range(8)]
+    rows = write_rows(tmp_path / "rows.jsonl", names)
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+    file = tmp_path / "words.fbr"
+    assert forebay("recording", "export", recorded.run_id, file).code == 0
+    answers.forget()
+    gate = threading.Event()
+
+    async def slow(call: ScriptedCall) -> str:
+        await asyncio.to_thread(gate.wait, 30)
+        return answers(call)
+
+    with scripted(slow) as engine:
+        replay = {"source": str(file), "mode": "repeat"}
+        run = start(server, rows, engine.url, replay=replay, num_epoch=2)
+        engine.wait_calls(2)  # of both epochs, which lack the same slot
+        server.kill9()
+        gate.set()
+        server.restart()
+        finished(run)
+    stored = slots(run)
+    assert len(stored) == 2 * 8 * GROUP_SIZE
+    assert all(sample["reward"] is not None for sample in stored.values())
+    uids = {sample["uid"] for sample in stored.values()}
+    assert len(uids) == len(stored)
+    then = {sample["uid"] for sample in slots(recorded).values() if sample["reward"] is not None}
+    assert then < uids
+    # Nothing holds its source any more, so that it may go again.
+    kept = server.client.post("/v1/gc").json()["kept"]
+    assert "source" not in kept
