@@ -80,6 +80,7 @@ class Feed:
         self._feeder = GroupFeeder(source, change)
         self._unsure: deque[tuple[_Step, Fed]] = deque()
         """What was put in, and that the disk may not have yet."""
+        self._unsure_bytes = 0
         self._began: tuple[float, float] | None = None
         """When the first sample was put in: by the loop's clock, and when it was recorded."""
         self._begun: dict[tuple[InstanceId, int], None] = {}
@@ -108,6 +109,7 @@ class Feed:
                 fed = await self._when_room(todo[0])
                 num_bytes += fed.num_bytes
                 self._unsure.append((todo.popleft(), fed))
+                self._unsure_bytes += fed.num_bytes
                 await self._confirm(is_last=is_last and not todo)
             except StorageFailed as error:
                 if not is_waiting:
@@ -115,6 +117,7 @@ class Feed:
                 is_waiting = True
                 todo.extendleft(reversed([earlier for earlier, _ in self._unsure]))
                 self._unsure.clear()
+                self._unsure_bytes = 0
                 await pauses.wait()
         return num_bytes
 
@@ -132,13 +135,12 @@ class Feed:
 
     async def _confirm(self, *, is_last: bool) -> None:
         """Wait until no more is on its way to the disk than may be; nothing at last."""
-        num_bytes = sum(fed.num_bytes for _, fed in self._unsure)
-        while self._unsure and (is_last or num_bytes > UNSTORED_BYTES or len(self._unsure) > UNSTORED_STEPS):
+        while self._unsure and (is_last or self._unsure_bytes > UNSTORED_BYTES or len(self._unsure) > UNSTORED_STEPS):
             _, fed = self._unsure[0]
             if fed.stored is not None:
                 await fed.stored
             self._unsure.popleft()
-            num_bytes -= fed.num_bytes
+            self._unsure_bytes -= fed.num_bytes
             self.counts.hits += fed.num_hits
             self.counts.tokens += fed.num_tokens
             self.counts.missing += fed.num_missing
