@@ -47,7 +47,9 @@ class CallWriter:
             os.close(self._lock)
             raise
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._num_waiting_bytes = 0
+        # One is added to by those who call, the other by the thread: neither needs a lock.
+        self._num_put_bytes = self._num_done_bytes = 0
+        self._losing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="call-writer", daemon=True)
         self._thread.start()
 
@@ -68,10 +70,10 @@ class CallWriter:
     def put(self, place: Place, request: CallRequest, reply: CallReply) -> None:
         """Have a call written. Never waits."""
         size = _size(request, reply)
-        if self._num_waiting_bytes + size > MAX_WAITING_BYTES:
+        if self._num_put_bytes - self._num_done_bytes + size > MAX_WAITING_BYTES:
             self._lose(1, f"{MAX_WAITING_BYTES >> 20} MiB wait to be written")
             return
-        self._num_waiting_bytes += size
+        self._num_put_bytes += size
         self._queue.put((place, request, reply))
 
     def close(self) -> None:
@@ -113,12 +115,13 @@ class CallWriter:
                 self._connection.execute("ROLLBACK")
             self._lose(len(entries), str(error))
         finally:
-            self._num_waiting_bytes -= sum(_size(request, reply) for _, request, reply in entries)
+            self._num_done_bytes += sum(_size(request, reply) for _, request, reply in entries)
 
     def _lose(self, num_calls: int, why: str) -> None:
-        if not self.num_lost:
-            logger.warning("%s: calls go on, but are not recorded any more: %s", self._path, why)
-        self.num_lost += num_calls
+        with self._losing:
+            if not self.num_lost:
+                logger.warning("%s: calls go on, but are not recorded any more: %s", self._path, why)
+            self.num_lost += num_calls
 
 
 def _size(request: CallRequest, reply: CallReply) -> int:

@@ -15,7 +15,7 @@ from forebay.replay.recording_schema import VERSION, open_recording
 
 logger = logging.getLogger(__name__)
 
-MAX_COMPARED = 256
+MAX_COMPARED = 64
 """Recorded requests that a miss is compared with."""
 OF_THE_TABLE = "SELECT seq FROM calls NOT INDEXED"
 OF_ITS_INDEX = "SELECT seq FROM calls INDEXED BY sqlite_autoindex_calls_1"

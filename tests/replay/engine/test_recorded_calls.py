@@ -1,17 +1,25 @@
 """Which recorded answer a request gets: the k-th of equal ones the k-th, in its own lane first, none twice."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.replay import EngineRecorder, RecordedEngine
 from forebay.replay.errors import NotRecorded
-from tests.replay.engine.calls_kit import OTHER_RUN, SAYS, all_of, chat, numbered, post, recorded, rid
+from forebay.web.serving import serve_app
+from tests.kit import first_line
+from tests.replay.engine.calls_kit import LIMIT_S, OTHER_RUN, SAYS, all_of, chat, numbered, post, recorded, rid
 
 SLOTS = range(8)
 
@@ -210,6 +218,42 @@ async def test_it_is_taken_for_the_engine_that_was_recorded(tmp_path: Path) -> N
             assert (await http.get(f"{replayed.url}/server_info")).json()["sampling_defaults"] == "openai"
             assert (await http.get(f"{replayed.url}/v1/models")).json()["data"][0]["id"] == "scripted"
             assert (await http.get(f"{replayed.url}/workers")).status_code == 404
+
+
+def test_the_command_tells_a_miss_and_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "calls.fbr"
+    with ScriptedEngine(lambda _: "4").in_thread() as engine, EngineRecorder(file, engine.url).in_thread() as recorder:
+        before = httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS).text
+    command = ["-m", "forebay.server.cli", "engine", "replay", str(file), "--port", "0", "--again"]
+    for changed, code in (({}, 0), ({"seed": 7}, 1)):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-P", *command], text=True, **pipes) as process:
+            assert process.stdout is not None
+            try:
+                url = first_line(process.stdout, LIMIT_S).rpartition(" ")[2].strip()
+                for _ in range(3):
+                    assert httpx.post(f"{url}/v1/chat/completions", json=SAYS).text == before
+                reply = httpx.post(f"{url}/v1/chat/completions", json={**SAYS, **changed})
+                assert reply.status_code == (422 if code else 200)
+            finally:
+                process.terminate()
+            _, errors = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == code
+        assert ("seed: recorded nothing, now 7" in errors) is bool(code)
+
+
+async def test_no_call_goes_past_a_recorder_to_the_workers_of_a_router(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def workers(_: Request) -> JSONResponse:
+        return JSONResponse({"workers": [{"url": "http://127.0.0.1:9"}]})
+
+    router = Starlette(routes=[Route("/workers", workers)])
+    async with serve_app(router) as port:
+        recorder = EngineRecorder(tmp_path / "calls.fbr", f"http://127.0.0.1:{port}")
+        async with recorder, httpx.AsyncClient(verify=False) as http:
+            assert (await http.get(f"{recorder.url}/workers")).status_code == 404
+    assert [line for line in caplog.messages if "is a router: its workers are hidden" in line]
 
 
 def said_to(call: ScriptedCall) -> str:
