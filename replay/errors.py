@@ -29,10 +29,11 @@ class ReplayDiffers(Conflict):
 
 
 class RecordingDamaged(StorageFailed):
-    """A recording is none of ours, of a later version, or damaged; it names what cannot be read."""
+    """A recording is none of ours, of a later version, or damaged; ``place`` and ``detail`` say what of it."""
 
     code = "recording_damaged"
 
-    def __init__(self, reason: str, *, hint: str = "") -> None:
+    def __init__(self, reason: str, *, hint: str = "", place: str = "", detail: str = "") -> None:
         what = "the recording cannot be read"
         super().__init__(reason, what=what, hint=hint or "forebay recording verify FILE lists all that is damaged")
+        self.place, self.detail = place, detail

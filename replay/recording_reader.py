@@ -189,7 +189,7 @@ class RecordingReader:
             try:
                 found.append(self.rows.read(table, each, kind)[0])
             except RecordingDamaged as error:
-                bad.append(Damage(f"{table.name} {each[0]}", str(error)))
+                bad.append(Damage.of(error, table.name))
         if num not in (None, len(found)) and not bad:
             bad.append(Damage(table.name, f"{len(found)} of {num} rows are there"))
         self.damage += [each for each in bad if each not in self.damage]
@@ -200,7 +200,7 @@ class RecordingReader:
         try:
             made = self.made
         except RecordingDamaged as error:
-            bad.append(Damage("meta", str(error)))
+            bad.append(Damage.of(error, "meta"))
             return None, self.rows.last(table)
         return (made.num_groups, made.last_group) if table is GROUPS else (made.num_batches, made.last_batch)
 

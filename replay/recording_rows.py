@@ -4,10 +4,11 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
+from forebay.core.errors import ForebayError
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.recording_schema import RecordingTable, checksum, open_recording
 
@@ -27,6 +28,13 @@ class Damage(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}"
+
+    @classmethod
+    def of(cls, error: ForebayError, place: str) -> Self:
+        """What an error says, of ``place`` if it does not say of what."""
+        if isinstance(error, RecordingDamaged) and error.place:
+            return cls(error.place, error.detail)
+        return cls(place, str(error))
 
 
 class RecordingRows:
@@ -63,7 +71,7 @@ class RecordingRows:
 
     def damaged(self, damage: Damage) -> RecordingDamaged:
         """It as an error."""
-        return RecordingDamaged(f"{self.path.name}: {damage}")
+        return RecordingDamaged(f"{self.path.name}: {damage}", place=damage.place, detail=damage.reason)
 
     def read(self, table: RecordingTable, row: Values, kind: type[RecordT]) -> tuple[RecordT, Values]:
         """The record of a row, and its columns. Raises ``RecordingDamaged``."""

@@ -37,7 +37,7 @@ def _guarded(found: Iterator[Damage]) -> Iterator[Damage]:
     try:
         yield from found
     except ForebayError as error:
-        yield Damage("the database", str(error))
+        yield Damage.of(error, "the database")
 
 
 def _file(recording: RecordingReader) -> Iterator[Damage]:
@@ -59,7 +59,7 @@ def _has_calls_alone(recording: RecordingReader) -> bool:
 
 def _pages(recording: RecordingReader) -> Iterator[Damage]:
     rows = recording.rows.ask("the database", f"PRAGMA quick_check({MOST_PAGE_PROBLEMS})")
-    yield from (Damage("the database", str(text)) for (text,) in rows if text != "ok")
+    yield from (Damage("the database", "; ".join(str(text).splitlines())) for (text,) in rows if text != "ok")
 
 
 def _meta(recording: RecordingReader) -> Iterator[Damage]:
@@ -69,7 +69,7 @@ def _meta(recording: RecordingReader) -> Iterator[Damage]:
         try:
             recording.rows.read(META, row, kinds.get(row[0], msgspec.Struct))
         except ForebayError as error:
-            yield Damage(f"meta {row[0]!r}", str(error))
+            yield Damage.of(error, "meta")
     missing = kinds.keys() - {row[0] for row in rows}
     if len(missing) == 1:
         yield Damage(f"meta {missing.pop()!r}", "it is missing")
@@ -85,23 +85,24 @@ def _groups(recording: RecordingReader) -> Iterator[Damage]:
         try:
             recording.samples(group.group_id)
         except ForebayError as error:
-            yield Damage(f"group {group.group_id}", str(error))
+            yield Damage.of(error, f"group {group.group_id}")
 
 
 def _bodies(recording: RecordingReader) -> Iterator[Damage]:
     num = recording.made.num_samples if recording.has_run else 0
-    seen = 0
+    seen, is_named = 0, False
     for each in recording.rows.scan(SAMPLES, num):
         if isinstance(each, Damage):
+            is_named = True
             yield each
             continue
         seen += 1
         try:
             recording.body(recording.sample(each))
         except ForebayError as error:
-            yield Damage(f"samples {each[0]}", str(error))
-    if seen < num:
-        yield Damage("samples", f"{seen} of {num} rows are what was written")
+            yield Damage.of(error, f"samples {each[0]}")
+    if seen < num and not is_named:
+        yield Damage("samples", f"{seen} of {num} rows are there")
 
 
 def _calls(recording: RecordingReader) -> Iterator[Damage]:
