@@ -134,6 +134,8 @@ class RolloutJob:
             news.cancel()
 
     async def _adjust_places(self) -> None:
+        if self._parts.replayed is not None:
+            await self._parts.replayed.has_left.wait()  # before it, no engine is asked for anything
         if self._parts.adjusts_places:
             await adjust_places(self._parts.ring, self._parts.loads, self._starter.news.notify)
 

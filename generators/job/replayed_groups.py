@@ -52,6 +52,8 @@ class ReplayedGroups:
         self._has_ended = False
         self._has_warned_of_rows = False
         self._room = Signal()
+        self.has_left = asyncio.Event()
+        """Whether anything has to be generated, as far as that is known."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when ``take`` may have something, or nothing more comes."""
 
@@ -123,6 +125,7 @@ class ReplayedGroups:
             await self._write(planned, recorded, is_whole=not left)
         if left and self._replay.generates and planned.group_id not in self._closed:
             self._left.append(self._rest(planned, left))
+            self.has_left.set()
         elif left and recorded and not self._replay.generates:
             await self._parts.writer.flush()
             await self._parts.reporter.announce_short(planned.key)
@@ -160,9 +163,9 @@ class ReplayedGroups:
     async def _write(self, planned: GroupPlan, recorded: Mapping[int, ReplayedRollout], *, is_whole: bool) -> None:
         parts = self._parts
         await parts.hold.wait()  # it could be another group than the step needs
-        if is_whole:
+        if is_whole:  # its samples open it, and wait for room themselves
             parts.hold.note_complete(planned.group_id)
-            await parts.reporter.announce(planned.key)
+            parts.reporter.totals.num_groups_opened += 1
         else:
             await parts.reporter.announce_idle(planned.key)
         for rollout in recorded.values():

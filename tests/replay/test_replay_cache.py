@@ -76,11 +76,11 @@ def test_a_run_that_was_recorded_whole_needs_no_engine(server: ServerProcess, tm
         recorded = start(server, rows, engine.url)
         finished(recorded)
         num_asked = len(answers.asked)
-    oversampling = {"rollouts_per_group": GROUP_SIZE + 2}
-    run = start(
-        server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"}, oversampling=oversampling
-    )
+    replay = {"source": recorded.run_id, "mode": "cache"}
+    asked = {"oversampling": {"rollouts_per_group": GROUP_SIZE + 2}, "num_process": "auto"}
+    run = start(server, rows, engine.url, replay=replay, **asked)
     view = finished(run)
+    assert "no engine answers" not in server.client.get(f"{run.path}/log").text
     assert len(answers.asked) == num_asked
     assert counts(view) == (20 * GROUP_SIZE, 0, 0)
     read_before, read = rows_of(recorded, 20), rows_of(run, 20)
