@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from forebay.core.errors import InvalidInput
@@ -146,7 +146,14 @@ def _claimed(path: Path) -> int:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    open_recording(path).close()
+    with closing(open_recording(path)) as reading:
+        try:
+            is_of_a_run = reading.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None
+        except sqlite3.Error as error:
+            raise RecordingDamaged(f"{path.name} cannot be added to: {error}") from None
+    if is_of_a_run:
+        hint = "record calls into a file of their own"
+        raise InvalidInput(f"{path} is an exported run, which never changes", hint=hint, field="file")
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")

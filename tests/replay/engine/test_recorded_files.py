@@ -224,7 +224,16 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), RecordedEngine(file, upstream="http://127.0.0.1:9").in_thread():
         pass
     assert not file.exists()
-    create(tmp_path / "run.fbr").close()
+    run = create(tmp_path / "run.fbr")
+    run.execute("INSERT INTO meta VALUES ('run', '{}', x'')")
+    run.close()
+    before = (tmp_path / "run.fbr").read_bytes()
+    with (
+        pytest.raises(InvalidInput, match="an exported run"),
+        EngineRecorder(tmp_path / "run.fbr", "http://a").in_thread(),
+    ):
+        pass
+    assert (tmp_path / "run.fbr").read_bytes() == before
     with (
         pytest.raises(NotRecorded, match="has no calls of an engine"),
         RecordedEngine(tmp_path / "run.fbr").in_thread(),
