@@ -6,6 +6,7 @@ matters to another, since each sample names its group: so after a while a new bu
 memory holds few groups, however many there are.
 """
 
+import gc
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
@@ -29,6 +30,8 @@ from forebay.replay.outcomes import DELIVERED, DISCARDED, OPEN, SALVAGED, GroupO
 
 BUFFER_SAMPLES = 1_024
 """What one buffer takes before another takes its place."""
+BUFFERS_PER_COLLECTION = 8
+"""A buffer that was left refers to itself."""
 NEVER = 1 << 62
 
 
@@ -82,7 +85,7 @@ class Rehearsal:
         self._clock = ManualClock()
         self._store = MemoryStore()
         self._entry: Entry | None = None
-        self._num_samples = 0
+        self._num_samples = self._num_buffers = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,7 +102,7 @@ class Rehearsal:
         trial = _Trial(entry, entry.buffer.groups.by_id[group.group_id], self._request)
         members = [arrival for arrival in arrivals if arrival.is_member]
         for arrival in members:
-            await self._pass_until(opened_s + arrival.at_s)
+            await self._pass_until(opened_s + arrival.at_s, trial)
             await trial.write(arrival.sample)
         # A salvaged group is one that its trainer had not asked for, or not got, while it was open.
         if trial.is_full or not group.is_salvaged:
@@ -107,11 +110,11 @@ class Rehearsal:
         for arrival in arrivals[len(members) :]:
             if not trial.is_open:
                 break
-            await self._pass_until(opened_s + arrival.at_s)
+            await self._pass_until(opened_s + arrival.at_s, trial)
             await trial.write(arrival.sample)
             await trial.read()
         if trial.is_open and group.state != OPEN:
-            await self._pass_until(self._clock.monotonic() + self._settings.group_deadline_seconds)
+            await self._pass_until(self._clock.monotonic() + self._settings.group_deadline_seconds, trial)
         await trial.read()
         # Not when the buffer goes: what it is made of refers to each other, and only the collector would find it.
         self._store.drop_bodies()
@@ -119,16 +122,18 @@ class Rehearsal:
         self._num_samples = BUFFER_SAMPLES if trial.is_open else self._num_samples + len(arrivals)
         return trial.outcome()
 
-    async def _pass_until(self, at_s: float) -> None:
+    async def _pass_until(self, at_s: float, trial: "_Trial") -> None:
         seconds = at_s - self._clock.monotonic()
-        if seconds > 0 and self._entry is not None:
+        if seconds > 0:
             self._clock.advance(seconds)
-            self._entry.buffer.is_stalled = True  # so that nobody is warned: nothing goes on for hours, in no time
-            await self._entry.deadlines.advance()
+            await trial.close_if_due()
 
     async def _roomy_entry(self) -> Entry:
         if self._entry is None or self._num_samples >= BUFFER_SAMPLES:
             await self._buffers.aclose()
+            self._num_buffers += 1
+            if self._num_buffers % BUFFERS_PER_COLLECTION == 0:
+                gc.collect()  # by itself it comes once they are a quarter of all that there is
             self._clock, self._store = ManualClock(), MemoryStore()
             buffer = Buffer(self._store, lambda _: self._hooks, self._clock, tick_s=None)
             await self._buffers.enter_async_context(buffer)
@@ -172,6 +177,13 @@ class _Trial:
         receipt = await write_when_room(self._entry.buffer, sample, 0.0)
         if receipt.outcome == "member" and not receipt.is_duplicate:
             self._rewards[sample.uid] = sample.reward
+
+    async def close_if_due(self) -> None:
+        """Let its deadlines do what they do by now."""
+        buffer, deadlines = self._entry.buffer, self._entry.deadlines
+        if self.is_open and deadlines.due_s(self._group) <= buffer.active.now_s():
+            buffer.is_stalled = True  # so that nobody is warned: nothing goes on for hours, in no time
+            await deadlines.advance()
 
     async def read(self) -> None:
         """As a trainer does that waits for it: its hooks are asked, and what goes out is acknowledged."""

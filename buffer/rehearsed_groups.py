@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from forebay.buffer.recorded_group import Change, Recorded, incoming
 from forebay.buffer.rehearsal import Arrival, Rehearsal
+from forebay.buffer.store.abc import stretches
 from forebay.core.errors import BodyUnreadable, StorageFailed
 from forebay.core.run import RunSettings
 from forebay.replay.model import GroupRecord, SampleRecord
@@ -13,7 +15,9 @@ from forebay.replay.outcomes import GroupOutcome
 from forebay.replay.source import Source
 
 GROUPS_AT_ONCE = 64
-"""Whose samples' columns are read together; bodies are read group by group."""
+"""Whose samples' columns are read together."""
+BYTES_AT_ONCE = 1 << 20
+"""Of bodies that are read together, unless a group has more."""
 IN_TIME = 0.999
 """Share of a time-out that had passed, at most, when a sample came that its group took."""
 
@@ -53,14 +57,16 @@ async def rehearse(
     for start in range(0, len(groups), GROUPS_AT_ONCE):
         some = groups[start : start + GROUPS_AT_ONCE]
         columns = await _columns(source, some)
-        for group in some:
-            try:
-                recorded = await _recorded(source, group, columns)
-            except StorageFailed as error:
-                yield RehearsedGroup(group, damage=str(error))
-            else:
-                playing = (treatment.play(group, recorded, settings) for treatment in treatments)
-                yield RehearsedGroup(group, await asyncio.gather(*playing))
+        for few, _ in stretches(some, partial(_num_bytes, columns), BYTES_AT_ONCE):
+            together = await _read_together(source, few, columns)
+            for group in few:
+                try:
+                    recorded = together.get(group.group_id) or await _recorded(source, group, columns)
+                except StorageFailed as error:
+                    yield RehearsedGroup(group, damage=str(error))
+                else:
+                    playing = (treatment.play(group, recorded, settings) for treatment in treatments)
+                    yield RehearsedGroup(group, await asyncio.gather(*playing))
 
 
 async def _columns(source: Source, groups: Sequence[GroupRecord]) -> Mapping[str, Sequence[SampleRecord]]:
@@ -68,6 +74,27 @@ async def _columns(source: Source, groups: Sequence[GroupRecord]) -> Mapping[str
         return await source.samples([group.group_id for group in groups])
     except StorageFailed:
         return {}  # then each is read for itself, and the damaged one is found
+
+
+def _num_bytes(columns: Mapping[str, Sequence[SampleRecord]], group: GroupRecord) -> int:
+    return sum(sample.place[-1] for sample in columns.get(group.group_id, ()))
+
+
+async def _read_together(
+    source: Source, groups: Sequence[GroupRecord], columns: Mapping[str, Sequence[SampleRecord]]
+) -> dict[str, list[Recorded]]:
+    """What these groups have, each under its id; of none if one of them cannot be read: then each is, for itself."""
+    samples = [sample for group in groups for sample in columns.get(group.group_id, ())]
+    if not all(map(source.has_body, samples)):
+        return {}
+    try:
+        bodies = await source.bodies(samples)
+    except StorageFailed:
+        return {}
+    found: dict[str, list[Recorded]] = {}
+    for each in zip(samples, bodies, strict=True):
+        found.setdefault(each[0].group_id, []).append(each)
+    return found
 
 
 async def _recorded(
