@@ -1,5 +1,6 @@
 """What a replay costs: against the run that it replays, and against a writer that sends the same samples."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def read_rows(run: NativeRun) -> list[Json]:
 
 def test_a_replay_is_much_faster_than_the_tiny_engine(make_server: MakeServer, tmp_path: Path) -> None:
     """200 groups of 8, and then the engine is stopped: the same groups, reasons and rows."""
-    server = make_server(generators=TASKS)
+    server = make_server(generators=Path(shutil.copytree(TASKS, tmp_path / "tasks")))
     rows = [{"instance_id": f"row-{n}", "prompt": f"Is {n} even?", "label": str(n % 2)} for n in range(NUM_ROWS)]
     with TinyProcess(tmp_path / "engine.log") as engine:
         body = make_payload(tmp_path, engine.url, rows, min_valid_group_size_ratio=0.5)

@@ -57,6 +57,7 @@ def read_with_kills(server: ServerProcess, run: NativeRun, rng: random.Random) -
             server.restart()
 
 
+@pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_a_killed_replay_loses_and_doubles_nothing(make_server: MakeServer) -> None:
     rng = random.Random(ROUNDS)
     server = make_server(segment_bytes=1 << 20)
