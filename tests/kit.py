@@ -208,6 +208,7 @@ class ServerProcess:
         data_dir: Path | None = None,
         env: dict[str, str] | None = None,
         config: Path | None = None,
+        flags: Sequence[str] = (),
         is_preloaded: bool = False,
         **settings: object,
     ) -> None:
@@ -222,7 +223,7 @@ class ServerProcess:
         self.client = httpx.Client(timeout=self._client_limit_s)
         self._env = dict(env or {})
         self._is_preloaded = is_preloaded
-        self._config = ["--config", str(config)] if config else []
+        self._flags = [*(["--config", str(config)] if config else []), *flags]
         settings.setdefault("reserve_bytes", 1 << 20)  # the disk of those who run tests is small
         self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[str] | preloaded.ForkedServer | None = None
@@ -239,7 +240,7 @@ class ServerProcess:
     def start(self) -> Self:
         """Start, on the port of the time before if there was one, and wait until it listens."""
         flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
-        flags += self._config
+        flags += self._flags
         env = {**os.environ, **self._env, **self.settings}
         with self.log_path.open("a") as log:
             forked = preloaded.launch(["serve", *flags], self.directory, env, log) if self._is_preloaded else None

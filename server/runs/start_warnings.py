@@ -9,6 +9,7 @@ from forebay.core.addresses import engine_urls
 from forebay.core.run import RunSettings
 from forebay.generators.base import PAYLOAD_NAMES
 from forebay.generators.discovery.info import GeneratorInfo
+from forebay.replay.options import ReplayOptions
 
 OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids", "replay"}
 ADDRESSES = {"remote_engine_url", "remote_buffer_url"}
@@ -53,6 +54,9 @@ def _unread_fields(payload: dict[str, Any], generator: GeneratorInfo) -> Iterato
 
 def _missing_engine(payload: dict[str, Any], generator: GeneratorInfo) -> Iterator[str]:
     words = generator.payload_fields.words
+    replay = ReplayOptions.parse(payload.get("replay"))
+    if replay is not None and replay.mode == "only":
+        return  # nothing is generated
     # A file that has the word may name an engine of its own.
     expects_one = generator.imports_base and "from_payload" in words and "remote_engine_url" not in words
     if expects_one and not engine_urls(payload):

@@ -114,6 +114,13 @@ def test_steps_come_in_the_batches_of_then(server, tasks, tmp_path) -> None:
     again = [run.take(num_groups=2, wait_s=30)["data"] for _ in range(2)]
     for then, now in zip(batches[1:], again, strict=True):
         assert [row["uid"] for row in now] == [row["uid"] for row in then]
+        assert [as_recorded(row)["reward"] - 1 for row in now] == [as_recorded(row)["reward"] for row in then]
+    # The recorded code gives the recorded rewards.
+    run = server.start_run("words", GROUP_SIZE, replay={**replay, "code": "recorded"})
+    finished(run)
+    for rows in batches[1:]:
+        again = run.take(num_groups=2, wait_s=30)["data"]
+        assert [as_recorded(row) for row in again] == [as_recorded(row) for row in rows]
 
 
 def test_a_group_that_was_short_is_closed_with_what_it_has(server, tasks, tmp_path) -> None:

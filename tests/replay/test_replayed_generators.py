@@ -1,6 +1,8 @@
 """Whatever made a run, its replay needs neither that nor an engine: our base, and both of slime's contracts."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from tests.conftest import MakeServer
 from tests.e2e.conftest import TASKS
 from tests.e2e.payloads import make_payload, numbered_rows
-from tests.kit import Json, NativeRun, ServerProcess, write_generator
+from tests.kit import Json, NativeRun, ServerProcess, assert_error, write_generator
 from tests.replay.recordings.recording_kit import write_recording
 from tests.replay.replay_kit import groups_of, plain, read_all, start_replay, until_ended
 
@@ -133,3 +135,48 @@ def test_of_a_file(make_server: MakeServer, tmp_path: Path) -> None:
     refused = server.client.post("/v1/runs", json={"replay": str(tmp_path / "other.fbr")})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["field"] == "replay.source"
+
+
+def test_of_a_damaged_file(server: ServerProcess, tmp_path: Path) -> None:
+    """What is damaged costs its group; the others are replayed, and the run says what it could not."""
+    path = tmp_path / "sums.fbr"
+    bodies = write_recording(path, num_groups=3)
+    with closing(sqlite3.connect(path)) as file, file:
+        seq, body = file.execute("SELECT seq, body FROM samples ORDER BY seq LIMIT 1").fetchone()
+        file.execute("UPDATE samples SET body = ? WHERE seq = ?", (body[:-1] + bytes([body[-1] ^ 1]), seq))
+    run = start_replay(server, str(path))
+    view = until_ended(run)
+    assert view["state"] == "finished"
+    (warning,) = [each for each in view["warnings"] if "could not be replayed" in each]
+    assert "1 groups could not be replayed" in warning
+    assert "sums.fbr" in warning
+    assert view["counts"] == {"replay_hits": 4, "replay_misses": 2}
+    told = groups_of(run)
+    assert [told[f"task-{n}", 0]["reason"] for n in (1, 2, 3)] == ["unreadable", "", ""]
+    rows = [row for batch in read_all(run, size=1) for row in batch]
+    assert {row["uid"] for row in rows} == set(list(bodies)[2:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "code", "said"),
+    [
+        ("", 507, "recording_damaged", "is no recording"),
+        ("PRAGMA user_version = 99", 507, "recording_damaged", "99"),
+        ("DELETE FROM meta", 404, "not_recorded", "has no run"),
+        ("UPDATE meta SET json = replace(json, 'idle', 'idol')", 507, "recording_damaged", "run"),
+    ],
+)
+def test_files_that_are_no_recording_of_a_run_are_refused(
+    server: ServerProcess, tmp_path: Path, damage: str, status: int, code: str, said: str
+) -> None:
+    path = tmp_path / "bad.fbr"
+    if damage:
+        write_recording(path)
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(damage)
+    else:
+        path.write_text("{}")
+    error = assert_error(server.client.post("/v1/runs", json={"replay": str(path)}), status, code)
+    assert "bad.fbr" in error["message"]
+    assert said in error["message"]
+    assert error["hint"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forebay.client import BufferClient
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_group, poll_until, write_generator
 from tests.replay.replay_kit import (
@@ -68,10 +69,27 @@ def test_a_body_is_the_recorded_one_with_one_more_field(shared: ServerProcess, r
 
 def test_steps_give_the_same_batches(shared: ServerProcess, recorded: NativeRun) -> None:
     whole = start_replay(shared, recorded.run_id)
-    part = start_replay(shared, {"source": recorded.run_id, "steps": "2-3"})
+    with BufferClient(shared.url) as client:
+        part = NativeRun(shared, client.start(replay={"source": recorded.run_id, "steps": [2, 3]}).run_id)
     assert until_ended(part)["num_groups_total"] == 4
     until_ended(whole)
     assert read_all(part) == read_all(whole)[1:]
+
+
+def test_samples_come_at_the_pace_of_then(shared: ServerProcess) -> None:
+    recorded = shared.start_run("idle", SIZE)
+    write_group(recorded, "first", [0.0, 1.0, 0.5, 0.25])
+    written_s = recorded.view()["active_s"]
+    poll_until(lambda: recorded.view()["active_s"] >= written_s + 0.2)
+    write_group(recorded, "second", [0.0, 1.0, 0.5, 0.25])
+    recorded.stop()
+    slow = start_replay(shared, {"source": recorded.run_id, "speed": 0.2 / 3_600})  # an hour between the two
+    at_once = start_replay(shared, recorded.run_id)
+    until_ended(at_once)
+    assert [len(rows) for rows in read_all(at_once, size=1)] == [SIZE, SIZE]
+    assert slow.view()["state"] == "running"
+    assert slow.view()["samples"]["buffered"] <= SIZE
+    assert slow.stop()["state"] == "stopped"
 
 
 def test_recorded_hooks_judge_though_their_file_is_gone(make_server: MakeServer, tmp_path: Path) -> None:
@@ -140,7 +158,7 @@ def test_stopped_and_gone_on_with(make_server: MakeServer) -> None:
 
 def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
     """A server that replays for slime's own client, which knows nothing of it."""
-    server = make_server(replay="base", refuse_hold_s=0)
+    server = make_server(flags=["--replay", "base"], refuse_hold_s=0)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"instance_id": "x"}\n')
     first = server.client.post("/start_rollout", json={"task_type": "idle", "num_repeat_per_sample": "4"})
@@ -152,6 +170,7 @@ def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
     recorded.stop()
     run = server.start_slime(input_file=str(rows))
     until_ended(run)
+    assert f'forebay_run_counts_total{{count="replay_hits"}} {4.0 * SIZE}' in run.client.get("/metrics").text
     data: list[Any] = []
     while (reply := run.client.post("/get_rollout_data", json={})).status_code == 200 and reply.json()["success"]:
         data += reply.json()["data"]["data"]

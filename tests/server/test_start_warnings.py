@@ -136,14 +136,16 @@ def test_a_base_generator_that_will_miss_an_engine_is_warned_of(make_server: Mak
     write_generator(server.generators, source.format(base, "knows") + own, "knows_generator.py")
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1?"}\n')
-    needs = start(server, task_type="needs", input_file=str(rows))["warnings"]
-    assert needs == [
+    needs = start(server, task_type="needs", input_file=str(rows))
+    assert needs["warnings"] == [
         "no engine is given, and BaseGenerator.from_payload in needs_generator.py needs one: "
         "--engine-url URL, or remote_engine_url in the body"
     ]
     assert start(server, task_type="knows", input_file=str(rows))["warnings"] == []
     given = {"input_file": str(rows), "remote_engine_url": "http://127.0.0.1:1"}
     assert start(server, task_type="needs", **given)["warnings"] == []
+    replay = {"source": needs["run_id"], "code": "today"}
+    assert start(server, task_type="needs", replay=replay)["warnings"] == []
 
 
 def test_a_missing_input_file_is_told_with_the_flag(server: ServerProcess) -> None:
