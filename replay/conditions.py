@@ -9,6 +9,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.run import RunSettings
 from forebay.replay.model import RunRecord
+from forebay.replay.recordings.recording_secrets import cleaned
 
 Payload = Mapping[str, Any]
 Difference = dict[str, Any]
@@ -58,9 +59,9 @@ def may_differ(
     """What a start may have otherwise, and is told of: who answers and judges, and what only its generator knows.
 
     An input file is among it where its content is not known of both, and it has another path. What is empty or None is
-    not known, and not compared.
+    not known, and not compared; neither is what is secret.
     """
-    old, new = recorded.payload, payload
+    old, new = cleaned(recorded.payload), cleaned(payload)
     pairs = [
         ("generator_sha256", recorded.generator_sha256, generator_sha256),
         ("weight_version", recorded.weight_version, weight_version),

@@ -79,9 +79,16 @@ def create(path: Path) -> sqlite3.Connection:
 
 def open_recording(path: Path) -> sqlite3.Connection:
     """A recording that is there, to be read only. Raises ``RecordingDamaged``, ``FileNotFoundError``."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no recording {str(path)!r}")
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    try:
+        is_there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that is closed to us
+        raise FileNotFoundError(f"there is no recording {str(path)!r:.200}: {error.strerror}") from None
+    if not is_there:
+        raise FileNotFoundError(f"there is no recording {str(path)!r:.200}")
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    except sqlite3.OperationalError as error:  # it may not be read
+        raise RecordingDamaged(f"{path.name}: {error}") from None
     # Whoever made the file may have put more into it than tables.
     connection.execute("PRAGMA trusted_schema = OFF")
     try:

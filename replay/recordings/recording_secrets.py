@@ -25,15 +25,16 @@ def without_secrets(run: RunRecord) -> RunRecord:
 
     Fields that are named like a secret are left out, and addresses lose user name, password and keys in their query.
     """
-    fields = {name: _cleaned(getattr(run, name)) for name in run.__struct_fields__}
+    fields = {name: cleaned(getattr(run, name)) for name in run.__struct_fields__}
     return msgspec.structs.replace(run, **fields)
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """``value``, of a payload, as it may be shown to others."""
     if isinstance(value, dict):
-        return {_text(name): _cleaned(each) for name, each in value.items() if not _is_secret_name(str(name))}
+        return {_text(name): cleaned(each) for name, each in value.items() if not _is_secret_name(str(name))}
     if isinstance(value, list | tuple):
-        return [_cleaned(each) for each in value]
+        return [cleaned(each) for each in value]
     return _text(value) if isinstance(value, str) else value
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from forebay.core.binary_sample import join_samples
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import InputRefused, NotFound, StorageFailed
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import WORKING, Run
@@ -68,6 +68,7 @@ class _Replayed:
 
     run: Run
     options: ReplayOptions
+    found: str
     source: Source
     opened: AsyncExitStack
     keys: Keys | None
@@ -92,11 +93,14 @@ class RecordedGroups:
             await replayed.opened.aclose()
 
     async def keys(self, run: Run) -> Keys | None:
-        """The only groups that a run has; None for all of its input. Raises ``NotRecorded``, ``RecordingDamaged``."""
+        """The only groups that a run has; None for all of its input. Raises ``InputRefused`` without the source."""
         return (await self._of(run)).keys
 
     async def find(self, run: Run, instance_id: InstanceId, epoch: int) -> UsableGroup:
-        """What was recorded of a group of ``run``. Raises ``NotRecorded``, ``StorageFailed``."""
+        """What was recorded of a group of ``run``.
+
+        Raises ``NotRecorded``, ``StorageFailed``, ``InputRefused`` without the source.
+        """
         replayed = await self._of(run)
         own = group_id(instance_id, epoch)
         epochs = {**replayed.epochs.get(instance_id, {}), epoch: own}
@@ -113,9 +117,18 @@ class RecordedGroups:
             options = ReplayOptions.parse(run.payload.get("replay"))
             if options is None or run.replay is None:
                 raise NotRecorded(f"run {run.run_id} replays nothing")
-            if replayed is None or replayed.options != options:
+            found = run.replay["source"]
+            if replayed is None or (replayed.options, replayed.found) != (options, found):
                 await self._forget(run.run_id)
-                replayed = self._replayed[run.run_id] = await self._open(run, options, run.replay["source"])
+                try:
+                    replayed = self._replayed[run.run_id] = await self._open(run, options, found)
+                except (NotFound, RecordingDamaged) as error:
+                    # To a run process those would mean that its run is over, or that it should ask again.
+                    raise InputRefused(
+                        f"what the run replays cannot be read any more: {error.message}",
+                        hint=error.hint,
+                        field="replay.source",
+                    ) from error
             return replayed
 
     async def _forget(self, run_id: str) -> None:
@@ -133,7 +146,7 @@ class RecordedGroups:
             if options.mode == "repeat":
                 for group in await source.groups():
                     epochs[group.instance_id][group.epoch] = group.group_id
-            return _Replayed(run, options, source, stack.pop_all(), keys, epochs)
+            return _Replayed(run, options, found, source, stack.pop_all(), keys, epochs)
 
 
 async def _used_by_epoch(replayed: _Replayed, epochs: Mapping[int, str]) -> dict[int, list[SampleRecord]]:
@@ -146,9 +159,11 @@ async def _used_by_epoch(replayed: _Replayed, epochs: Mapping[int, str]) -> dict
 
 
 def _used(replayed: _Replayed, samples: Sequence[SampleRecord]) -> Iterator[SampleRecord]:
-    """The samples of the slots that are used again; the forks of a rollout are in its slot."""
-    members = [each for each in samples if each.became == "member" and replayed.source.has_body(each)]
-    slots = {each.slot: each.rollout_id for each in members if not each.fork and _is_used(replayed.options, each)}
+    """The samples of the slots that are used again; the forks of a rollout are in its slot, and go with it."""
+    members = [each for each in samples if each.became == "member"]
+    gone = {(each.slot, each.rollout_id) for each in members if not replayed.source.has_body(each)}
+    mains = [each for each in members if not each.fork and _is_used(replayed.options, each)]
+    slots = {each.slot: each.rollout_id for each in mains if (each.slot, each.rollout_id) not in gone}
     return (each for each in members if slots.get(each.slot) == each.rollout_id)
 
 

@@ -57,10 +57,9 @@ class Replays:
     async def _run(self, run_id: str) -> None:
         try:
             await self._feed(run_id)
-        except RunNotFound:
-            logger.warning("run %s is gone, which was being replayed", run_id)
         except ForebayError as error:
-            await self._records.fail(run_id, error)
+            with suppress(RunNotFound):  # it may be the run that is gone, or what it replays
+                await self._records.fail(run_id, error)
         except Exception:  # nobody awaits this task: what is raised here would vanish
             logger.exception("run %s could not be replayed to its end", run_id)
             await self._records.end(run_id, RunState.FAILED, traceback.format_exc())

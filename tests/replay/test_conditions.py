@@ -104,4 +104,11 @@ def test_who_answers_and_judges_may_differ_and_is_told() -> None:
     assert "generator_sha256 was 'g1' when it was recorded, now 'g2'" in in_words(told)
     assert len(told[-1]["now"]) < 300
     assert may_differ(record(), PAYLOAD) == []
+
+
+def test_no_secret_is_shown() -> None:
+    recorded = record(payload=PAYLOAD | {"judge_api_key": "sk-then", "judge": {"url": "http://me:pw@judge/v1"}})
+    payload = PAYLOAD | {"judge_api_key": "sk-now", "judge": {"url": "http://me:pw2@judge/v1?key=k", "hf_token": "hf"}}
+    (shown,) = may_differ(recorded, payload)
+    assert shown == {"field": "judge", "recorded": {"url": "http://judge/v1"}, "now": {"url": "http://judge/v1?key="}}
     assert "difficulty" not in str(ReplayDiffers(must_agree(record(), PAYLOAD | {"model": "x"})))

@@ -224,3 +224,35 @@ def test_a_recording_in_a_file_is_used_over_a_crash_of_the_server(
     # Nothing holds its source any more, so that it may go again.
     kept = server.client.post("/v1/gc").json()["kept"]
     assert "source" not in kept
+
+
+def test_a_recording_that_is_gone_by_now_fails_its_run(
+    make_server: MakeServer, forebay: Forebay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To its process that must neither look like the end of the run, nor like a group of which nothing is recorded."""
+    write_words(tmp_path / "tasks")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60, max_restarts=0)
+    monkeypatch.setenv("FOREBAY_URL", server.url)
+    answers, file = Answers({"row-0": ["broken"]}), tmp_path / "words.fbr"
+    rows = write_rows(tmp_path / "rows.jsonl", ["row-0", "row-1"])
+    with scripted(answers) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+    assert forebay("recording", "export", recorded.run_id, file).code == 0
+    answers.forget()
+    gate = threading.Event()
+
+    async def slow(call: ScriptedCall) -> str:
+        await asyncio.to_thread(gate.wait, 30)
+        return answers(call)
+
+    with scripted(slow) as engine:
+        run = start(server, rows, engine.url, replay={"source": str(file), "mode": "cache"})
+        engine.wait_calls(1)
+        server.kill9()
+        file.unlink()
+        gate.set()
+        server.restart()
+        reason = run.wait_for_state("failed")["reason"]
+    assert "what the run replays cannot be read any more" in reason
+    assert answers.counted["row-1"] == 0

@@ -188,6 +188,9 @@ def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
     [
         ({"replay": "bas"}, 404, "run_not_found", None),
         ({"replay": "nothing.fbr"}, 404, "not_recorded", "replay.source"),
+        ({"replay": "/dev/zero"}, 404, "not_recorded", "replay.source"),
+        ({"replay": f"{'x' * 300}.fbr"}, 404, "not_recorded", "replay.source"),
+        ({"replay": "/proc/self/mounts"}, 507, "recording_damaged", None),
         ({"replay": {"source": "base", "group_size": 1}}, 422, "invalid_input", "replay.group_size"),
         ({"replay": {"source": "base", "steps": "7"}}, 404, "not_recorded", "steps"),
         ({"replay": "base", "group_size": 5}, 409, "replay_differs", "replay"),
