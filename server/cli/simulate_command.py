@@ -88,8 +88,8 @@ def command(
 
 def _document(facts: "SimulatedFacts", rows: Sequence[Any]) -> dict[str, Any]:
     stated = asdict(facts)
-    if facts.replay is not None:
-        stated["replay"]["error"] = facts.replay.error
+    if facts.self_check is not None:
+        stated["self_check"]["error"] = facts.self_check.error
     document: dict[str, Any] = _finite({"schema": 1, **stated, "rows": [row.as_json() for row in rows]})
     return document
 

@@ -10,7 +10,7 @@ from forebay.server.cli.output import columns_table, facts_table, show_table
 if TYPE_CHECKING:
     from forebay.workers.simulator.recorded.engine_fit import EngineFit
     from forebay.workers.simulator.recorded.log_facts import AnswerFacts, RunFacts
-    from forebay.workers.simulator.recorded.replay import Replay
+    from forebay.workers.simulator.recorded.recorded_scenario import SelfCheck
     from forebay.workers.simulator.result_rows import Mean, ResultRow
     from forebay.workers.simulator.simulated_source import SimulatedFacts
 
@@ -31,8 +31,8 @@ def show_facts(console: Console, facts: "SimulatedFacts") -> None:
         table |= {"run": _run(facts.run)}
     if facts.fit is not None:
         table |= {"engines": _engines(facts.fit)}
-    if facts.replay is not None:
-        table |= {"replay": _replay(facts.replay)}
+    if facts.self_check is not None:
+        table |= {"self-check": _self_check(facts.self_check)}
     show_table(console, facts_table(table))
     for note in facts.notes:
         show_table(console, facts_table({"note": note}))
@@ -85,8 +85,8 @@ def _engines(fit: "EngineFit") -> str:
     return f"{'; '.join(parts)}; half of {fit.num_calls:,} calls are off by {_percent(fit.error)} or less"
 
 
-def _replay(replay: "Replay") -> str:
-    return f"{replay.simulated_s:,.1f} s, recorded {replay.recorded_s:,.1f} s: {replay.error:+.1%}"
+def _self_check(check: "SelfCheck") -> str:
+    return f"{check.simulated_s:,.1f} s, recorded {check.recorded_s:,.1f} s: {check.error:+.1%}"
 
 
 def show_rows(console: Console, rows: "Sequence[ResultRow]") -> None:

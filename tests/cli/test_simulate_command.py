@@ -46,7 +46,7 @@ def test_it_says_what_the_log_is_how_well_it_is_reproduced_and_then_a_row_each(f
     assert "precision" in facts["probe"]
     assert "2 engines, 16 at once" in facts["run"]
     assert "a step takes 10." in facts["engines"]
-    error = float(facts["replay"].split()[-1].strip("%"))
+    error = float(facts["self-check"].split()[-1].strip("%"))
     assert abs(error) <= 3
     header = next(number for number, line in enumerate(lines) if line.split()[:1] == ["policy"])
     rows = [line.replace("*", " ").split()[0] for line in lines[header + 1 : header + 4]]
@@ -73,7 +73,7 @@ def test_a_row_for_every_combination(forebay: Forebay, run: Path) -> None:
     names = {"step_mean_s", "step_p99_s", "trained_tokens_per_s", "waste", "staleness", "ks", "above_p90", "reward_gap"}
     assert names | {"never_trained", "tail_kept", "idle", "preemptions"} <= set(rows[0]["measures"])
     assert rows[0]["time_ratio"] == {"mean": 1.0, "margin": 0.0}
-    assert abs(told["replay"]["error"]) < 0.03
+    assert abs(told["self_check"]["error"]) < 0.03
     assert told["answers"]["num_answers"] == 48
 
 
@@ -94,7 +94,7 @@ def test_a_file_a_data_directory_and_a_published_log_will_do(forebay: Forebay, r
     for given in (file, run.parent.parent, folder):
         outcome = forebay("simulate", given, "--seeds", 1)
         assert outcome.code == 0, outcome.err
-        assert "replay" in outcome.out
+        assert "self-check" in outcome.out
     assert "each is a prompt of its own" in outcome.out
     by_id = forebay("simulate", "run-1", "--data-dir", run.parent.parent, "--seeds", 1)
     assert by_id.code == 0, by_id.err
@@ -116,7 +116,7 @@ def test_a_redraw_after_a_break_shows_in_the_upper_tail_and_not_in_ks(forebay: F
     assert probe["ks"]["mean"] < 0.08
     assert probe["tail_kept"]["mean"] < 0.6
     assert probe["waste"]["mean"] > 0.01
-    assert told["replay"] is None
+    assert told["self_check"] is None
 
 
 def test_the_rows_are_drawn(forebay: Forebay, run: Path, tmp_path: Path) -> None:

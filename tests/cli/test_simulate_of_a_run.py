@@ -63,12 +63,12 @@ def test_what_a_run_process_records_is_simulated(forebay: Forebay, make_server: 
     assert answers["longest"] == max(LENGTHS.values())
     assert (stated["run"]["num_engines"], stated["run"]["num_process"]) == (2, 4)
     assert sorted(stated["fit"]["costs"]) == sorted(urls)
-    assert 0 < stated["replay"]["recorded_s"] <= took_s
+    assert 0 < stated["self_check"]["recorded_s"] <= took_s
     assert [row["policy"] for row in stated["rows"]] == ["pull", "static"]
     assert all(row["measures"]["makespan_s"]["mean"] > 0 for row in stated["rows"])
 
 
-def test_a_replay_takes_as_long_as_the_trace_of_a_run_says_that_it_took(
+def test_a_simulation_takes_as_long_as_the_trace_of_a_run_says_that_it_took(
     forebay: Forebay, make_server: MakeServer, tmp_path: Path
 ) -> None:
     """The trace is that of a run in virtual time: its moments do not hang on this machine."""
@@ -83,8 +83,8 @@ def test_a_replay_takes_as_long_as_the_trace_of_a_run_says_that_it_took(
     shutil.copy(path, trace / f"{run.run_id}-1.1.jsonl")
     stated = simulated(forebay, run, "--policy", "pull,static")
     assert stated["answers"]["num_answers"] == 128
-    assert stated["replay"]["recorded_s"] == pytest.approx(planted.makespan_s, rel=0.001)
-    assert abs(stated["replay"]["error"]) <= 0.01
+    assert stated["self_check"]["recorded_s"] == pytest.approx(planted.makespan_s, rel=0.001)
+    assert abs(stated["self_check"]["error"]) <= 0.01
     speeds = {url: cost["speed"] for url, cost in stated["fit"]["costs"].items()}
     assert speeds["http://engine-1"] / speeds["http://engine-0"] == pytest.approx(2, rel=0.03)
     pull, static = (row["measures"]["makespan_s"]["mean"] for row in stated["rows"])

@@ -1,4 +1,4 @@
-"""A recorded run on the real SGLang, replayed by ``forebay simulate``: with room for all, and with a tight cache."""
+"""A recorded run on the real SGLang, once more in ``forebay simulate``: with room for all, and with a tight cache."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def rows_of(num: int) -> str:
 
 
 @pytest.mark.parametrize("kv_tokens", [None, 1_200])
-def test_a_replay_takes_as_long_as_the_run_did(
+def test_a_simulation_takes_as_long_as_the_run_did(
     forebay: Forebay,
     make_server: MakeServer,
     sglang_python: str,
@@ -75,9 +75,11 @@ def test_a_replay_takes_as_long_as_the_run_did(
     outcome = forebay("simulate", run.run_id, "--url", server.url, "--json", "--seeds", 1)
     assert outcome.code == 0, outcome.err
     told = json.loads(outcome.out)
-    print(json.dumps({"load": os.getloadavg(), **{name: told[name] for name in ("answers", "run", "fit", "replay")}}))
+    print(
+        json.dumps({"load": os.getloadavg(), **{name: told[name] for name in ("answers", "run", "fit", "self_check")}})
+    )
     assert told["answers"]["num_answers"] == 40
-    assert abs(told["replay"]["error"]) <= MOST_ERROR
+    assert abs(told["self_check"]["error"]) <= MOST_ERROR
     cost = next(iter(told["fit"]["costs"].values()))
     if kv_tokens is None:
         assert cost["kv_tokens"] is None

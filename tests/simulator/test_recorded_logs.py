@@ -1,4 +1,4 @@
-"""What is read out of logs: answers by prompt, engines as models, and a replay that is what was recorded."""
+"""What is read out of logs: answers by prompt, engines as models, and a simulation that is what was recorded."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.recorded.engine_fit import NOTHING_WAITED, fit_engines
 from forebay.workers.simulator.recorded.log_facts import answer_facts, run_facts
 from forebay.workers.simulator.recorded.read_logs import read_log
-from forebay.workers.simulator.recorded.replay import recorded_prompts, recorded_scenario, replay
+from forebay.workers.simulator.recorded.recorded_scenario import recorded_prompts, recorded_scenario, self_check
 from forebay.workers.simulator.scenario import simulate
 from tests.simulator.recorded_kit import queued_log, recorded_run, small_scenario, write_trace
 from tests.telemetry.planted_log import clean_step, write_log
@@ -58,7 +58,7 @@ def test_engines_that_are_known_are_found_again(tmp_path: Path, engines: tuple[E
         assert first.tokens_per_s(number) == pytest.approx(engines[0].tokens_per_s(number), rel=0.05)
     assert first.tool_s == pytest.approx(engines[0].tool_s, abs=0.05)
     assert (first.places, first.kv_tokens, fit.is_limited_by) == (NOTHING_WAITED, None, "")
-    assert replay(log, fit).simulated_s == pytest.approx(run.makespan_s, rel=0.03)
+    assert self_check(log, fit).simulated_s == pytest.approx(run.makespan_s, rel=0.03)
 
 
 def test_a_cache_that_is_given_is_the_engines(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_held_calls_up_is_found_again(places: int, kv_tokens: int | None) -
     fit = fit_engines(log)
     (cost,) = fit.costs.values()
     assert cost.shared_share == pytest.approx(170 / 172)
-    assert replay(log, fit).simulated_s == pytest.approx(log.makespan_s, rel=0.05)
+    assert self_check(log, fit).simulated_s == pytest.approx(log.makespan_s, rel=0.05)
     if kv_tokens is None:
         assert (fit.is_limited_by, cost.places, cost.kv_tokens) == ("places", places, None)
     else:
@@ -91,12 +91,12 @@ def test_time_that_an_engine_says_is_its_own_is_not_taken_for_a_pause() -> None:
     assert cost.tool_s == pytest.approx(0.0, abs=0.01)
 
 
-def test_steps_and_the_time_of_training_are_replayed(tmp_path: Path) -> None:
+def test_steps_and_the_time_of_training_are_simulated(tmp_path: Path) -> None:
     scenario = small_scenario(train_s=7.0, oversampling=Oversampling(groups_per_step=4, leftover="discard"))
     path, run = recorded_run(tmp_path, scenario)
     log = read_log(path.parent)
     assert recorded_scenario(log, fit_engines(log)).train_s == pytest.approx(7.0, abs=0.3)
-    assert replay(log, fit_engines(log)).simulated_s == pytest.approx(run.makespan_s, rel=0.05)
+    assert self_check(log, fit_engines(log)).simulated_s == pytest.approx(run.makespan_s, rel=0.05)
 
 
 def test_each_seed_has_the_same_answers_in_other_slots(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_summaries_and_the_plan_outlive_the_spans_that_the_budget_takes(tmp_path
     after = read_log(path)
     assert after.rollouts == before.rollouts
     assert after.settings == before.settings
-    assert replay(after, fit_engines(after)) == replay(before, fit_engines(before))
+    assert self_check(after, fit_engines(after)) == self_check(before, fit_engines(before))
 
 
 def test_summaries_that_are_missing_are_noted(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_published_logs_are_read_as_well(tmp_path: Path) -> None:
     fit = fit_engines(log)
     cost = next(iter(fit.costs.values()))
     assert cost.tokens_per_s(10) == pytest.approx(10.0, rel=0.05)  # that of the planted log, whatever runs beside
-    assert replay(log, fit).simulated_s > 0
+    assert self_check(log, fit).simulated_s > 0
 
 
 def test_a_published_log_with_a_broken_line_is_told_with_its_number(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ from forebay.workers.simulator.populations import POPULATIONS, Population
 from forebay.workers.simulator.recorded.engine_fit import EngineFit, fit_engines
 from forebay.workers.simulator.recorded.log_facts import AnswerFacts, RunFacts, answer_facts, run_facts
 from forebay.workers.simulator.recorded.read_logs import read_log
-from forebay.workers.simulator.recorded.replay import Replay, recorded_prompts, recorded_scenario, replay
+from forebay.workers.simulator.recorded.recorded_scenario import (
+    SelfCheck,
+    recorded_prompts,
+    recorded_scenario,
+    self_check,
+)
 from forebay.workers.simulator.recorded.rollout_log import RolloutLog
 from forebay.workers.simulator.scenario import Scenario
 from forebay.workers.simulator.simulated_records import engine_url
@@ -37,7 +42,7 @@ class SimulatedFacts:
     run: RunFacts | None = None
     """Of a recorded one, as the next two."""
     fit: EngineFit | None = None
-    replay: Replay | None = None
+    self_check: SelfCheck | None = None
     notes: Sequence[str] = field(default_factory=list)
 
 
@@ -121,7 +126,7 @@ class RecordedSource(_Checked):
         """Of the log, its engines, and how well they reproduce it."""
         log, fit = self._log, self._fit
         answers = answer_facts([group.lengths for group in log.groups()])
-        return SimulatedFacts(log.title, answers, run_facts(log), fit, replay(log, fit), log.notes)
+        return SimulatedFacts(log.title, answers, run_facts(log), fit, self_check(log, fit), log.notes)
 
 
 def population_source(name: str, kv_tokens: int | None = None) -> PopulationSource:

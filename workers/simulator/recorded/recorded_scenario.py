@@ -20,7 +20,7 @@ LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Replay:
+class SelfCheck:
     """A recorded run, and the same in virtual time."""
 
     recorded_s: float
@@ -32,9 +32,9 @@ class Replay:
         return self.simulated_s / self.recorded_s - 1
 
 
-def replay(log: RolloutLog, fit: EngineFit) -> Replay:
-    """Run the log again."""
-    return Replay(log.makespan_s, simulate(recorded_scenario(log, fit)).makespan_s)
+def self_check(log: RolloutLog, fit: EngineFit) -> SelfCheck:
+    """Simulate what was recorded, as it was."""
+    return SelfCheck(log.makespan_s, simulate(recorded_scenario(log, fit)).makespan_s)
 
 
 def recorded_scenario(log: RolloutLog, fit: EngineFit) -> Scenario:

@@ -1,4 +1,4 @@
-"""How near a replay comes to a run on a real server, on engines that take their steps in real time."""
+"""How near a simulation comes to a run on a real server, on engines that take their steps in real time."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ def length_of(prompt: str) -> int:
     return max(10, round(random.Random(prompt).gauss(mean, 0.2 * mean)))
 
 
-def test_a_replay_takes_as_long_as_the_run_did(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
+def test_a_simulation_takes_as_long_as_the_run_did(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
     write_generator(tmp_path / "tasks", CODE, "steps_generator.py")
     input_file = tmp_path / "rows.jsonl"
     input_file.write_text("".join(f"{json.dumps({'instance_id': f'i{n}', 'prompt': f'i{n}'})}\n" for n in range(32)))
@@ -103,11 +103,11 @@ def test_a_replay_takes_as_long_as_the_run_did(forebay: Forebay, make_server: Ma
     ratio = speeds[urls[1]] / speeds[urls[0]]
     pull, static = (row["measures"]["makespan_s"]["mean"] for row in stated["rows"])
     rows = [
-        ("error of the replay", stated["replay"]["error"], f"at most {MOST_ERROR}"),
+        ("error of the self-check", stated["self_check"]["error"], f"at most {MOST_ERROR}"),
         ("speed of the fast engine over the slow one's", ratio, f"2, at most {MOST_OFF_SPEED} off"),
         ("static over pull", static / pull, f"at least {LEAST_GAIN}"),
     ]
-    show("A run of 128 rollouts on engines of speeds 1:2, replayed", ("", "found", "target"), rows)
-    assert abs(stated["replay"]["error"]) <= MOST_ERROR
+    show("A run of 128 rollouts on engines of speeds 1:2, simulated", ("", "found", "target"), rows)
+    assert abs(stated["self_check"]["error"]) <= MOST_ERROR
     assert abs(ratio - 2) < MOST_OFF_SPEED
     assert static > LEAST_GAIN * pull  # it deals them out evenly, to engines that are not equal
