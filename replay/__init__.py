@@ -6,8 +6,9 @@ what was recorded, ``chosen_groups`` which groups a step means, ``errors`` what 
 field by which a replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
 
 ``recording_file`` is an exported file as a source. ``recording_reader`` reads it, row by row (``recording_rows``), and
-``recording_writer`` makes one; ``recording_schema`` has the tables, ``recording_seal`` the last line. ``recordings`` is
-what is done with such files: exporting, checking, comparing two.
+``recording_writer`` makes one; ``recording_schema`` has the tables, ``recording_seal`` the last line, and
+``recording_secrets`` says what no file has. ``recordings`` is what is done with such files: exporting, checking,
+comparing two.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in

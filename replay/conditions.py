@@ -9,7 +9,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.run import RunSettings
 from forebay.replay.model import RunRecord
-from forebay.replay.recordings.recording_secrets import cleaned
+from forebay.replay.recording_secrets import cleaned
 
 Payload = Mapping[str, Any]
 Difference = dict[str, Any]

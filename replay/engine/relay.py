@@ -12,6 +12,7 @@ from forebay.engines.connections import EngineConnections
 from forebay.engines.router_workers import root_url, unreachable
 from forebay.replay.engine.call_frames import CallReply, Part
 from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.engine.served_engine import target_of
 from forebay.web.http_protocol import OpenReply
 
 OF_THE_CONNECTION = frozenset(
@@ -21,6 +22,8 @@ OF_THE_CONNECTION = frozenset(
     }
 )
 """Headers that are not passed on, in either direction."""
+OF_THE_REQUEST = OF_THE_CONNECTION - {"content-encoding"}
+"""Those of requests: their bodies are passed on as they came."""
 TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
 """An answer may take as long as its client waits."""
 FACT_TIMEOUT_S = 10.0
@@ -42,10 +45,10 @@ class Upstream:
         """End its connections."""
         await self._connections.aclose()
 
-    async def get(self, path: str) -> CallReply:
+    async def get(self, path: str, headers: Headers) -> CallReply:
         """What it answers to ``GET``. Raises ``EngineError``, ``TimeoutError``."""
         async with asyncio.timeout(FACT_TIMEOUT_S):
-            reply = await self._sent("GET", path, b"", [])
+            reply = await self._sent("GET", path, b"", headers)
             try:
                 content = await reply.aread()
             except httpx.TransportError as error:
@@ -73,7 +76,7 @@ class Upstream:
         return relayed.reply
 
     async def _pass_on(self, request: CallRequest, scope: Scope, relayed: "_Relayed") -> None:
-        reply = await self._sent(request.method, request.path, request.body, scope["headers"])
+        reply = await self._sent(request.method, target_of(scope), request.body, scope["headers"])
         try:
             await relayed.begin(reply)
             assert isinstance(reply.stream, httpx.AsyncByteStream)
@@ -88,7 +91,7 @@ class Upstream:
             await reply.aclose()
 
     async def _sent(self, method: str, path: str, body: bytes, headers: Headers) -> httpx.Response:
-        passed = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
+        passed = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in OF_THE_REQUEST]
         extensions = {"timeout": dict(TIMEOUT)}
         # No client: it would keep the cookies of one for the others, and follow redirects.
         request = httpx.Request(method, self.url + path, content=body, headers=passed, extensions=extensions)

@@ -129,7 +129,7 @@ class ReplayAnswers:
         self, request: CallRequest, recording: UpstreamRecording, scope: Scope, receive: Receive, send: Send
     ) -> None:
         logger.info("not recorded, asked upstream: %s %s", request.method, request.path)
-        await recording.ask_facts()
+        await recording.ask_facts(scope["headers"])
         seq = await recording.relay(request, scope, receive, send)
         if seq is not None:
             self._known.add_given(request, seq)

@@ -13,6 +13,7 @@ from forebay.core.errors import ForebayError
 from forebay.engines.fake_sglang.reply_bodies import error_body
 from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, MAX_BODY_BYTES, guarded
 from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.recording_secrets import without_keys
 from forebay.web.bodies import BodyBudget
 from forebay.web.connection_limits import DEFAULT_LIMITS
 from forebay.web.replies import ClientGone, encode, send_json
@@ -69,8 +70,7 @@ class ServedEngine(ABC):
         body = None
         try:
             body = await self._budget.read(scope, receive)
-            path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-            request = CallRequest.read(scope["method"], f"{path}?{query}" if query else path, body.data)
+            request = CallRequest.read(scope["method"], without_keys(target_of(scope)), body.data)
             await answer(request, scope, receive, send)
         except ForebayError as error:
             await send_error(send, error.status, f"{error.message} ({error.hint})" if error.hint else error.message)
@@ -81,6 +81,12 @@ class ServedEngine(ABC):
                 body.free()
 
 
+def target_of(scope: Scope) -> str:
+    """The path and the query of a request, as they came."""
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
 async def send_error(send: Send, status: int, message: str) -> None:
     """An error as SGLang words it, and OpenAI's clients read it."""
     body: dict[str, Any] = error_body(message, status)
@@ -88,6 +94,12 @@ async def send_error(send: Send, status: int, message: str) -> None:
     await send_json(send, status, encode({**body, "error": {"message": message}}))
 
 
+def is_refusal(status: int) -> bool:
+    """Whether it is said of who asks: of a header, and those are never stored."""
+    return status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
 def is_answer(status: int) -> bool:
-    """Whether it is said of the request, not of a server that is not there yet."""
-    return status not in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+    """Whether it is said of the request: not of who asks, nor of a server that is not there yet."""
+    not_there = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+    return not is_refusal(status) and status not in not_there

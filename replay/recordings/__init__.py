@@ -1,5 +1,5 @@
 """What is done with exported files.
 
-``recording_stream`` brings a run from its server into a file, and ``recording_secrets`` says what no file has.
+``recording_stream`` brings a run from its server into a file.
 ``recording`` is a file as its users open it, and finds what of it is damaged. ``recording_differences`` compares two.
 """

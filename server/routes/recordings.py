@@ -15,7 +15,7 @@ from forebay.core.errors import BodiesGone, BodyUnreadable, ForebayError
 from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_groups
 from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
 from forebay.replay.options import parse_steps
-from forebay.replay.recordings.recording_secrets import without_secrets
+from forebay.replay.recording_secrets import without_secrets
 from forebay.replay.recordings.recording_stream import (
     RECORDING_TYPE,
     StreamBatch,

@@ -10,8 +10,8 @@ import pytest
 
 from forebay.core.binary_sample import SAMPLES_TYPE, join_samples, pack
 from forebay.core.errors import ForebayError
+from forebay.replay.recording_secrets import without_secrets
 from forebay.replay.recordings.recording import Recording
-from forebay.replay.recordings.recording_secrets import without_secrets
 from forebay.replay.recordings.recording_stream import RecordingDownload, StreamFailure, StreamRun, frame
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
@@ -144,6 +144,9 @@ def test_what_is_secret_is_in_no_file(server: ServerProcess, forebay: Forebay, t
         api_key="s3cret-key",
         judge={"api_key": "s3cret-judge", "urls": [login], "headers": {"Authorization": "Bearer s3cret-header"}},
         HF_TOKEN="s3cret-token",
+        judgeApiKeys=["s3cret-camel"],
+        session_token="s3cret-session",
+        eos_token="</s>",
         max_tokens=5,
     )
     run.write(make_sample())
@@ -152,7 +155,7 @@ def test_what_is_secret_is_in_no_file(server: ServerProcess, forebay: Forebay, t
         payload = recording.run.payload
     assert payload["remote_engine_url"] == "http://127.0.0.1:1,http://127.0.0.1:1/v1?api_key=&a=b"
     assert payload["judge"] == {"urls": ["http://127.0.0.1:1"], "headers": {}}
-    assert payload["max_tokens"] == 5
+    assert (payload["max_tokens"], payload["eos_token"]) == (5, "</s>")
     document = json.dumps(msgspec.to_builtins(without_secrets(run_record(reason=f"no answer at {login}"))))
     assert b"s3cret" not in path.read_bytes() + run.client.get(f"{run.path}/recording").content + document.encode()
     run.stop()

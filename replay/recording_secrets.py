@@ -1,4 +1,4 @@
-"""What of a run no file has: keys, tokens, and the logins in addresses, however deep in its payload they are."""
+"""What no file has: keys, tokens, and the logins in addresses, however deep in a payload, or a reply, they are."""
 
 import re
 from typing import Any
@@ -10,9 +10,10 @@ from forebay.replay.model import RunRecord
 # Not any ``key`` or ``token``: ``prompt_key`` names a column, ``eos_token`` what ends a text.
 _is_secret_name = re.compile(
     r"""
-    (.*[_.-])? ((api|run|access|secret|private)[_.-]?key | secret | passw(or)?d | authorization | credentials?
-                | (auth|access|bearer|api|hf|github|wandb|refresh)[_.-]?token)
-    | token | apikey
+    (.*[_.-])? ((run|access|secret|private)[_.-]?keys? | secrets? | passw(or)?ds? | passphrase | authorization
+                | cookies? | credentials?
+                | (auth|access|bearer|api|hf|github|wandb|refresh|session|judge)[_.-]?tokens?)
+    | .*api[_.-]?keys? | token
     """,
     re.IGNORECASE | re.VERBOSE,
 ).fullmatch
@@ -30,12 +31,17 @@ def without_secrets(run: RunRecord) -> RunRecord:
 
 
 def cleaned(value: Any) -> Any:
-    """``value``, of a payload, as it may be shown to others."""
+    """A JSON value without what is secret in it."""
     if isinstance(value, dict):
         return {_text(name): cleaned(each) for name, each in value.items() if not _is_secret_name(str(name))}
     if isinstance(value, list | tuple):
         return [cleaned(each) for each in value]
     return _text(value) if isinstance(value, str) else value
+
+
+def without_keys(path: str) -> str:
+    """The path of a request, with its query, without the values of keys in that."""
+    return _key_in_query.sub(r"\1", path)
 
 
 def _text(text: str) -> str:
