@@ -13,7 +13,7 @@ from forebay.core.task_row import TaskRow
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import policy_of
 from forebay.generators.job.deferral import Deferral
-from forebay.generators.job.group_feed import GroupFeed
+from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.starter import Starter
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
@@ -59,7 +59,7 @@ async def test_the_starter_ends_with_the_last_group_although_the_run_is_held(*, 
         ring=unused,
         when_ready=nothing,
         hold=hold,
-        feed=GroupFeed(iter(groups), policy, PLAN, deferral),
+        feed=GroupFeed(ScheduledGroups(iter(groups)), policy, PLAN, deferral),
         deferral=deferral,
         open_groups=OpenGroups(unused, unused, hold),
         announce=nothing,
