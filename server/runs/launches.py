@@ -105,7 +105,8 @@ class Launches:
     ) -> None:
         parts = self._parts
         try:
-            is_code_there = request.is_fed and request.replay is not None and not request.replay.uses_code_of_today
+            # Where that of the recording judges, the run has its copy since before it was taken in.
+            is_code_there = request.replay is not None and not request.replay.uses_code_of_today
             if generator is None and not is_code_there:
                 generator = await self._when_known(run_id, request)
             run = parts.buffer.get(run_id).run
@@ -113,12 +114,13 @@ class Launches:
                 return  # it was stopped meanwhile
             if run.num_starts == 1:
                 parts.buffer.notify_started(run_id)
-            if run.is_fed or generator is None:
+            if run.is_fed:
                 parts.replays.begin(run_id)
                 return
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
             # Beside the process: a file of millions of rows would hold up its first rollout.
-            await parts.input.check_rest(request, generator)
+            if generator is not None:
+                await parts.input.check_rest(request, generator)
             await self._note_content(run_id, request)
         except ForebayError as error:
             await parts.supervisor.stop(run_id)

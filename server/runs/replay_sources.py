@@ -49,7 +49,7 @@ class ReplaySources:
             return by_id[given]
         named = [entry for entry in by_id.values() if entry.run.name == given and entry.buffer.groups.num_opened]
         # Replays may have the name of what they replay.
-        named = [entry for entry in named if not entry.run.is_fed] or named
+        named = [entry for entry in named if entry.run.replay is None] or named
         if not named:
             raise self._not_found(given, list(by_id.values()))
         chosen = max(named, key=lambda entry: (entry.run.state not in WORKING, entry.run.started_at_s))
@@ -83,6 +83,16 @@ class ReplaySources:
 
     # --- keeping
 
+    @asynccontextmanager
+    async def kept(self, found: str) -> AsyncIterator[None]:
+        """Within it no body goes of what ``find`` has found, and none is about to: what is there then stays there."""
+        self._buffer.sources[found] += 1
+        try:
+            await self._buffer.store.wait_for_removals()
+            yield
+        finally:
+            self._let_go(found)
+
     def hold(self, run_id: str, source_id: str) -> None:
         """Let nothing be removed of the run ``source_id`` while ``run_id`` replays it."""
         if run_id not in self._held:
@@ -93,9 +103,12 @@ class ReplaySources:
         """Nothing is replayed any more."""
         source_id = self._held.pop(run_id, None)
         if source_id is not None:
-            self._buffer.sources[source_id] -= 1
-            if not self._buffer.sources[source_id]:
-                del self._buffer.sources[source_id]
+            self._let_go(source_id)
+
+    def _let_go(self, source_id: str) -> None:
+        self._buffer.sources[source_id] -= 1
+        if not self._buffer.sources[source_id]:
+            del self._buffer.sources[source_id]
 
     def hold_all(self) -> None:
         """After a restart: before anything may be removed."""

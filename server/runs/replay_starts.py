@@ -1,6 +1,7 @@
 """A start that replays a recording: what it takes over from it, and whether it asks for what was recorded."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ class ReplayPlan:
             "differences": self.differences,
         }
 
+    def check_source(self, run: Run) -> None:
+        """Raise ``InvalidInput`` if ``run``, which goes on with it, was fed something else so far."""
+        fed_from = run.replay["source"] if run.is_fed and run.replay is not None else self.source
+        if fed_from != self.source:
+            raise InvalidInput(
+                f"run {run.run_id} replays {fed_from}, and {self.options.source!r} is {self.source} by now",
+                hint=f"replay {fed_from} to go on with the run, or leave it alone",
+                field="replay.source",
+            )
+
     @property
     def generator(self) -> GeneratorInfo | None:
         """What is known of the recorded code; None where that of today is used."""
@@ -122,18 +133,25 @@ class ReplayStarts:
             recorded = source.run
         return {**_taken_over(recorded, payload, origin, options), **payload, "replay": given}
 
-    async def plan(self, request: StartRequest, wait_s: float) -> ReplayPlan | None:
-        """What the start replays; None for nothing. ``wait_s`` is how long a large input file is read.
+    @asynccontextmanager
+    async def planned(self, request: StartRequest, wait_s: float) -> AsyncIterator[ReplayPlan | None]:
+        """What the start replays; None for nothing. Within it nothing of that is removed: its run then holds it.
 
-        Raises ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``, ``InvalidInput``, ``StartRefused``.
+        ``wait_s`` is how long a large input file is read. Raises ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``,
+        ``InvalidInput``, ``StartRefused``.
         """
         options = request.replay
         if options is None:
-            return None
+            yield None
+            return
         _check_process(request)
         found = await self._sources.find(options)
         if found == request.payload.get("run_id"):
             raise InvalidInput("a run cannot replay itself", hint="leave run_id out", field="run_id")
+        async with self._sources.kept(found):
+            yield await self._plan(request, options, found, wait_s)
+
+    async def _plan(self, request: StartRequest, options: ReplayOptions, found: str, wait_s: float) -> ReplayPlan:
         async with self._sources.opened(options, found) as source:
             recorded, rows = source.run, await self._rows(request, wait_s)
             differences = must_agree(recorded, request.payload, input_sha256=rows, ignore=options.ignore)

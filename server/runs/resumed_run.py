@@ -112,13 +112,20 @@ def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> lis
 
 def _is_alike(run: Run, request: StartRequest) -> bool:
     is_same_task = run.task_type == request.task_type and run.settings.group_size == request.settings.group_size
-    return is_same_task and _fed_from(run.payload) == _fed_from(request.payload)
+    return is_same_task and _is_fed_alike(run, request)
 
 
-def _fed_from(payload: Mapping[str, Any]) -> str | None:
-    """What a start replays without a process: nobody else goes on with its run, and it goes on with no other."""
+def _is_fed_alike(run: Run, request: StartRequest) -> bool:
+    """Whether both replay the same without a process, or neither does: nobody else goes on with such a run."""
+    if not (run.is_fed and request.is_fed) or run.replay is None:
+        return run.is_fed == request.is_fed
+    return run.replay["source"] == request.source or _named_source(run.payload) == _named_source(request.payload)
+
+
+def _named_source(payload: Mapping[str, Any]) -> str | None:
+    """What a start calls it. That a name means another run by now is for ``ReplayPlan.check_source`` to say."""
     options = ReplayOptions.parse(payload.get("replay"))
-    return None if options is None or options.needs_process else options.source
+    return None if options is None else options.source
 
 
 def _belongs_to_another(run: Run, request: StartRequest) -> bool:

@@ -103,7 +103,14 @@ class RunService:
 
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
         patience = Patience(self._start_wait_s)
-        plan = await self._parts.replay_starts.plan(request, patience.left_s)
+        async with self._parts.replay_starts.planned(request, patience.left_s) as plan:
+            return await self._start_planned(request, plan, patience, name, origin)
+
+    async def _start_planned(
+        self, request: StartRequest, plan: ReplayPlan | None, patience: Patience, name: str, origin: Origin
+    ) -> Run:
+        if plan is not None:
+            request = replace(request, source=plan.source)
         generator = await self._checked(request, plan)
         if origin == "slime" and request.input_file is not None:
             # So that the run has it from its beginning; a large file is read on behind the reply.
@@ -112,8 +119,15 @@ class RunService:
         if entry is None:
             return await self._add(request, generator, plan, name, origin)
         run_id = entry.run.run_id
+        if plan is not None:
+            plan.check_source(entry.run)
         async with self._launches.lock(run_id):  # several names, and its id, lead to it
-            return await self._attach(run_id, request, generator, plan, name, origin)
+            try:
+                return await self._attach(run_id, request, generator, plan, name, origin)
+            except BaseException:
+                if not self._launches.is_under_way(run_id):  # it was stopped for nothing
+                    self._parts.sources.release(run_id)
+                raise
 
     async def _checked(self, request: StartRequest, plan: ReplayPlan | None) -> GeneratorInfo | None:
         """The generator, after it and the input were looked at; None while its verdict is not there yet."""

@@ -60,6 +60,8 @@ class StartRequest:
     """What of the payload the caller did not say: the server's own defaults."""
     replay: ReplayOptions | None
     """What it replays; None for nothing."""
+    source: str = ""
+    """The run or the file which that means, once it was looked for."""
 
     @property
     def is_fed(self) -> bool:

@@ -256,3 +256,20 @@ def test_a_recording_that_is_gone_by_now_fails_its_run(
         reason = run.wait_for_state("failed")["reason"]
     assert "what the run replays cannot be read any more" in reason
     assert answers.counted["row-1"] == 0
+
+
+def test_the_recorded_code_judges_though_the_server_is_killed_at_its_start(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    write_words(tmp_path / "tasks")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60)
+    rows = write_rows(tmp_path / "rows.jsonl", ["a"])
+    with scripted(Answers({"a": ["broken"]})) as engine:
+        recorded = start(server, rows, engine.url)
+        finished(recorded)
+        write_words(tmp_path / "tasks", shift=100.0)
+        run = start(server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"})
+        server.kill9()  # before its process is up, as a rule
+        server.restart()
+        finished(run)
+    assert all(sample["reward"] is not None and sample["reward"] < 100 for sample in slots(run).values())

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,23 @@ def test_stopped_and_gone_on_with(make_server: MakeServer) -> None:
     assert_error(other, 422, "invalid_input", "run_id")
 
 
+def test_a_name_that_means_another_run_by_now_is_not_gone_on_with(make_server: MakeServer) -> None:
+    server = make_server()
+    recorded = record(server, name="base")
+    run = start_replay(server, "base", max_buffer_size=SIZE)
+    until_buffered(run, SIZE)
+    run.stop()
+    newer = server.start_run("idle", SIZE, name="base")
+    write_group(newer, "1a", [1.0, 1.0, 0.0, 0.0])
+    newer.stop()
+    body = {"replay": "base", "run_id": run.run_id}
+    error = assert_error(server.client.post("/v1/runs", json=body), 422, "invalid_input", "replay.source")
+    assert recorded.run_id in error["hint"]
+    start_replay(server, recorded.run_id, run_id=run.run_id, max_buffer_size=1000)
+    until_ended(run)
+    assert groups_of(run) == groups_of(recorded)
+
+
 def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
     """A server that replays for slime's own client, which knows nothing of it."""
     server = make_server(flags=["--replay", "base"], refuse_hold_s=0)
@@ -238,6 +256,41 @@ def test_bodies_that_retention_removed(make_server: MakeServer) -> None:
     part = start_replay(server, {"source": recorded.run_id, "steps": "6"})
     until_ended(part)
     assert json.dumps(read_all(part, size=1)).count("step 6/") >= 2
+
+
+def test_nothing_is_removed_while_a_start_is_looked_at(make_server: MakeServer, tmp_path: Path) -> None:
+    """Its bodies were all there when it was asked for; its generator takes its time."""
+    file = write_generator(tmp_path / "tasks", HOOKED, "hooked_generator.py")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60, segment_bytes=1 << 16, replay_bytes=0)
+    recorded = server.start_run("hooked", 2, keep_checkpoints=3)
+
+    def step(number: int) -> None:
+        write_group(recorded, f"step {number}", [0.0, 1.0], messages=[{"role": "user", "content": "x" * 40_000}])
+        recorded.checkpoint(number, recorded.take(num_groups=1, step=number))
+
+    for number in (1, 2, 3):
+        step(number)
+    asked, gate = tmp_path / "asked", tmp_path / "gate"
+    waits = f"""
+import pathlib, time
+pathlib.Path({str(asked)!r}).touch()
+while not pathlib.Path({str(gate)!r}).exists():
+    time.sleep(0.01)
+"""
+    file.write_text(waits + HOOKED)
+    with ThreadPoolExecutor(1) as thread:
+        replay = {"source": recorded.run_id, "steps": "1-3", "code": "today"}
+        starting = thread.submit(start_replay, server, replay)
+        poll_until(asked.exists)
+        for number in range(4, 8):
+            step(number)
+        collect(server)
+        gate.touch()
+        run = starting.result()
+    until_ended(run)
+    assert [each["reason"] for each in groups_of(run).values()] == ["", "", ""]
+    collect(server)
+    assert_error(server.client.post("/v1/runs", json={"replay": recorded.run_id}), 409, "bodies_gone")
 
 
 def collect(server: ServerProcess) -> None:
