@@ -1,7 +1,9 @@
 """Everything that users can name in the code has its place in docs/, and what docs/ shows is so."""
 
+import functools
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -149,10 +151,27 @@ def test_every_reason_for_a_discarded_group_is_explained() -> None:
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("examples/*/*.md")])
 
 
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """What links to a heading of a page end with, as GitHub makes it."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    made: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", shown).strip().replace(" ", "-")
+        found.add(f"{name}-{made[name]}" if made[name] else name)
+        made[name] += 1
+    return found
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        page_meant = path.parent / target if target else path
+        assert target.startswith("https://") or page_meant.exists(), target
+        if anchor and page_meant.suffix == ".md" and not target.startswith("https://"):
+            assert anchor in anchors(page_meant), f"{target}#{anchor}"
 
 
 def test_the_index_lists_every_page() -> None:
