@@ -13,7 +13,7 @@ from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_rows import Damage, RecordingRows
-from forebay.replay.recording_schema import BATCHES, GROUPS, META, SAMPLES, RecordingTable
+from forebay.replay.recording_schema import BATCHES, GROUPS, MAX_BODY_BYTES, META, SAMPLES, RecordingTable
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -51,8 +51,8 @@ class Frames:
         self._zstandard = zstandard
         self._decompress = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompress
 
-    def content(self, frame: object, num_bytes: int | None = None) -> bytes:
-        """What ``frame`` holds: ``num_bytes``, if that is known. Raises ``ValueError`` with what is wrong."""
+    def content(self, frame: object, num_bytes: int | None = None, *, most: int = MAX_BODY_BYTES) -> bytes:
+        """What ``frame`` holds: ``num_bytes``, if that is known, and ``most`` of them. Raises ``ValueError``."""
         if not isinstance(frame, bytes):
             raise ValueError("it is no blob")
         try:
@@ -60,6 +60,8 @@ class Frames:
             # Before there is room for it: what is damaged may name any size.
             if not head.has_checksum or (num_bytes is not None and head.content_size != num_bytes):
                 raise ValueError("it is no frame of this length with a checksum")
+            if head.content_size > most:
+                raise ValueError(f"it is to hold {head.content_size:,} bytes: more than {most:,} are never written")
             content: bytes = self._decompress(frame, allow_extra_data=False)
         except (self._zstandard.ZstdError, MemoryError) as error:
             raise ValueError(str(error)) from None
@@ -155,6 +157,8 @@ class RecordingReader:
     def sample(self, row: tuple[Any, ...]) -> SampleRecord:
         """The sample of a row of ``rows``. Raises ``RecordingDamaged``."""
         sample, values = self.rows.read(SAMPLES, row, SampleRecord)
+        if (sample.group_id, sample.slot, sample.fork, sample.uid) != values[1:5] or not isinstance(values[5], int):
+            raise self.rows.damaged(Damage(f"samples {values[0]}", "its columns are not what its fields say"))
         return msgspec.structs.replace(sample, place=(0, values[0], values[5]))
 
     def _num_rows(self, group_id: str) -> int:

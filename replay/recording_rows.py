@@ -79,7 +79,7 @@ class RecordingRows:
         if damage is None:
             try:
                 return msgspec.json.decode(row[len(table.columns) - 1], type=kind), row
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, TypeError, RecursionError) as error:  # the last two in a file of others
                 damage = Damage(f"{table.name} {row[0]}", str(error))
         raise self.damaged(damage)
 

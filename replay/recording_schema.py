@@ -15,6 +15,8 @@ APPLICATION_ID = 0x46425231
 """``FBR1``: tells a recording from any other database."""
 VERSION = 1
 SUFFIX = ".fbr"
+MAX_BODY_BYTES = 1 << 30
+"""Of what a frame holds. A file of a few MB may promise any size: it is looked at before there is room for it."""
 
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, json TEXT NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID;
@@ -70,10 +72,19 @@ def checksum(values: Sequence[object]) -> bytes:
 
 
 def create(path: Path) -> sqlite3.Connection:
-    """A new, empty recording that only its owner may read. Raises ``FileExistsError``, ``OSError``."""
+    """A new, empty recording that only its owner may read; none where that fails.
+
+    Raises ``FileExistsError``, ``OSError``, ``sqlite3.Error``.
+    """
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {TABLES}")
+    try:
+        connection.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {TABLES}")
+    except BaseException:
+        connection.close()
+        for each in (path, path.with_name(f"{path.name}-journal")):
+            each.unlink(missing_ok=True)
+        raise
     return connection
 
 
@@ -103,4 +114,22 @@ def open_recording(path: Path) -> sqlite3.Connection:
             raise RecordingDamaged(f"{path.name} is no recording: it is another database, or empty")
         hint = "read it with the version of Forebay that wrote it, or with a later one"
         raise RecordingDamaged(f"{path.name} has format {version}, and this Forebay knows {VERSION}", hint=hint)
+    if stranger := _stranger(connection):
+        connection.close()
+        raise RecordingDamaged(f"{path.name} is no recording: it has {stranger}, which no recording has")
     return connection
+
+
+def _stranger(connection: sqlite3.Connection) -> str:
+    """What else than tables and their indexes a file has: a view may never end, a trigger runs when calls are added."""
+    query = """
+    SELECT type, name FROM sqlite_master
+    WHERE NOT (type = 'index' OR (type = 'table' AND sql LIKE 'CREATE TABLE %')) LIMIT 1
+    """
+    try:
+        found = connection.execute(query).fetchone()
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return ""  # damaged: whoever reads a table will be told
+    if found is None:
+        return ""
+    return f"a virtual table ({found[1]!r:.100})" if found[0] == "table" else f"a {found[0]!s:.20} ({found[1]!r:.100})"

@@ -16,7 +16,7 @@ from forebay.core.durable import sync_directory
 from forebay.core.errors import InvalidInput, MissingExtra, StorageFailed
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.recording_reader import RecordingMade
-from forebay.replay.recording_schema import BATCHES, GROUPS, META, SAMPLES, checksum, create
+from forebay.replay.recording_schema import BATCHES, GROUPS, MAX_BODY_BYTES, META, SAMPLES, checksum, create
 from forebay.replay.recording_seal import seal
 
 LEVEL = 3
@@ -65,6 +65,11 @@ class RecordingWriter:
 
     def add_sample(self, sample: SampleRecord, body: bytes) -> None:
         """Write a sample with its body, in the order in which they came, before its group."""
+        if len(body) > MAX_BODY_BYTES:
+            reason = f"sample {sample.uid} has {len(body):,} bytes, and a recording takes {MAX_BODY_BYTES:,}"
+            raise StorageFailed(
+                reason, what=f"{self._path} cannot be written", hint="export other steps: --steps A-B,C"
+            )
         seq = self.made.num_samples + 1
         values = (seq, sample.group_id, sample.slot, sample.fork, sample.uid, len(body), _text(sample, without="place"))
         with self._disk():
@@ -96,9 +101,16 @@ class RecordingWriter:
         self._connection.execute("COMMIT")
         self._connection.close()
         seal(self._draft)
-        check_new(self._path)  # it took a while
-        self._draft.replace(self._path)
+        self._publish()
         sync_directory(self._path.absolute().parent)
+
+    def _publish(self) -> None:
+        """Give the file its name. Raises ``InvalidInput`` where another has it by now: it took a while."""
+        try:
+            os.link(self._draft, self._path)
+        except OSError:  # it is there; or the file system knows no links
+            check_new(self._path)
+            self._draft.replace(self._path)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

@@ -15,6 +15,10 @@ from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.recording_reader import Frames
 
 LEVEL = 3
+MAX_REQUEST_BYTES = 64 << 20
+"""Of a request's body, as the embedded engines take it."""
+MAX_PARTS_BYTES = 512 << 20
+"""Of a reply with its head; what is larger is not recorded."""
 COLUMNS = "seq, lane, digest, nth, method, path, request, status, headers, parts, began_s"
 Row = tuple[int, str, bytes, int, str, str, bytes, int, str, bytes, float]
 Part = tuple[float, bytes]
@@ -77,10 +81,10 @@ def encode_call(place: Place, request: CallRequest, reply: CallReply, compress: 
 def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
     """What a row holds. Raises ``DamagedRow`` for one in which anything has changed."""
     seq, lane, digest, nth, method, path, request_frame, status, headers, parts_frame, began_s = row
-    request = CallRequest.read(method, path, _content(frames, request_frame, "request"))
+    request = CallRequest.read(method, path, _content(frames, request_frame, "request", MAX_REQUEST_BYTES))
     if (request.digest, request.lane) != (digest, lane):
         raise DamagedRow("its request is not that of its digest and lane")
-    line, _, body = _content(frames, parts_frame, "parts").partition(b"\n")
+    line, _, body = _content(frames, parts_frame, "parts", MAX_PARTS_BYTES).partition(b"\n")
     try:
         head = _head.decode(line)
     except msgspec.MsgspecError as error:
@@ -104,8 +108,8 @@ def compressor() -> Callable[[bytes], bytes]:
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress
 
 
-def _content(frames: Frames, frame: object, what: str) -> bytes:
+def _content(frames: Frames, frame: object, what: str, most: int) -> bytes:
     try:
-        return frames.content(frame)
+        return frames.content(frame, most=most)
     except ValueError as error:
         raise DamagedRow(f"its {what} cannot be read: {error}") from None

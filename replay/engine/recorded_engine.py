@@ -70,7 +70,7 @@ class RecordedEngine(ServedEngine):
 
     @property
     def calls(self) -> list[CallRequest]:
-        """The calls that got recorded answers, in order of arrival; the last 10 000."""
+        """The calls that got recorded answers, in order of arrival; the last 10 000, or 64 MiB of them."""
         return list(self._answers.given)
 
     @property

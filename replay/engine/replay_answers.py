@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 MISS_STATUS = HTTPStatus.UNPROCESSABLE_ENTITY
 """Of the request, not of a server that is not there: clients wait for those."""
-MAX_REMEMBERED = 10_000
+MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 10_000, 64 << 20
 DONE = {"success": True, "message": "the engine is a recorded one: nothing happened"}
 MARKED = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "Abort"}}}
 
@@ -49,8 +49,9 @@ class ReplayAnswers:
         self, known: KnownCalls, speed: float, recording: UpstreamRecording | None, on_miss: Callable[[str], None]
     ) -> None:
         self.state = ReplayedState()
-        self.given: deque[CallRequest] = deque(maxlen=MAX_REMEMBERED)
+        self.given: deque[CallRequest] = deque()
         """The calls that got recorded answers last."""
+        self._num_given_bytes = 0
         self._known = known
         self._speed = speed
         self._recording = recording
@@ -118,12 +119,20 @@ class ReplayAnswers:
             reply, reason = None, f"it was recorded with {count}, all given by now; --again gives them once more"
         if reply is not None:
             with self.state.answering(request.rid) as call:
-                self.given.append(request)
+                self._remember(request)
                 await self._play(reply, call, scope, send)
         elif self._recording is not None:
             await self._ask_upstream(request, self._recording, scope, receive, send)
         else:
             await self._miss(request, send, reason)
+
+    def _remember(self, request: CallRequest) -> None:
+        if len(self.given) == MAX_REMEMBERED:
+            self._num_given_bytes -= len(self.given.popleft().body)
+        self.given.append(request)
+        self._num_given_bytes += len(request.body)
+        while self._num_given_bytes > MAX_REMEMBERED_BYTES and len(self.given) > 1:
+            self._num_given_bytes -= len(self.given.popleft().body)
 
     async def _ask_upstream(
         self, request: CallRequest, recording: UpstreamRecording, scope: Scope, receive: Receive, send: Send

@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from forebay.core.addresses import host_patterns
 from forebay.core.errors import ForebayError
 from forebay.engines.fake_sglang.reply_bodies import error_body
-from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, MAX_BODY_BYTES, guarded
+from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, guarded
+from forebay.replay.engine.call_frames import MAX_REQUEST_BYTES
 from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.recording_secrets import without_keys
 from forebay.web.bodies import BodyBudget
@@ -33,7 +34,7 @@ class ServedEngine(ABC):
         self._allowed_hosts = host_patterns(allowed_hosts)
         self._insecure = insecure
         self._stack = AsyncExitStack()
-        self._budget = BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES)
+        self._budget = BodyBudget(MAX_REQUEST_BYTES, MAX_BODIES_BYTES)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
