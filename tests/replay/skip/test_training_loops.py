@@ -8,7 +8,7 @@ from forebay.client import BufferClient, SampleWriter
 from forebay.replay.skip import SkipManager
 from tests.kit import Json, NativeRun, ServerProcess, make_sample
 from tests.replay.replay_kit import plain, start_replay, until_ended
-from tests.replay.skip_kit import Rollouts, Samples, config
+from tests.replay.skip.skip_kit import Rollouts, Samples, config
 
 STEPS = (1, 2, 3)
 GROUP_SIZE = 2

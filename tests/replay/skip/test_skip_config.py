@@ -23,7 +23,7 @@ from forebay.replay.skip import (
     SkipManager,
     register_skip,
 )
-from tests.replay.skip_kit import TRAINER, Rollouts, config, folder
+from tests.replay.skip.skip_kit import TRAINER, Rollouts, config, folder
 
 
 def as_object(value: Any) -> Any:

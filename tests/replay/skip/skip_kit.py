@@ -1,10 +1,13 @@
 """Configurations, and functions that count how often they run."""
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from forebay.replay.skip import SkipManager
 
@@ -55,6 +58,17 @@ class Samples:
         """Generates one."""
         self.calls.append(sample_id or prompts["uid"][0])
         return {"of": self.calls[-1]}
+
+
+class Prompts:
+    """As much of a batch of verl as is looked at."""
+
+    def __init__(self, **meta_info: Any) -> None:
+        self.meta_info = meta_info
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def run_python(code: str, *arguments: object, **env: str) -> str:

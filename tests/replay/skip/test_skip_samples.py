@@ -18,7 +18,7 @@ import pytest
 from forebay.core.errors import InvalidInput
 from forebay.replay.skip import BaseSkip, SkipManager, parse_async_rollout_sample_step, register_skip, step_locks
 from forebay.replay.skip.step_locks import StepLock
-from tests.replay.skip_kit import Samples, config, folder, run_python
+from tests.replay.skip.skip_kit import Samples, config, folder, run_python
 
 LIMIT_S = 30.0
 
@@ -96,7 +96,7 @@ async def test_the_trainers_step_and_the_order_of_samples_are_never_mixed(tmp_pa
 
 
 def test_the_page_says_what_must_not_be_decorated_by_its_place_in_the_feed() -> None:
-    page = (Path(__file__).parents[2] / "docs/skip.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/skip.md").read_text(encoding="utf-8")
     assert "Prefer a step that each call tells where calls run side by side" in page
     assert "called once for each sample *of a group* must not be decorated by its place in the feed" in page
 

@@ -1,0 +1,190 @@
+"""Dumps that are damaged or foreign: they are put aside, made again, and never opened."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from forebay.replay.skip import SkipManager
+from forebay.replay.skip.dumps import DumpFolder, DumpUnusable, _sealed
+from tests.replay.skip.skip_kit import Rollouts, config, folder, warnings_of
+
+
+def flipped(path: Path, at: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_any_flipped_bit_is_seen(tmp_path: Path) -> None:
+    dumps = DumpFolder(tmp_path)
+    dumps.write(1, {"tokens": numpy.arange(4), "text": "x" * 20}, {"prompts": "ab"})
+    rng = random.Random(1)
+    for path in (tmp_path / "1").iterdir():
+        whole = path.read_bytes()
+        for at in range(rng.randrange(3), len(whole), 3):
+            flipped(path, at, rng.randrange(8))
+            with pytest.raises(DumpUnusable):
+                dumps.load(1)
+            path.write_bytes(whole)
+    found = dumps.load(1)
+    assert found is not None
+    assert found.value["text"] == "x" * 20
+
+
+def damaged_value(step: Path) -> None:
+    flipped(step / "gen_batch.json", 5, 1)
+
+
+def damaged_meta(step: Path) -> None:
+    flipped(step / "meta.json", 20, 1)
+
+
+def shorter(step: Path) -> None:
+    path = step / "gen_batch.json"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def longer(step: Path) -> None:
+    with (step / "gen_batch.json").open("ab") as file:
+        file.write(b" ")
+
+
+def without_value(step: Path) -> None:
+    (step / "gen_batch.json").unlink()
+
+
+def without_meta(step: Path) -> None:
+    (step / "meta.json").unlink()
+
+
+def pipe_for_meta(step: Path) -> None:
+    (step / "meta.json").unlink()
+    os.mkfifo(step / "meta.json")
+
+
+def pipe_for_value(step: Path) -> None:
+    (step / "gen_batch.json").unlink()
+    os.mkfifo(step / "gen_batch.json")
+
+
+def folder_for_value(step: Path) -> None:
+    (step / "gen_batch.json").unlink()
+    (step / "gen_batch.json").mkdir()
+
+
+def a_file(step: Path) -> None:
+    shutil.rmtree(step)
+    step.write_text("mine")
+
+
+def dangling(step: Path) -> None:
+    shutil.rmtree(step)
+    step.symlink_to("nowhere")
+
+
+def of_another_step(step: Path) -> None:
+    shutil.rmtree(step)
+    shutil.copytree(step.with_name("1"), step)
+
+
+def of_verl(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
+    (step / "meta.json").write_text('{"global_steps": 2}')
+    (step / "gen_batch.dp").write_bytes(pickle.dumps(Bomb(step.with_name("exploded"))))
+
+
+def names_of_other_folders(step: Path) -> None:
+    body = json.loads((step / "meta.json").read_text())
+    del body["blake2b"]
+    body["files"] = {"../1/gen_batch.json": body["files"]["gen_batch.json"]}
+    (step / "meta.json").write_bytes(_sealed(json.dumps(body).encode()))
+
+
+def sealed_nonsense(step: Path) -> None:
+    (step / "meta.json").write_bytes(_sealed(b"nonsense}"))
+
+
+class Bomb:
+    """A pickle of it makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (os.mkdir, (str(self.path),))
+
+
+DAMAGE = [
+    damaged_value, damaged_meta, shorter, longer, without_value, without_meta, pipe_for_meta, pipe_for_value,
+    folder_for_value, a_file, dangling, of_another_step, of_verl, names_of_other_folders, sealed_nonsense,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_or_foreign_is_put_aside_and_made_again(
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SkipManager.init(config(tmp_path))
+    rollouts = Rollouts()
+    for step in (1, 2, 3):
+        rollouts.at(step)
+    damage(folder(tmp_path) / "2")
+    SkipManager.init(config(tmp_path))
+    assert [rollouts.at(step)["call"] for step in (1, 2, 3, 1, 2, 3)] == [1, 4, 3, 1, 4, 3]
+    assert os.path.lexists(folder(tmp_path) / "2.damaged-1")
+    assert "2.damaged-1" in warnings_of(caplog)[-1]
+    assert not (folder(tmp_path) / "exploded").exists()
+    damage(folder(tmp_path) / "2")
+    assert [rollouts.at(step)["call"] for step in (2, 2)] == [5, 5]
+    assert os.path.lexists(folder(tmp_path) / "2.damaged-2")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_repeat_takes_another_dump_in_place_of_a_damaged_one(
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SkipManager.init(config(tmp_path))
+    rollouts = Rollouts()
+    for step in (1, 2):
+        rollouts.at(step)
+    damage(folder(tmp_path) / "2")
+    SkipManager.init(config(tmp_path, action="repeat"))
+    assert [rollouts.at(step)["call"] for step in (2, 3, 2, 3)] == [1, 1, 1, 1]
+    assert len(warnings_of(caplog)) in (1, 2)
+    assert str(folder(tmp_path) / "2") in caplog.text
+
+
+def test_what_is_no_folder_of_a_step_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("not_int", "-1", "007", "1.5", "2", "٣"):
+        (folder(tmp_path) / name).mkdir(parents=True)
+    (folder(tmp_path) / "not_int" / "gen_batch.dp").touch()
+    SkipManager.init(config(tmp_path, action="repeat"))
+    rollouts = Rollouts()
+    assert [rollouts.at(step)["call"] for step in (1, 2, 3)] == [1, 1, 1]
+    assert (warnings_of(caplog), (folder(tmp_path) / "not_int" / "gen_batch.dp").exists()) == ([], True)
+    SkipManager.init(config(tmp_path))
+    assert [rollouts.at(2)["call"] for _ in range(2)] == [2, 2]
+    assert warnings_of(caplog) == []
+
+
+def test_a_dump_of_a_newer_format_stays_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    SkipManager.init(config(tmp_path))
+    rollouts = Rollouts()
+    rollouts.at(1)
+    path = folder(tmp_path) / "1" / "meta.json"
+    newer = _sealed(b'{"format":2,"parts":["gen_batch.json"]}')
+    path.write_bytes(newer)
+    SkipManager.init(config(tmp_path))
+    assert [rollouts.at(1)["call"] for _ in range(2)] == [2, 3]
+    assert path.read_bytes() == newer
+    assert "it is of format 2, and this Forebay knows 1" in caplog.text
+    assert len(warnings_of(caplog)) == 2  # that it is not used, and that nothing is dumped in its place
