@@ -12,9 +12,11 @@ from itertools import count
 from forebay.buffer.buffer import Entry
 from forebay.buffer.idle_groups import note_groups
 from forebay.buffer.recorded_group import UNSTORED_BYTES, Change, Fed, GroupFeeder
+from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import TickRow
 from forebay.core.backoff import Backoff
 from forebay.core.errors import BufferFull, StorageFailed
+from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.model import GroupRecord, SampleRecord
@@ -129,6 +131,7 @@ class Feed:
             try:
                 return await step.carry_out(entry)
             except BufferFull:
+                await self._note_waiting(entry.buffer, step)
                 # The news may be of another object by then, or closed for good.
                 if not await entry.buffer.news.wait(ROOM_LOOK_S):
                     await asyncio.sleep(ROOM_LOOK_S / 10)
@@ -215,6 +218,12 @@ class Feed:
             self._begun.clear()
             await asyncio.sleep(min(left_s, SPEAK_S))
         self._begun[step.place] = None
+
+    async def _note_waiting(self, buffer: RunBuffer, step: _Step) -> None:
+        """No group that lacks samples ages while they wait for readers, as long as these have something to read."""
+        if self._speed and (buffer.groups.num_full or buffer.groups.is_any(GroupState.READY, GroupState.LEASED)):
+            await note_groups(buffer, list(self._begun), [])
+            self._begun = {} if step.place is None else {step.place: None}  # which may be yet to open
 
 
 async def _tick(entry: Entry) -> Fed:

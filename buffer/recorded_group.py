@@ -173,12 +173,12 @@ class GroupFeeder:
         """What was read, and what is to be read. With the lock held: nobody looks at a group that is half there."""
         num_waiting = self._write_all(buffer, recorded, fed)
         for part in rest:
+            if record.group_id in self.lost:
+                return
             if num_waiting > UNSTORED_BYTES and fed.stored is not None:
                 await fed.stored
                 num_waiting = 0
             num_waiting += self._write_all(buffer, await self._read(record, part), fed)
-            if record.group_id in self.lost:
-                return
             await asyncio.sleep(0)
 
     async def _put(self, buffer: RunBuffer, record: GroupRecord, sample: SampleRecord, fed: Fed) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -46,10 +45,6 @@ class ServerLink(Link):
 
     has_feed = True
     takes_failed = True
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._root = urlsplit(url).path.rstrip("/")
 
     def _writing(self, max_waiting: int) -> RunWriting:
         return _ServerWriting("samples", max_waiting)
@@ -116,13 +111,13 @@ class ServerLink(Link):
             return None
         if reply.status in GONE:
             raise RunGone(f"the buffer answers {reply.status} for this run: {text_of(reply)}")
-        raise LinkRefused(f"the buffer answers {reply.status} to {self._root}/{call.path}: {text_of(reply)}")
+        raise LinkRefused(f"the buffer answers {reply.status} to {call.path}: {text_of(reply)}")
 
     async def _ask(self, call: Call) -> dict[str, Any]:
         reply = await self.transport.run(asked(call))
         if reply.status >= 400:
             raise LinkRefused(
-                f"the buffer answers {reply.status} to {self._root}/{call.path}: {text_of(reply)}",
+                f"the buffer answers {reply.status} to {call.path}: {text_of(reply)}",
                 hint="server and generator must be of the same version",
             )
         return dict(msgspec.json.decode(reply.body))

@@ -79,6 +79,7 @@ class ReplayedGroups:
         if group_id in self._under_way:
             self._closed.add(group_id)
         self._left = deque(planned for planned in self._left if planned.group_id != group_id)
+        self._room.notify()
 
     # --- what was recorded
 

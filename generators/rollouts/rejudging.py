@@ -38,8 +38,9 @@ class Rejudge:
         record, fields = rollout.main.record, rollout.main.fields
         if record.reward is None and record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
             return rollout  # it failed before there was anything to judge
-        returned = Returned(fields["messages"], _finish_reason(fields))
-        if _is_given_lost(fields):
+        messages = fields.get("messages")
+        returned = Returned(messages if isinstance(messages, list) else [], _finish_reason(fields))
+        if returned.messages is not messages or _is_given_lost(fields):
             judged = RewardOutcome(None, NotRecorded.code, "what its reward function was given was not recorded")
         else:
             async with self._places:

@@ -316,6 +316,32 @@ async def test_in_the_order_of_time() -> None:
         assert await outcomes(buffer, "run-2") == await outcomes(buffer, "run-1")
 
 
+async def test_no_group_times_out_while_its_samples_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "ROOM_LOOK_S", 0.01)
+    clock = ManualClock()
+    async with open_buffer(MemoryStore(), clock) as buffer:
+        entry = await buffer.add(make_run("run-1", SIZE))
+        await fill(entry, "whole", [0.0, 1.0, 0.0, 1.0])
+        await fill(entry, "long", [0.0, 1.0])
+        clock.advance(1.0)
+        await fill(entry, "between", [0.0, 1.0, 0.0, 1.0])
+        clock.advance(1.0)
+        await fill(entry, "long", [1.0, 0.0])
+        source = JournalSource(entry.run, buffer.store)
+        await drain(entry)
+        again = await buffer.add(make_run("run-2", SIZE, max_buffer_size=6))
+        made = Feed(lambda: again, source, list(await source.groups()), speed=1e6)
+        work = asyncio.create_task(made.run())
+        await until(lambda: again.buffer.groups.num_live_samples == 6)
+        for _ in range(20):  # the reader is away, for longer than any group may take
+            clock.advance(100.0)
+            await until(lambda: again.buffer.heard_s == again.buffer.active.now_s())
+            await buffer.tick()
+        assert sorted(await drain_with(again, 3)) == [SIZE] * 3
+        await work
+        assert await outcomes(buffer, "run-2") == await outcomes(buffer, "run-1")
+
+
 @pytest.mark.parametrize("ending", [b"", b"\n", b"  \r\n"])
 def test_only_the_last_field_of_a_body_is_ours(ending: bytes) -> None:
     body = b'{"uid":"a","reward":1,"x":{"a":1,"replayed_from":{"run_id":"r","uid":"u","substitute":false}}}' + ending

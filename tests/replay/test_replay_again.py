@@ -1,12 +1,19 @@
 """``rewards: "again"``: the rollouts are those that were recorded, and the reward function of today is asked."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
 import pytest
 
+from forebay.core.task_row import TaskRow
 from forebay.engines.scripted import ScriptedCall
+from forebay.generators.rewards import Rewarder
+from forebay.generators.rollouts.rejudging import Rejudge
+from forebay.generators.rollouts.replayed_samples import ReplayedRollout, ReplayedSample
+from forebay.replay.group_frames import GroupHead
+from forebay.replay.model import SampleRecord
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, assert_error, poll_until, write_generator
 from tests.replay.modes_kit import (
@@ -193,3 +200,35 @@ def test_what_only_our_base_can_do_is_refused_for_others(server, replay, field) 
     body = {"task_type": "idle", "group_size": 2, "replay": {"source": recorded.run_id, **replay}}
     error = assert_error(server.client.post("/v1/runs", json=body), 422, "invalid_input", field)
     assert error["hint"]
+
+
+async def test_what_has_no_messages_cannot_be_judged() -> None:
+    """Written by somebody else, who knows nothing of rollouts."""
+    record = SampleRecord(
+        uid="a/0",
+        instance_id="a",
+        group_id="g",
+        epoch=0,
+        slot=0,
+        became="member",
+        reward=1.0,
+        at_s=0.0,
+        error="",
+        reward_start=22,
+        reward_end=23,
+        rollout_id="",
+        oldest_version=None,
+        fork=0,
+        rollout_outcome="",
+        is_foreign=False,
+    )
+    head = GroupHead(run_id="run-1", group_id="g", epoch=0, samples=[record])
+    rollout = ReplayedRollout(head, (ReplayedSample(record, b'{"uid":"a/0","reward":1}'),))
+
+    async def full_marks(_item: object) -> float:
+        return 1.0
+
+    async with Rewarder(full_marks, timeout_s=30.0, num_workers=1) as rewarder:
+        judged = await Rejudge(rewarder, num_retries=0, at_once=1).judged(rollout, TaskRow(0, "a", [], {}))
+    assert judged.main.record.reward is None
+    assert json.loads(judged.main.body)["error"]["type"] == "not_recorded"
