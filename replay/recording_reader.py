@@ -79,7 +79,7 @@ class RecordingReader:
         """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or a newer format."""
         self.path = Path(path)
         self.damage: list[Damage] = []
-        """What ``groups`` and ``batches`` left out."""
+        """What ``groups``, ``batches`` and ``calls`` left out."""
         self.frames = Frames()
         self.rows = RecordingRows(self.path)
 

@@ -1,13 +1,14 @@
-"""An exported recording: ``with Recording.open(path) as recording: …``. ``verify`` finds what of it is damaged."""
+"""A recording in a file: ``with Recording.open(path) as recording: …``. ``verify`` finds what of it is damaged."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from forebay.core.errors import ForebayError
-from forebay.replay.engine.call_frames import COLUMNS, DamagedRow, decode_call
+from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, decode_call
+from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.model import RunRecord
 from forebay.replay.recording_reader import RecordingMade, RecordingReader
 from forebay.replay.recording_rows import Damage
@@ -18,13 +19,35 @@ MOST_PAGE_PROBLEMS = 20
 CALLS_PER_LOOK = 16
 
 
+class RecordedCall(NamedTuple):
+    """What an engine was asked, and what it answered."""
+
+    seq: int
+    """Place in the order in which calls were asked."""
+    began_s: float
+    """When it was asked: seconds since the Unix epoch."""
+    request: CallRequest
+    reply: CallReply
+
+
 class Recording(RecordingReader):
-    """An exported recording, as its users open it."""
+    """A recording in a file, as its users open it."""
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
         """The recording in the file ``path``, for ``with``. Raises as the constructor does."""
         return cls(path)
+
+    def calls(self) -> Iterator[RecordedCall]:
+        """The calls of an engine that can be read, in the order in which they were asked; ``damage`` gets the others.
+
+        Raises ``RecordingDamaged`` where their table cannot be read.
+        """
+        for each in _read_calls(self):
+            if not isinstance(each, Damage):
+                yield each
+            elif each not in self.damage:
+                self.damage.append(each)
 
     def verify(self) -> list[Damage]:
         """Read all of it; everything that is not what was written, each once."""
@@ -106,6 +129,10 @@ def _bodies(recording: RecordingReader) -> Iterator[Damage]:
 
 
 def _calls(recording: RecordingReader) -> Iterator[Damage]:
+    return (each for each in _read_calls(recording) if isinstance(each, Damage))
+
+
+def _read_calls(recording: RecordingReader) -> Iterator[RecordedCall | Damage]:
     after: int | None = -1
     while after is not None:
         rows = recording.rows.ask(
@@ -115,7 +142,9 @@ def _calls(recording: RecordingReader) -> Iterator[Damage]:
         )
         for row in rows:
             try:
-                decode_call(row, recording.frames)
+                request, reply = decode_call(row, recording.frames)
             except DamagedRow as error:
                 yield Damage(f"calls {row[0]}", str(error))
+            else:
+                yield RecordedCall(row[0], row[-1], request, reply)
         after = rows[-1][0] if rows else None

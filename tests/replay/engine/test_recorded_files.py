@@ -170,6 +170,12 @@ async def test_a_damaged_call_is_named_and_the_others_are_replayed(tmp_path: Pat
     connection.commit()
     connection.close()
     with Recording.open(file) as recording:
+        calls = [call for call in recording.calls() if call.request.method == "POST"]
+        assert [call.reply.body.decode() for call in calls] == [answers[0], answers[2]]
+        assert {call.request.path for call in calls} == {"/v1/chat/completions"}
+        assert [json.loads(call.request.body)["messages"] for call in calls] == [SAYS["messages"]] * 2
+        assert [call.began_s for call in calls] == sorted(call.began_s for call in calls)
+        assert [damage.place for damage in recording.damage] == [f"calls {seq}"]
         assert [damage.place for damage in recording.verify()] == [f"calls {seq}"]
     async with RecordedEngine(file) as engine:
         assert list(engine.damaged) == [seq]
