@@ -1,8 +1,9 @@
-"""Asking the reward function about rollouts that were recorded: ``rewards: "again"``."""
+"""Asking a reward function about recorded rollouts: ``rewards: "again"``, and ``forebay compare --reward``."""
 
 import asyncio
 import logging
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -35,32 +36,52 @@ class Rejudge:
 
     async def judged(self, rollout: ReplayedRollout, row: TaskRow) -> ReplayedRollout:
         """The same rollout with the reward of now, or without its forks as one whose judge failed."""
-        record, fields = rollout.main.record, rollout.main.fields
-        if record.reward is None and record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
-            return rollout  # it failed before there was anything to judge
-        messages = fields.get("messages")
-        returned = Returned(messages if isinstance(messages, list) else [], _finish_reason(fields))
-        if returned.messages is not messages or _is_given_lost(fields):
-            judged = RewardOutcome(None, NotRecorded.code, "what its reward function was given was not recorded")
-        else:
-            async with self._places:
-                judged = await self._asked(_item(rollout, fields, returned, row))
-        if judged.kind or judged.reward is None:
-            return replace(rollout, samples=(_failed(rollout.main, judged),))
-        reward, outcome = judged.reward, returned.outcome
-        return replace(rollout, samples=tuple(_rewarded(each, reward, outcome) for each in rollout.samples))
+        return replace(rollout, samples=(await judged_again(rollout.samples, row, self._asked)).samples)
 
     async def _asked(self, item: dict[str, Any]) -> RewardOutcome:
-        left, pause = self._num_retries, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        while True:
-            judged = await self._rewarder.reward(item)
-            if not judged.kind:
-                return judged
-            logger.warning("reward of recorded sample %s: %s: %s", item["uid"], judged.kind, judged.message)
-            if not left:
-                return judged
-            left -= 1
-            await pause.wait()
+        async with self._places:
+            left, pause = self._num_retries, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            while True:
+                judged = await self._rewarder.reward(item)
+                if not judged.kind:
+                    return judged
+                logger.warning("reward of recorded sample %s: %s: %s", item["uid"], judged.kind, judged.message)
+                if not left:
+                    return judged
+                left -= 1
+                await pause.wait()
+
+
+@dataclass(frozen=True)
+class JudgedAgain:
+    """The samples of a rollout, and what its reward function said; None where there was nothing to be asked about."""
+
+    samples: tuple[ReplayedSample, ...]
+    outcome: RewardOutcome | None
+
+
+async def judged_again(
+    samples: Sequence[ReplayedSample], row: TaskRow | None, ask: Callable[[dict[str, Any]], Awaitable[RewardOutcome]]
+) -> JudgedAgain:
+    """The samples of a rollout, the main one last, with the reward that ``ask`` tells for its item.
+
+    A rollout without one now is its main sample alone, which has failed. One that had failed before there was anything
+    to judge stays as it is. Without ``row``, so much of it is used as the sample has in ``extra_info``.
+    """
+    main = samples[-1]
+    if main.record.reward is None and main.record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
+        return JudgedAgain(tuple(samples), None)
+    fields = main.fields
+    messages = fields.get("messages")
+    returned = Returned(messages if isinstance(messages, list) else [], str(_info(fields).get("finish_reason", "")))
+    if not main.record.is_foreign and (returned.messages is not messages or _is_given_lost(fields)):
+        judged = RewardOutcome(None, NotRecorded.code, "what its reward function was given was not recorded")
+    else:
+        judged = await ask(_item(main, fields, returned, row))
+    if judged.kind or judged.reward is None:
+        return JudgedAgain((_failed(main, judged),), judged)
+    reward, outcome = judged.reward, returned.outcome
+    return JudgedAgain(tuple(_rewarded(each, reward, outcome) for each in samples), judged)
 
 
 def check_judge(judge: RewardFunc) -> None:
@@ -73,43 +94,47 @@ def check_judge(judge: RewardFunc) -> None:
         )
 
 
+def _info(fields: dict[str, Any]) -> dict[str, Any]:
+    info = fields.get("extra_info")
+    return info if isinstance(info, dict) else {}
+
+
 def _is_given_lost(fields: dict[str, Any]) -> bool:
     """Whether its rollout had handed something to the reward function that is too large to be kept, or of before."""
-    info = fields.get("extra_info")
-    is_agents = isinstance(info, dict) and "agent" in info
-    return fields.get("for_reward", {} if not is_agents else None) is None
+    return fields.get("for_reward", None if "agent" in _info(fields) else {}) is None
 
 
-def _item(rollout: ReplayedRollout, fields: dict[str, Any], returned: Returned, row: TaskRow) -> dict[str, Any]:
+def _item(main: ReplayedSample, fields: dict[str, Any], returned: Returned, row: TaskRow | None) -> dict[str, Any]:
     """What the reward function was given then, with the row as it is now."""
-    given = fields.get("for_reward")
+    given, info = fields.get("for_reward"), _info(fields)
     return {
-        **row.fields,
+        **({**info, "extra_info": info} if row is None else row.fields),
         **(given if isinstance(given, dict) else {}),
-        "uid": rollout.main.record.uid,
-        "instance_id": row.instance_id,
+        "uid": main.record.uid,
+        "instance_id": main.record.instance_id if row is None else row.instance_id,
         "messages": returned.messages,
         "finish_reason": returned.finish_reason,
     }
 
 
-def _finish_reason(fields: dict[str, Any]) -> str:
-    info = fields.get("extra_info")
-    return str(info.get("finish_reason", "")) if isinstance(info, dict) else ""
-
-
 def _rewarded(sample: ReplayedSample, reward: float, outcome: RolloutOutcome) -> ReplayedSample:
-    record = msgspec.structs.replace(sample.record, reward=reward)
+    # The number may be longer or shorter now, and few ask where it is.
+    record = msgspec.structs.replace(sample.record, reward=reward, reward_start=0, reward_end=0)
     span = (sample.record.reward_start, sample.record.reward_end)
     has_raw = not isinstance(sample.names().raw_reward, msgspec.UnsetType)
     if span[1] and not has_raw:
         return ReplayedSample(record, b"".join(set_reward(sample.body, span, reward, None)))
-    changes = {"reward": reward, **({"raw_reward": reward} if has_raw else {})}
+    changes: dict[str, Any] = {"reward": reward, **({"raw_reward": reward} if has_raw else {})}
+    if sample.record.reward is not None:
+        return ReplayedSample(record, sample.edited(changes).body)
     ending = {"status": "completed", "outcome": outcome.value}
+    record = msgspec.structs.replace(record, error="", rollout_outcome=outcome.value)
     return ReplayedSample(record, sample.edited(changes | ending, removed=("error",)).body)
 
 
 def _failed(main: ReplayedSample, judged: RewardOutcome) -> ReplayedSample:
-    ending = {"status": "failed", "outcome": RolloutOutcome.JUDGE_FAILURE.value, "error": judge_error(judged)}
+    outcome, error = RolloutOutcome.JUDGE_FAILURE.value, judge_error(judged)
+    ending = {"status": "failed", "outcome": outcome, "error": error}
     edited = main.edited(ending, removed=("reward", "raw_reward"))
-    return ReplayedSample(msgspec.structs.replace(main.record, reward=None), edited.body)
+    about = {"error": error["message"], "rollout_outcome": outcome, "reward_start": 0, "reward_end": 0}
+    return ReplayedSample(msgspec.structs.replace(main.record, reward=None, **about), edited.body)

@@ -5,19 +5,14 @@ import difflib
 import os
 import sys
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from forebay.buffer.recorded_group import Recorded
-from forebay.core.binary_sample import is_binary, json_start
 from forebay.core.errors import InvalidInput
-from forebay.core.outcome import RolloutOutcome
-from forebay.core.reward_place import set_reward
 from forebay.generators.discovery.module_loading import (
     import_roots,
     is_stdlib_name,
@@ -25,7 +20,9 @@ from forebay.generators.discovery.module_loading import (
     module_name,
     set_import_path,
 )
-from forebay.generators.rewards import Rewarder, RewardFunc, RewardOutcome
+from forebay.generators.rewards import Rewarder, RewardFunc
+from forebay.generators.rollouts.rejudging import check_judge, judged_again
+from forebay.generators.rollouts.replayed_samples import ReplayedSample
 from forebay.replay.model import RunRecord, SampleRecord
 
 TIMEOUT_S = 30.0
@@ -35,8 +32,10 @@ TIMEOUT_S = 30.0
 def open_rewarder(given: str, run: RunRecord) -> Rewarder:
     """The function that ``given`` names, to be asked. Raises ``InvalidInput`` if there is none, or it cannot be."""
     timeout_s = run.payload.get("reward_timeout_s")
+    function = load_function(given)
+    check_judge(function)
     return Rewarder(
-        load_function(given),
+        function,
         timeout_s=float(timeout_s) if timeout_s is not None else TIMEOUT_S,
         num_workers=os.cpu_count() or 1,
     )
@@ -92,21 +91,28 @@ class NewRewards:
 
     async def change(self, recorded: Sequence[Recorded]) -> list[Recorded]:
         """The samples of a group with other rewards; forks have that of their rollout's main sample."""
-        mains = [each for each in recorded if not each[0].fork]
-        outcomes = await asyncio.gather(*(self._ask(*each) for each in mains))
-        by_rollout = {_rollout(record): outcome for (record, _), outcome in zip(mains, outcomes, strict=True)}
-        return [_judged(*each, by_rollout.get(_rollout(each[0]))) for each in recorded]
+        samples = [ReplayedSample(*each) for each in recorded]
+        forks = defaultdict[tuple[int, str], list[ReplayedSample]](list)
+        for sample in samples:
+            if sample.record.fork:
+                forks[_rollout(sample.record)].append(sample)
+        mains = [sample for sample in samples if not sample.record.fork]
+        rollouts = [(*forks.pop(_rollout(main.record), ()), main) for main in mains]
+        judged = await asyncio.gather(*map(self._judged, rollouts))
+        changed = {each.record.uid: each for rollout in (*judged, *forks.values()) for each in rollout}
+        kept = (changed.get(sample.record.uid) for sample in samples)
+        return [(each.record, each.body) for each in kept if each is not None]
 
-    async def _ask(self, record: SampleRecord, body: bytes) -> RewardOutcome | None:
-        if record.reward is None and record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
+    async def _judged(self, rollout: Sequence[ReplayedSample]) -> Sequence[ReplayedSample]:
+        judged = await judged_again(rollout, None, self._rewarder.reward)
+        if judged.outcome is None:
             self.num_not_asked += 1
-            return None
+            return judged.samples
         self.num_asked += 1
-        outcome = await self._rewarder.reward(_item(record, body))
-        if outcome.kind:
-            self.failures[outcome.kind] += 1
-            self.examples.setdefault(outcome.kind, outcome.message[:200])
-        return outcome
+        if judged.outcome.kind:
+            self.failures[judged.outcome.kind] += 1
+            self.examples.setdefault(judged.outcome.kind, judged.outcome.message[:200])
+        return judged.samples
 
     def facts(self) -> str:
         """What came of it, in words."""
@@ -121,47 +127,6 @@ class NewRewards:
 
 def _rollout(record: SampleRecord) -> tuple[int, str]:
     return (record.slot, record.rollout_id) if record.rollout_id else (-1, record.uid)
-
-
-def _item(record: SampleRecord, body: bytes) -> dict[str, Any]:
-    """What a reward function is given, as far as the sample has it: of the task's row, what is in ``extra_info``."""
-    fields = _fields(body)
-    info, given = (fields.get(name) for name in ("extra_info", "for_reward"))
-    info = info if isinstance(info, dict) else {}
-    return {
-        **info,
-        "extra_info": info,
-        **(given if isinstance(given, dict) else {}),
-        "uid": record.uid,
-        "instance_id": record.instance_id,
-        "messages": fields.get("messages", []),
-        "finish_reason": str(info.get("finish_reason", "")),
-    }
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.json.decode(body[json_start(body) if is_binary(body) else 0 :])
-    return fields
-
-
-def _judged(record: SampleRecord, body: bytes, outcome: RewardOutcome | None) -> Recorded:
-    if outcome is None:
-        return record, body
-    if outcome.reward is None:
-        # Hooks do not see it: nobody reads in its body that it once had a reward.
-        failed = {"error": outcome.message, "rollout_outcome": RolloutOutcome.JUDGE_FAILURE.value}
-        return msgspec.structs.replace(record, reward=None, reward_start=0, reward_end=0, **failed), body
-    if record.reward is None:
-        start = json_start(body) if is_binary(body) else 0
-        kept = {name: value for name, value in _fields(body).items() if name != "error"}
-        ended: dict[str, Any] = {"reward": outcome.reward, "status": "completed", "outcome": RolloutOutcome.OK.value}
-        body = body[:start] + msgspec.json.encode({**kept, **ended})
-    else:
-        span = (record.reward_start, record.reward_end) if record.reward_end else None
-        body = b"".join(set_reward(body, span, outcome.reward, None))
-    # The number may be longer or shorter now, and few ask where it is.
-    changes = {"reward": outcome.reward, "reward_start": 0, "reward_end": 0}
-    return msgspec.structs.replace(record, **changes, rollout_outcome=RolloutOutcome.OK.value), body
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.replay import EngineRecorder, RecordedEngine
+from forebay.replay.engine import replay_answers
 from forebay.replay.errors import NotRecorded
 from forebay.web.serving import serve_app
 from tests.kit import first_line
@@ -240,6 +241,20 @@ def test_the_command_tells_a_miss_and_ends_with_it(tmp_path: Path) -> None:
             _, errors = process.communicate(timeout=LIMIT_S)
         assert process.returncode == code
         assert ("seed: recorded nothing, now 7" in errors) is bool(code)
+
+
+async def test_the_calls_that_are_remembered_take_no_more_memory_than_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "calls.fbr"
+    async with recorded(numbered(), file) as (recorder, _):
+        for slot in range(3):
+            await chat(recorder.url, slot)
+    monkeypatch.setattr(replay_answers, "MAX_REMEMBERED_BYTES", 600)
+    async with RecordedEngine(file) as engine:
+        for slot in range(3):
+            await chat(engine.url, slot)
+        assert [call.rid for call in engine.calls] == [rid(1), rid(2)]
 
 
 async def test_no_call_goes_past_a_recorder_to_the_workers_of_a_router(
