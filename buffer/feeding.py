@@ -175,6 +175,8 @@ class Feed:
                 logger.warning("the replay waits for its recording: %s", error)
                 await pauses.wait()
             else:
+                for record in groups:
+                    self._feeder.check_whole(record, found[record.group_id])
                 return [found[record.group_id] for record in groups]
 
     # --- in the order of time

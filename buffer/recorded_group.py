@@ -154,6 +154,11 @@ class GroupFeeder:
         recorded = list(zip(samples, bodies, strict=True))
         return recorded if self.change is None else await self.change(recorded)
 
+    def check_whole(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
+        """Note a group as lost of whose samples some are not recorded any more: a damaged journal sets them aside."""
+        if (num_there := sum(map(_is_rollout, samples))) < record.num_samples:
+            self.lose(record, f"{num_there} of its {record.num_samples} samples are there")
+
     def lose(self, record: GroupRecord, why: str) -> None:
         """A group cannot be replayed."""
         named = (record.group_id, record.instance_id, record.epoch)

@@ -87,7 +87,7 @@ class ReplayOptions(BaseModel):
     @property
     def is_file(self) -> bool:
         """Whether the source is a file: its name ends so, or it is a path."""
-        return self.source.endswith(SUFFIX) or len(PurePath(self.source).parts) > 1
+        return is_file_name(self.source)
 
     @property
     def uses_code_of_today(self) -> bool:
@@ -98,6 +98,11 @@ class ReplayOptions(BaseModel):
     def needs_process(self) -> bool:
         """Whether a run process works on it; else the server feeds what was recorded by itself."""
         return self.mode != "only" or self.rewards == "again"
+
+
+def is_file_name(source: str) -> bool:
+    """Whether what a user calls a source is a file, and no run."""
+    return source.endswith(SUFFIX) or len(PurePath(source).parts) > 1
 
 
 def is_chosen(step: int, steps: Sequence[tuple[int, int]]) -> bool:

@@ -128,7 +128,10 @@ def set_replay(payload: dict[str, Any], source: str | None, how: dict[str, Any])
     before = payload.get("replay")
     given = before if isinstance(before, dict) else {} if before is None else {"source": before}
     if source is not None:
-        given = {**given, "source": _found_here(source)}
+        from forebay.replay.options import is_file_name
+
+        # The name of a run may be that of a folder here as well.
+        given = {**given, "source": _found_here(source) if is_file_name(source) else source}
     if not given.get("source"):
         flag = next(iter(how))
         raise InvalidInput(f"--{flag} is about a replay, and none is asked for", hint="--replay SOURCE", field="replay")

@@ -247,6 +247,31 @@ async def test_a_body_that_is_gone_costs_its_group(
         assert (await feed(buffer))[0].buffer.groups.by_id[group].state is GroupState.DISCARDED
 
 
+@pytest.mark.parametrize("speed", [0.0, 1e6])
+async def test_a_sample_that_is_not_recorded_any_more_costs_its_group(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, speed: float
+) -> None:
+    """As the journal says of one whose record is damaged: what is left of its group is no group."""
+    async with open_buffer(MemoryStore(), clock) as buffer:
+        entry = await buffer.add(make_run("run-1", **PAYLOAD))
+        for name in ("a", "b"):
+            await fill(entry, name, [0.0, 1.0, 0.0, 1.0])
+        await drain(entry)
+        whole = JournalSource.samples
+
+        async def samples(self: JournalSource, group_ids: Any) -> Any:
+            found = await whole(self, group_ids)
+            return {key: each[:-1] if each[0].instance_id == "a" else each for key, each in found.items()}
+
+        monkeypatch.setattr(JournalSource, "samples", samples)
+        again, fed = await feed(buffer, speed=speed)
+        assert [name for name, _ in await drain(again)] == ["b"]
+        assert list(fed.lost.values()) == ["3 of its 4 samples are there"]
+        assert (fed.counts.hits, fed.counts.missing) == (SIZE, SIZE)
+        (lost,) = again.buffer.groups.in_state(GroupState.DISCARDED)
+        assert (lost.instance_id, lost.row.reason) == ("a", "unreadable")
+
+
 def samples_of(told: dict[Any, Any]) -> list[tuple[str, str]]:
     return [(sample[0], sample[2]) for what in told.values() for sample in what[5] if len(what[5]) >= SIZE]
 

@@ -1,11 +1,19 @@
 """``forebay start --replay``."""
 
+from pathlib import Path
+
+import pytest
+
 from tests.cli.conftest import Forebay
 from tests.kit import ServerProcess
 from tests.replay.replay_kit import SIZE, write_group
 
 
-def test_a_run_is_replayed_and_followed_to_its_end(forebay: Forebay, server: ServerProcess) -> None:
+def test_a_run_is_replayed_and_followed_to_its_end(
+    forebay: Forebay, server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cli-base").mkdir()  # a folder that is called as the run is
     recorded = server.start_run("idle", SIZE, name="cli-base")
     for number in (1, 2, 3):
         write_group(recorded, f"group {number}", [0.0, 1.0, 0.5, 0.25])
