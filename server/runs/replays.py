@@ -43,16 +43,19 @@ class Replays:
 
     async def end(self, run_id: str) -> None:
         """Feed it no more. What was written stays; nothing is noted."""
+        await self._cancel(run_id)
+        self._sources.release(run_id)
+
+    async def aclose(self) -> None:
+        """Feed none any more: they go on in the server's next life, until which nothing of their sources may go."""
+        for run_id in list(self._tasks):
+            await self._cancel(run_id)
+
+    async def _cancel(self, run_id: str) -> None:
         task = self._tasks.get(run_id)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        self._sources.release(run_id)
-
-    async def aclose(self) -> None:
-        """Feed none any more: they go on in the server's next life."""
-        for run_id in list(self._tasks):
-            await self.end(run_id)
 
     async def _run(self, run_id: str) -> None:
         try:
@@ -63,8 +66,8 @@ class Replays:
         except Exception:  # nobody awaits this task: what is raised here would vanish
             logger.exception("run %s could not be replayed to its end", run_id)
             await self._records.end(run_id, RunState.FAILED, traceback.format_exc())
-        finally:
-            self._sources.release(run_id)
+        # Not if it was cancelled: whoever does that knows whether it goes on.
+        self._sources.release(run_id)
 
     async def _feed(self, run_id: str) -> None:
         run = self._buffer.get(run_id).run
