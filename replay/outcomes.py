@@ -18,6 +18,10 @@ UNREPEATABLE = {
 """Reasons that a rehearsal may not find again, and why."""
 
 
+OF_READY = frozenset({"filtered", "incomplete", "hook_failed", "stale", "unreadable"})
+"""Reasons for which a group is discarded that was ready already: those before are decided without a reader."""
+
+
 class GroupVerdict(msgspec.Struct, frozen=True, gc=False):
     """Whether a group goes to the trainer. One that is ready, leased or acknowledged counts as delivered."""
 
@@ -66,7 +70,7 @@ def is_undecided(group: GroupRecord, found: GroupVerdict) -> bool:
 
     They had not been asked about an open group; nor had those been that filter and normalise a ready one.
     """
-    return group.state == OPEN or (group.state == "ready" and found.state == DISCARDED)
+    return group.state == OPEN or (group.state == "ready" and found.state == DISCARDED and found.reason in OF_READY)
 
 
 def why_different(run: RunRecord, recorded: GroupVerdict, found: GroupVerdict, *, has_code: bool) -> str:

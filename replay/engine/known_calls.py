@@ -4,11 +4,12 @@ import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from forebay.replay.differences import first_difference
 from forebay.replay.engine.answers import AllGiven, EqualAnswers, likeness
-from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, Row, decode_call
+from forebay.replay.engine.call_frames import COLUMNS, MAX_REQUEST_BYTES, CallReply, DamagedRow, Row, decode_call
 from forebay.replay.engine.call_request import CallRequest, counted
 from forebay.replay.recording_reader import Frames
 from forebay.replay.recording_schema import VERSION, open_recording
@@ -115,15 +116,31 @@ class KnownCalls:
         numbers = [set(self._numbers(query)) for query in (OF_THE_TABLE, OF_ITS_INDEX)]
         for seq in sorted(numbers[0] | numbers[1]):
             try:
-                row = self._row(seq)
-                _, lane, digest, _, method, path, *_ = row
-                # A damaged one keeps its place: the next answer is not its request's.
-                self._add(digest, lane, method, path, seq)
-                decode_call(row, self._frames)
+                self._place(seq, self._row(seq))
                 if seq not in numbers[0] & numbers[1]:
                     raise DamagedRow(NOT_THERE)
             except DamagedRow as error:
                 self._note(seq, str(error))
+
+    def _place(self, seq: int, row: Row) -> None:
+        """Put a call where its request is looked for. Raises ``DamagedRow``.
+
+        A damaged one keeps its place: the next answer is not its request's.
+        """
+        _, lane, digest, _, method, path, frame, *_ = row
+        digests = {digest}
+        try:
+            request, _ = decode_call(row, self._frames)
+            lane = request.lane
+        except DamagedRow:
+            with suppress(ValueError):
+                # What has a checksum of its own is right where a column says something else.
+                request = CallRequest.read(method, path, self._frames.content(frame, most=MAX_REQUEST_BYTES))
+                lane, digests = request.lane, {digest, request.digest}
+            raise
+        finally:
+            for each in digests:
+                self._add(each, lane, method, path, seq)
 
     def _check_format(self) -> None:
         try:

@@ -28,7 +28,8 @@ from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.engine.relay import STREAM, break_off
 from forebay.replay.engine.replayed_state import AnswerInFlight, ReplayedState
 from forebay.replay.engine.served_engine import send_error
-from forebay.web.replies import JSON_HEADER, encode, send_json
+from forebay.web.http_protocol import OpenReply
+from forebay.web.replies import JSON_HEADER, ClientGone, encode, send_json
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,10 @@ class ReplayAnswers:
 
     async def _replay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.is_drawn:
+            connection = OpenReply.of(scope)
             await self.state.opened()
+            if connection is not None and connection.is_over:
+                raise ClientGone  # it asks again, and the answer is for that
         try:
             reply = self._known.take(request)
             reason = "" if reply is not None else self._known.nearest(request)

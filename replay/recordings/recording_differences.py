@@ -103,7 +103,10 @@ def _content(body: bytes) -> Any:
     """A body as JSON values: arrays of a binary one as lists."""
     try:
         return {**msgspec.json.decode(as_json(body)), "is_binary": is_binary(body)}
-    except msgspec.DecodeError:  # Python's own decoder reads more, half a surrogate pair in a string say
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+    ):  # Python reads more: half a surrogate pair, say
         return _spelling(body)
 
 

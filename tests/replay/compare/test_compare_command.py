@@ -10,6 +10,7 @@ import pytest
 
 from forebay.core.errors import MissingExtra
 from forebay.replay import comparison_plots
+from forebay.replay.recording_schema import checksum
 from tests.buffer.buffer_kit import file_hooks
 from tests.cli.conftest import Forebay, forebay
 from tests.replay.compare.compare_kit import HOOKS, TIMEOUT_S, record_by_chance, record_every_verdict, record_groups
@@ -246,6 +247,18 @@ def test_what_is_damaged_is_named_and_everything_else_is_compared(forebay: Foreb
     assert (document["self_check"]["num_groups"], document["self_check"]["mismatches"]) == (7, [])
     shown = forebay("compare", file).out
     assert f"group {group_id} ('plain', epoch 0) is left out: " in shown
+
+
+def test_a_group_that_was_ready_and_is_not_now_is_no_group_without_a_verdict(forebay: Forebay, file: Path) -> None:
+    """``is_valid_group`` had been asked about it: that it says something else now must not be hidden."""
+    with sqlite3.connect(file) as connection:
+        (row,) = connection.execute("SELECT number, group_id, num_rows, json FROM groups WHERE json LIKE '%invalid%'")
+        text = row[3].replace('"state":"discarded"', '"state":"ready"').replace('"reason":"invalid"', '"reason":""')
+        values = (text, checksum((*row[:3], text)), row[0])
+        connection.execute("UPDATE groups SET json = ?, checksum = ? WHERE number = ?", values)
+    check = compared(forebay, file)["self_check"]
+    assert [(each["instance_id"], each["found"]["reason"]) for each in check["mismatches"]] == [("invalid", "invalid")]
+    assert check["num_undecided"] == 1
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg"])

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from forebay.engines.aborts import abort_prefix
 from forebay.engines.scripted import Reply
 from forebay.replay import RecordedEngine
 from tests.kit import poll_until
-from tests.replay.engine.calls_kit import LIMIT_S, chat, numbered, post, recorded, rid
+from tests.replay.engine.calls_kit import LIMIT_S, SAYS, chat, numbered, post, recorded, rid
 
 SLOW = Reply(text="a long answer that takes its time", delay_s=0.2)
 FOR_EVER = 1e-4
@@ -36,6 +37,20 @@ async def test_calls_wait_for_the_end_of_a_pause(tmp_path: Path) -> None:
         assert not waiting.done()
         await post(engine.url, "/continue_generation", {})
         assert await waiting == answer
+
+
+async def test_who_leaves_in_a_pause_takes_no_answer_with_him(tmp_path: Path) -> None:
+    file = tmp_path / "calls.fbr"
+    async with recorded(numbered(), file) as (recorder, _):
+        answer = await chat(recorder.url, 0)
+    async with RecordedEngine(file) as engine:
+        await post(engine.url, "/pause_generation", {"mode": "retract"})
+        async with httpx.AsyncClient(timeout=0.5, verify=False) as http:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post(f"{engine.url}/v1/chat/completions", json={**SAYS, "rid": rid(0)})
+        await asyncio.to_thread(num_running, engine.url)
+        await post(engine.url, "/continue_generation", {})
+        assert await chat(engine.url, 0) == answer
 
 
 async def test_an_abort_finds_a_call_at_its_end(tmp_path: Path) -> None:

@@ -186,6 +186,26 @@ async def test_a_damaged_call_is_named_and_the_others_are_replayed(tmp_path: Pat
         assert not engine.misses
 
 
+@pytest.mark.parametrize("column", ["lane", "digest", "nth", "status"])
+async def test_a_damaged_column_moves_no_answer_to_another_request(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "calls.fbr"
+    async with recorded(numbered(), file) as (recorder, _):
+        answers = [await chat(recorder.url, 0) for _ in range(3)]
+        of_another = await chat(recorder.url, 1)
+    connection = sqlite3.connect(file)
+    ((seq, lane),) = connection.execute("SELECT seq, lane FROM calls WHERE lane LIKE '%-0000' AND nth = 1").fetchall()
+    values = {"lane": lane[:-1] + "1", "digest": b"?" * 16, "nth": 7, "status": 201}
+    connection.execute(f"UPDATE calls SET {column} = ? , began_s = 1 WHERE seq = ?", (values[column], seq))
+    connection.commit()
+    connection.close()
+    async with RecordedEngine(file) as engine:
+        assert list(engine.damaged) == [seq]
+        assert await chat(engine.url, 0) == answers[0]
+        assert (await post(engine.url, "/v1/chat/completions", {**SAYS, "rid": rid(0)})).status_code == 422
+        assert [await chat(engine.url, 0), await chat(engine.url, 1)] == [answers[2], of_another]
+        assert f"call {seq} of calls.fbr is damaged" in engine.misses.pop()
+
+
 async def test_each_column_of_a_call_is_borne_out(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
     async with recorded(numbered(), file) as (recorder, _):
