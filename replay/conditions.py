@@ -74,6 +74,11 @@ def may_differ(
     return found + [_difference(name, old.get(name), new.get(name)) for name in own if old.get(name) != new.get(name)]
 
 
+def is_as_recorded(name: str) -> bool:
+    """Whether a field of a start is a setting of its groups, or part of what is asked for."""
+    return name in _settings() or name in MUST_AGREE[1:] or name in ALIASES
+
+
 def in_words(differences: Sequence[Difference]) -> list[str]:
     """A line for each, for whoever started the run."""
     return [

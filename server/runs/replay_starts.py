@@ -12,7 +12,7 @@ from forebay.core.group import SLIME_REWARD_RANGE
 from forebay.core.run import Origin, Run
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.replay.chosen_groups import check_bodies
-from forebay.replay.conditions import in_words, may_differ, must_agree
+from forebay.replay.conditions import in_words, is_as_recorded, may_differ, must_agree
 from forebay.replay.errors import ReplayDiffers
 from forebay.replay.model import RunRecord
 from forebay.replay.options import ReplayOptions
@@ -103,10 +103,14 @@ def note_code(run: Run) -> None:
 
 
 def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Those of the server's ``defaults`` that mean something to a start of this ``payload``."""
+    """Those of the server's ``defaults`` that hold for a start of this ``payload``.
+
+    What a replay does not say is as it was recorded: only how its process works, if it has one, is left to them.
+    """
     options = ReplayOptions.parse(payload.get("replay"))
-    is_fed = options is not None and not options.needs_process
-    return {name: value for name, value in defaults.items() if not (is_fed and name in NOT_NEEDED)}
+    if options is None:
+        return defaults
+    return {name: each for name, each in defaults.items() if options.needs_process and not is_as_recorded(name)}
 
 
 class ReplayStarts:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Forebay, forebay  # noqa: F401 - a fixture
 from tests.conftest import MakeServer
-from tests.kit import Json, NativeRun, ServerProcess, poll_until, write_generator
+from tests.kit import Json, NativeRun, ServerProcess, make_group, poll_until, write_generator
 
 TELLING = """
 import json, pathlib, threading
@@ -49,6 +49,23 @@ def told(path: Path) -> Json:
     """What ``run_rollout`` was given."""
     data: Json = json.loads(poll_until(lambda: path.exists() and path.read_text()))
     return data
+
+
+def test_a_replay_has_the_settings_of_its_source_and_no_later_defaults(
+    server: ServerProcess, config: Path, tmp_path: Path
+) -> None:
+    recorded = server.start_run("idle", 2)
+    recorded.write(*make_group("a", [0.0, 1.0]))
+    recorded.stop()
+    config.write_text(DEFAULTS + "min_valid_group_size_ratio = 0.5\nsampling_params = { temperature = 0.1 }\n")
+    server.stop()
+    server.restart()
+    reply = server.client.post("/v1/runs", json={"replay": recorded.run_id})
+    assert reply.is_success, reply.text
+    view = reply.json()
+    assert (view["settings"]["min_valid_group_size_ratio"], view["run_defaults"]) == (1.0, {})
+    assert view["settings"]["group_size"] == 2
+    assert server.start_run("idle", 2).view()["settings"]["min_valid_group_size_ratio"] == 0.5
 
 
 def test_the_command_line_leaves_the_group_size_to_them(
