@@ -3,13 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.core.errors import Conflict, NotFound, StorageFailed
+from forebay.core.errors import Conflict, InvalidInput, NotFound, StorageFailed
 
 
 class NotRecorded(NotFound):
     """A replay was asked for what its recording does not have."""
 
     code = "not_recorded"
+
+
+class FolderNotRecorded(InvalidInput):
+    """Rewards are to be asked for again of a judge that looks into the folder of the agent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the verifier looks into the folder of the agent, and no recording has that",
+            hint="replay with the recorded rewards, or judge by what a reward function finds in its item",
+            field="replay.rewards",
+        )
 
 
 class ReplayDiffers(Conflict):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from forebay.generators.discovery.agent_judges import needs_agents_folder
 from forebay.generators.discovery.info import Source
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER, sibling_sources
 from forebay.generators.discovery.payload_fields import NOT_KNOWN, PayloadFields, read_fields
@@ -32,6 +33,7 @@ class SourceFacts:
     has_run_rollout: bool
     names_base: bool
     payload_fields: PayloadFields = NOT_KNOWN
+    needs_agents_folder: bool = False
 
 
 _NO_FACTS = SourceFacts(task_type=None, may_define_task_type=False, has_run_rollout=False, names_base=False)
@@ -180,6 +182,7 @@ def read_facts(source: bytes) -> SourceFacts:
         has_run_rollout="run_rollout" in defined,
         names_base=any(_imports_base(node) for node in ast.walk(tree)),
         payload_fields=read_fields(tree),
+        needs_agents_folder=needs_agents_folder(tree),
     )
 
 

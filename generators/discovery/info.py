@@ -39,6 +39,8 @@ class GeneratorInfo:
     replaces: Path | None = None
     replaced_by: Path | None = None
     payload_fields: PayloadFields = NOT_KNOWN
+    needs_agents_folder: bool = False
+    """Whether its text says that a ``Verifier`` judges everything that it runs."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, paths as strings."""

@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from forebay.core.backoff import Backoff
-from forebay.core.errors import InvalidInput
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.reward_place import set_reward
 from forebay.core.task_row import TaskRow
 from forebay.generators.rewards import Rewarder, RewardFunc, RewardOutcome
 from forebay.generators.rollouts.replayed_samples import ReplayedRollout, ReplayedSample
 from forebay.generators.rollouts.samples import Returned, judge_error
-from forebay.replay.errors import NotRecorded
+from forebay.replay.errors import FolderNotRecorded, NotRecorded
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +84,9 @@ async def judged_again(
 
 
 def check_judge(judge: RewardFunc) -> None:
-    """Raise ``InvalidInput`` for a judge that looks at what an agent left in its folder: that is not recorded."""
+    """Raise ``FolderNotRecorded`` for a judge that looks at what an agent left in its folder: that is not recorded."""
     if getattr(judge, "needs_folder", False):
-        raise InvalidInput(
-            "the verifier looks into the folder of the agent, and no recording has that",
-            hint="replay with the recorded rewards, or judge by what a reward function finds in its item",
-            field="replay.rewards",
-        )
+        raise FolderNotRecorded
 
 
 def _info(fields: dict[str, Any]) -> dict[str, Any]:

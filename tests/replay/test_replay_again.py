@@ -34,7 +34,8 @@ VERIFIED = """
 from forebay.generators.agent import AgentGenerator, Verifier
 TASK_TYPE = "verified"
 def run_rollout(data):
-    AgentGenerator.from_payload(data).run_agent(data["input_file"], ["true"], Verifier(["true"], reads="exit_status"))
+    judge = Verifier(["true"], reads="exit_status")
+    AgentGenerator.from_payload(data).run_agent(data["input_file"], ["true"], judge)
 """
 
 
@@ -171,9 +172,16 @@ def test_a_row_that_has_changed_is_generated_anew(server, tmp_path) -> None:
 
 
 def test_a_verifier_has_no_folder_to_look_into(server, tasks, tmp_path) -> None:
+    hidden = VERIFIED.replace('"verified"', '"hidden"').replace("judge = Verifier", "judge = [Verifier][0]")
     write_generator(tasks, VERIFIED, "verified_generator.py")
+    write_generator(tasks, hidden, "hidden_generator.py")
     recorded = record(server, tmp_path, Answers())
-    run = server.start_run("verified", GROUP_SIZE, replay={"source": recorded.run_id, "rewards": "again"})
+    body = {"group_size": GROUP_SIZE, "replay": {"source": recorded.run_id, "rewards": "again"}}
+    refused = server.client.post("/v1/runs", json={"task_type": "verified", **body})
+    error = assert_error(refused, 422, "invalid_input", "replay.rewards")
+    assert "the verifier looks into the folder of the agent" in error["message"]
+    # Where the text does not show it, its process does.
+    run = server.start_run("hidden", **body)
     reason = run.wait_for_state("failed")["reason"]
     assert "the verifier looks into the folder of the agent" in reason
     assert "replay with the recorded rewards" in reason
