@@ -1,5 +1,6 @@
 """Reading the file of a recording: its run, groups, samples, batches, bodies, as far as they are what was written."""
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,7 @@ class RecordingMade(msgspec.Struct, kw_only=True):
 
 
 class Frames:
-    """What zstandard frames hold. Raises ``MissingExtra`` without that package."""
+    """What zstandard frames hold, for any thread. Raises ``MissingExtra`` without that package."""
 
     def __init__(self) -> None:
         try:
@@ -50,6 +51,8 @@ class Frames:
             raise MissingExtra("zstandard", "zstd") from None
         self._zstandard = zstandard
         self._decompress = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompress
+        # Two threads in one decompressor write over each other's work.
+        self._lock = threading.Lock()
 
     def content(self, frame: object, num_bytes: int | None = None, *, most: int = MAX_BODY_BYTES) -> bytes:
         """What ``frame`` holds: ``num_bytes``, if that is known, and ``most`` of them. Raises ``ValueError``."""
@@ -62,7 +65,8 @@ class Frames:
                 raise ValueError("it is no frame of this length with a checksum")
             if head.content_size > most:
                 raise ValueError(f"it is to hold {head.content_size:,} bytes: more than {most:,} are never written")
-            content: bytes = self._decompress(frame, allow_extra_data=False)
+            with self._lock:
+                content: bytes = self._decompress(frame, allow_extra_data=False)
         except (self._zstandard.ZstdError, MemoryError) as error:
             raise ValueError(str(error)) from None
         return content

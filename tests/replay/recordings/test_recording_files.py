@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,26 @@ async def test_a_file_is_a_source(tmp_path: Path) -> None:
         assert [batch.step for batch in await source.batches()] == [11, 12, 13]
         assert source.run.name == "sums"
         assert source.damage() == []
+
+
+def test_several_threads_read_a_file_at_once(tmp_path: Path) -> None:
+    """As a server does for the groups of a replay: what is whole must not look damaged."""
+    path = tmp_path / "a.fbr"
+    chance = random.Random(3)
+    group = group_record(1)
+    samples = [sample_record(group, slot) for slot in range(8)]
+    bodies = [chance.randbytes(20_000) * 3 + bytes(range(256)) * 500 for _ in samples]
+    with RecordingWriter(path, run_record()) as writer:
+        for sample, body in zip(samples, bodies, strict=True):
+            writer.add_sample(sample, body)
+        writer.add_group(group)
+    with Recording.open(path) as recording, ThreadPoolExecutor(4) as threads:
+        places = recording.samples(group.group_id)
+
+        def read(first: int) -> bool:
+            return all(recording.body(places[n % 8]) == bodies[n % 8] for n in range(first, first + 300))
+
+        assert all(threads.map(read, range(4)))
 
 
 def test_any_flipped_bit_is_named_and_costs_no_other_row(tmp_path: Path) -> None:
