@@ -88,6 +88,9 @@ def create(path: Path) -> sqlite3.Connection:
     return connection
 
 
+WHAT_MAKES_ONE = "forebay recording export RUN FILE makes one, and forebay engine record"
+
+
 def open_recording(path: Path) -> sqlite3.Connection:
     """A recording that is there, to be read only. Raises ``RecordingDamaged``, ``FileNotFoundError``."""
     try:
@@ -107,16 +110,20 @@ def open_recording(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise RecordingDamaged(f"{path.name} is no recording: {error}") from None
+        raise RecordingDamaged(f"{path.name} is no recording: {error}", hint=WHAT_MAKES_ONE) from None
     if application != APPLICATION_ID or version > VERSION:
         connection.close()
         if application != APPLICATION_ID:
-            raise RecordingDamaged(f"{path.name} is no recording: it is another database, or empty")
+            raise RecordingDamaged(
+                f"{path.name} is no recording: it is another database, or empty", hint=WHAT_MAKES_ONE
+            )
         hint = "read it with the version of Forebay that wrote it, or with a later one"
         raise RecordingDamaged(f"{path.name} has format {version}, and this Forebay knows {VERSION}", hint=hint)
     if stranger := _stranger(connection):
         connection.close()
-        raise RecordingDamaged(f"{path.name} is no recording: it has {stranger}, which no recording has")
+        raise RecordingDamaged(
+            f"{path.name} is no recording: it has {stranger}, which no recording has", hint=WHAT_MAKES_ONE
+        )
     return connection
 
 

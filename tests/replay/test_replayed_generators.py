@@ -158,16 +158,22 @@ def test_of_a_damaged_file(server: ServerProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "status", "code", "said"),
+    ("damage", "status", "code", "said", "hint"),
     [
-        ("", 507, "recording_damaged", "is no recording"),
-        ("PRAGMA user_version = 99", 507, "recording_damaged", "99"),
-        ("DELETE FROM meta", 404, "not_recorded", "has no run"),
-        ("UPDATE meta SET json = replace(json, 'idle', 'idol')", 507, "recording_damaged", "run"),
+        ("", 507, "recording_damaged", "is no recording", "forebay recording export"),
+        ("PRAGMA user_version = 99", 507, "recording_damaged", "99", "version of Forebay"),
+        ("DELETE FROM meta", 404, "not_recorded", "has no run", "forebay recording export"),
+        (
+            "UPDATE meta SET json = replace(json, 'idle', 'idol')",
+            507,
+            "recording_damaged",
+            "run",
+            "forebay recording verify",
+        ),
     ],
 )
 def test_files_that_are_no_recording_of_a_run_are_refused(
-    server: ServerProcess, tmp_path: Path, damage: str, status: int, code: str, said: str
+    server: ServerProcess, tmp_path: Path, damage: str, status: int, code: str, said: str, hint: str
 ) -> None:
     path = tmp_path / "bad.fbr"
     if damage:
@@ -179,4 +185,4 @@ def test_files_that_are_no_recording_of_a_run_are_refused(
     error = assert_error(server.client.post("/v1/runs", json={"replay": str(path)}), status, code)
     assert "bad.fbr" in error["message"]
     assert said in error["message"]
-    assert error["hint"]
+    assert hint in error["hint"]
