@@ -85,7 +85,7 @@ class ReplayedGroups:
 
     async def run(self) -> None:
         """Pass over the schedule, and write what was recorded, in its order. Raises ``RunGone``."""
-        places, before = asyncio.Semaphore(AT_ONCE), asyncio.Event()
+        places, before = asyncio.Semaphore(self._num_at_once), asyncio.Event()
         before.set()
         async with asyncio.TaskGroup() as tasks:
             while (planned := self._next()) is not None:
@@ -105,6 +105,12 @@ class ReplayedGroups:
     async def close(self) -> None:
         """Send what waits."""
         await self._parts.writer.close()
+
+    @property
+    def _num_at_once(self) -> int:
+        """Groups side by side: more where judges are asked, so that as many are as may be."""
+        rejudge = self._parts.rejudge
+        return AT_ONCE + (0 if rejudge is None else rejudge.at_once // self._parts.plan.group_size)
 
     def _next(self) -> GroupPlan | None:
         try:

@@ -31,6 +31,7 @@ class Rejudge:
     def __init__(self, rewarder: Rewarder, *, num_retries: int, at_once: int) -> None:
         self._rewarder = rewarder
         self._num_retries = num_retries
+        self.at_once = at_once
         self._places = asyncio.Semaphore(at_once)
 
     async def judged(self, rollout: ReplayedRollout, row: TaskRow) -> ReplayedRollout:

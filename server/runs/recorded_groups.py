@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
+from forebay.buffer.store.abc import stretches
 from forebay.core.binary_sample import join_samples
 from forebay.core.errors import InputRefused, NotFound, StorageFailed
 from forebay.core.ids import InstanceId, group_id
@@ -23,7 +24,8 @@ from forebay.server.runs.replay_sources import ReplaySources, groups_of
 
 logger = logging.getLogger(__name__)
 
-BODIES_AT_ONCE = 8
+STRETCH_BYTES = 1 << 20
+"""Of bodies, what is in memory at a time; a longer one stands alone."""
 
 Keys = Sequence[tuple[InstanceId, int]]
 """Groups by instance and epoch."""
@@ -46,8 +48,7 @@ class UsableGroup:
 
     async def bodies(self) -> AsyncIterator[bytes]:
         """Their bodies as frames; one that is damaged is an empty one, and is generated anew."""
-        for first in range(0, len(self.samples), BODIES_AT_ONCE):
-            some = self.samples[first : first + BODIES_AT_ONCE]
+        for some, _ in stretches(self.samples, lambda sample: sample.place[-1], STRETCH_BYTES):
             try:
                 yield join_samples(await self.source.bodies(some))
             except StorageFailed:

@@ -99,7 +99,7 @@ def start(server: ServerProcess, rows: Path, engine_url: str, **changes: Any) ->
         "min_valid_item_size_ratio": 0.25,
         **changes,
     }
-    return server.start_run("words", changes.get("group_size", GROUP_SIZE), **payload)
+    return server.start_run("words", payload.pop("group_size", GROUP_SIZE), **payload)
 
 
 def finished(run: NativeRun) -> Json:

@@ -210,6 +210,25 @@ def test_what_only_our_base_can_do_is_refused_for_others(server, replay, field) 
     assert error["hint"]
 
 
+def test_as_many_judges_are_asked_at_once_as_may_be(server, tasks, tmp_path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [f"row-{n}" for n in range(12)])
+    with scripted(Answers()) as engine:
+        recorded = start(server, rows, engine.url, group_size=1, num_process=12)
+        finished(recorded)
+    words = write_words(tasks)
+    judge = """
+import asyncio
+ALL = asyncio.Barrier(12)
+async def reward_func(item):
+    await ALL.wait()
+    return 7.0
+async def rollout_func("""
+    words.write_text(words.read_text().replace("async def rollout_func(", judge))
+    run = server.start_run("words", 1, replay={"source": recorded.run_id, "rewards": "again"}, reward_timeout_s=20)
+    finished(run)
+    assert {key: sample["reward"] for key, sample in slots(run).items()} == dict.fromkeys(slots(recorded), 7.0)
+
+
 async def test_what_has_no_messages_cannot_be_judged() -> None:
     """Written by somebody else, who knows nothing of rollouts."""
     record = SampleRecord(
