@@ -48,7 +48,12 @@ def _bars(panel: "Axes", comparison: Comparison) -> None:
         places = [place + number * height for place in range(len(verdicts))]
         values = [each[verdict] for verdict in verdicts]
         panel.barh(places, values, height, label=NAMES[number], color=COLOURS[number])
-    panel.set_yticks([place + height * (len(counts) - 1) / 2 for place in range(len(verdicts))], verdicts, fontsize=8)
+    panel.set_yticks(
+        [place + height * (len(counts) - 1) / 2 for place in range(len(verdicts))],
+        verdicts,
+        fontsize=8,
+        parse_math=False,
+    )
     panel.invert_yaxis()
     panel.set_title("groups by verdict", fontsize=9)
     panel.grid(alpha=0.3, axis="x")

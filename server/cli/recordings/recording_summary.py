@@ -64,7 +64,10 @@ def _steps(batches: Sequence[BatchRecord], field: str) -> str:
 
 
 def _time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # none of our files says so
+        return f"{at_s:g} s"
 
 
 def _size(num_bytes: int) -> str:

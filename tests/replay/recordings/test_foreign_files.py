@@ -13,7 +13,10 @@ from forebay.core.errors import StorageFailed
 from forebay.replay import EngineRecorder, RecordedEngine, Recording
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.recording_schema import GROUPS, META, SAMPLES, RecordingTable, checksum, create
+from tests.cli.conftest import Forebay, forebay
 from tests.replay.recordings.recording_kit import group_record, write_recording
+
+__all__ = ["forebay"]
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
 HUGE = 100 << 30
@@ -98,6 +101,13 @@ def test_rows_that_say_what_no_row_says_are_damaged_and_break_nothing(tmp_path: 
                 recording.samples(group_record(number).group_id)
         named = {each.place for each in recording.verify()}
         assert {"meta run", "groups 4", "samples 1", "samples 5"} <= named
+
+
+def test_a_time_that_no_calendar_has_is_shown(tmp_path: Path, forebay: Forebay) -> None:
+    path = tmp_path / "a.fbr"
+    write_recording(path, created_at_s=1e300, name="\x1b]0;mine\x07")
+    shown = forebay("recording", "show", path)
+    assert (shown.code, "1e+300 s" in shown.out, "\x1b" in shown.out) == (0, True, False)
 
 
 def test_a_file_system_without_links_has_a_recording_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
