@@ -1,5 +1,6 @@
 """Who may reach the server, what of its disk a caller may name, and how large a body may be."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -118,6 +119,26 @@ def test_an_input_file_is_read_only_below_the_allowed_folders(make_server: MakeS
     missing = server.client.post("/start_rollout", json=body | {"input_file": str(other / "missing")})
     assert "outside" in assert_error(missing, 400, "input_refused", "input_file")["message"]
     assert server.client.post("/start_rollout", json=body | {"input_file": f"{allowed}/in.jsonl"}).status_code == 200
+
+
+def test_a_recording_is_read_only_below_the_allowed_folders(make_server: MakeServer, tmp_path: Path) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    for folder in (allowed, other):
+        folder.mkdir()
+    (other / "run.fbr").write_text("no recording")
+    (allowed / "link.fbr").symlink_to(other / "run.fbr")
+    os.mkfifo(allowed / "pipe.fbr")
+    (allowed / "folder.fbr").mkdir()
+    server = make_server(input_roots=allowed)
+    body = {"task_type": "idle", "num_repeat_per_sample": 1}
+    for path in ("/start_rollout", "/v1/runs"):
+        for source in (other / "run.fbr", other / "missing.fbr", allowed / "link.fbr", "/dev/zero", "../x.fbr"):
+            answer = server.client.post(path, json=body | {"replay": str(source)})
+            error = assert_error(answer, 400, "input_refused", "replay.source")
+            assert "outside the allowed folders" in error["message"]
+        for name in ("pipe.fbr", "folder.fbr", "missing.fbr"):
+            answer = server.client.post(path, json=body | {"replay": f"{allowed}/{name}"})
+            assert_error(answer, 404, "not_recorded", "replay.source")
 
 
 # --- bodies
