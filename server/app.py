@@ -139,7 +139,6 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             )
         )
         sources = ReplaySources(buffer, check, settings.replay or None)
-        records.on_ended = sources.release
         sources.hold_all()  # before retention begins
         run_service = RunService(
             RunParts(
@@ -160,6 +159,12 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         stack.push_async_callback(run_service.aclose)
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start
         recorded = await stack.enter_async_context(RecordedGroups(sources))
+
+        def note_ended(run_id: str) -> None:
+            sources.release(run_id)
+            recorded.note_ended(run_id)
+
+        records.on_ended = note_ended
         retention = await stack.enter_async_context(
             Retention(buffer, settings.max_journal_bytes, replay_bytes=settings.replay_bytes)
         )

@@ -13,7 +13,8 @@ from forebay.core.binary_sample import join_samples
 from forebay.core.errors import InputRefused, NotFound, StorageFailed
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.run import WORKING, Run
+from forebay.core.run import Run
+from forebay.core.tasks import TaskSet
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.group_frames import GroupHead
 from forebay.replay.model import SampleRecord
@@ -67,7 +68,6 @@ class UsableGroup:
 class _Replayed:
     """What one run replays."""
 
-    run: Run
     options: ReplayOptions
     found: str
     source: Source
@@ -85,11 +85,13 @@ class RecordedGroups:
         self._sources = sources
         self._replayed: dict[str, _Replayed] = {}
         self._lock = asyncio.Lock()
+        self._tasks = TaskSet()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._tasks.cancel()
         for replayed in self._replayed.values():
             await replayed.opened.aclose()
 
@@ -122,7 +124,7 @@ class RecordedGroups:
             if replayed is None or (replayed.options, replayed.found) != (options, found):
                 await self._forget(run.run_id)
                 try:
-                    replayed = self._replayed[run.run_id] = await self._open(run, options, found)
+                    replayed = self._replayed[run.run_id] = await self._open(options, found)
                 except (NotFound, RecordingDamaged) as error:
                     # To a run process those would mean that its run is over, or that it should ask again.
                     raise InputRefused(
@@ -132,13 +134,22 @@ class RecordedGroups:
                     ) from error
             return replayed
 
-    async def _forget(self, run_id: str) -> None:
-        """Close what this run has replayed so far, and what runs have that are over."""
-        for key, replayed in list(self._replayed.items()):
-            if key == run_id or replayed.run.state not in WORKING:
-                await self._replayed.pop(key).opened.aclose()
+    def note_ended(self, run_id: str) -> None:
+        """A run has no process any more: what it replayed is closed."""
+        if run_id in self._replayed:
+            self._tasks.start(self._let_go(run_id))
 
-    async def _open(self, run: Run, options: ReplayOptions, found: str) -> _Replayed:
+    async def _let_go(self, run_id: str) -> None:
+        async with self._lock:
+            await self._forget(run_id)
+
+    async def _forget(self, run_id: str) -> None:
+        """Close what this run has replayed so far."""
+        replayed = self._replayed.pop(run_id, None)
+        if replayed is not None:
+            await replayed.opened.aclose()
+
+    async def _open(self, options: ReplayOptions, found: str) -> _Replayed:
         async with AsyncExitStack() as stack:
             source = await stack.enter_async_context(self._sources.opened(options, found))
             keys, epochs = None, defaultdict[InstanceId, dict[int, str]](dict)
@@ -147,7 +158,7 @@ class RecordedGroups:
             if options.mode == "repeat":
                 for group in await source.groups():
                     epochs[group.instance_id][group.epoch] = group.group_id
-            return _Replayed(run, options, found, source, stack.pop_all(), keys, epochs)
+            return _Replayed(options, found, source, stack.pop_all(), keys, epochs)
 
 
 async def _used_by_epoch(replayed: _Replayed, epochs: Mapping[int, str]) -> dict[int, list[SampleRecord]]:

@@ -1,8 +1,10 @@
 """Modes ``cache`` and ``repeat``: what another run has recorded is used, and only what is left is generated."""
 
 import asyncio
+import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -222,8 +224,17 @@ def test_a_recording_in_a_file_is_used_over_a_crash_of_the_server(
     then = {sample["uid"] for sample in slots(recorded).values() if sample["reward"] is not None}
     assert then < uids
     # Nothing holds its source any more, so that it may go again.
+    poll_until(lambda: str(file) not in open_files(server))
     kept = server.client.post("/v1/gc").json()["kept"]
     assert "source" not in kept
+
+
+def open_files(server: ServerProcess) -> list[str]:
+    found = []
+    for each in Path(f"/proc/{server.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(each))
+    return found
 
 
 def test_a_recording_that_is_gone_by_now_fails_its_run(
