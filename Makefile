@@ -58,7 +58,7 @@ $(SGLANG_VENV)/.installed: tests/sglang/install.sh
 	@touch $@
 
 test-soak: install ## Run the long crash and load loops (ROUNDS=200 for many kills)
-	@$(PYTEST) -q --timeout 1800 -m soak -n 3 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
 
 test-attack: install ## Attack a server with hostile requests, files and neighbours
 	@$(PYTEST) -q --timeout 900 -m attack -n 4 --dist loadfile --no-loadscope-reorder
