@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from forebay.replay.source import Source
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
-"""Of bodies that are read at a time, before other work gets its turn."""
+"""Of bodies that are read at a time, before other work gets its turn; a longer one stands alone."""
 UNSTORED_BYTES = 8 << 20
 """Of bodies that may wait for the disk."""
 
@@ -74,7 +74,7 @@ class GroupFeeder:
         fed.num_hits = sum(map(_is_rollout, samples))
         if members or others or is_to_close:
             write.check_room(buffer, record.instance_id, record.epoch, buffer.active.now_s())
-            parts = [part for part, _ in stretches(members, _num_bytes, CHUNK_BYTES)]
+            parts = list(stretches_of_bodies(members))
             first = await self._read(record, parts[0]) if parts else []
             async with buffer.lock:
                 buffer.check_storage()
@@ -231,8 +231,9 @@ def _is_rollout(sample: SampleRecord) -> bool:
     return sample.became == "member" and not sample.fork
 
 
-def _num_bytes(sample: SampleRecord) -> int:
-    return sample.place[-1]
+def stretches_of_bodies(samples: Sequence[SampleRecord]) -> Iterator[Sequence[SampleRecord]]:
+    """``samples`` in parts whose bodies may be in memory together: up to ``CHUNK_BYTES``."""
+    return (part for part, _ in stretches(samples, lambda sample: sample.place[-1], CHUNK_BYTES))
 
 
 def incoming(sample: SampleRecord, body: bytes) -> Incoming:

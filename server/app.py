@@ -181,6 +181,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             trace_upkeep=upkeep,
             retention=retention,
             recorded=recorded,
+            sources=sources,
             metrics=Metrics(lambda: operations.snapshot(buffer, upkeep)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_room_wait_s),
         )

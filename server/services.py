@@ -11,6 +11,7 @@ from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.recorded_groups import RecordedGroups
+from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.service import RunService
 from forebay.server.tracing.run_traces import RunTraces
 from forebay.server.tracing.trace_upkeep import TraceUpkeep
@@ -32,6 +33,7 @@ class Services:
     trace_upkeep: TraceUpkeep
     retention: Retention
     recorded: RecordedGroups
+    sources: ReplaySources
     metrics: Metrics
     bodies: BodyBudget
 

@@ -1,19 +1,17 @@
 """A run as a recording, for ``forebay recording export``."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
-from forebay.buffer.buffer import Buffer
 from forebay.buffer.journal_source import JournalSource
-from forebay.buffer.store.abc import stretches
-from forebay.core.errors import BodiesGone, BodyUnreadable, ForebayError
+from forebay.buffer.recorded_group import stretches_of_bodies
+from forebay.core.errors import ForebayError
 from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_groups
-from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
+from forebay.replay.model import BatchRecord, GroupRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_secrets import without_secrets
 from forebay.replay.recordings.recording_stream import (
@@ -26,6 +24,7 @@ from forebay.replay.recordings.recording_stream import (
     StreamSample,
     frame,
 )
+from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.services import Services, services_of
 
 Server = Annotated[Services, Depends(services_of)]
@@ -34,14 +33,12 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
 logger = logging.getLogger(__name__)
 
 GROUPS_PER_LOOK = 64
-STRETCH_BYTES = 1 << 20
-"""Of bodies, what is in memory at a time; a longer one stands alone."""
 
 
 class _Export(NamedTuple):
     """What is to be sent."""
 
-    buffer: Buffer
+    sources: ReplaySources
     source: JournalSource
     steps: str
     groups: Sequence[GroupRecord]
@@ -51,12 +48,13 @@ class _Export(NamedTuple):
 @router.get("/recording", response_class=StreamingResponse, responses={200: {"content": {RECORDING_TYPE: {}}}})
 async def recording(run_id: str, services: Server, steps: str | None = None) -> StreamingResponse:
     """The run with its groups, samples, bodies and batches, as frames; with ``steps`` (``50-60,70``) those of these."""
-    export = await _prepared(services.buffer, run_id, steps)
+    export = await _prepared(services, run_id, steps)
     return StreamingResponse(_frames(export), media_type=RECORDING_TYPE)
 
 
-async def _prepared(buffer: Buffer, run_id: str, steps: str | None) -> _Export:
+async def _prepared(services: Services, run_id: str, steps: str | None) -> _Export:
     """Raises ``RunNotFound``, ``InvalidInput``, ``NotRecorded`` and ``BodiesGone``, before anything is sent."""
+    buffer = services.buffer
     source = JournalSource(buffer.get(run_id).run, buffer.store)
     ranges = None if steps is None else parse_steps(steps)
     groups, batches = await source.groups(), await source.batches()
@@ -64,28 +62,13 @@ async def _prepared(buffer: Buffer, run_id: str, steps: str | None) -> _Export:
         batches = chosen_batches(batches, ranges)
         groups = chosen_groups(groups, batches, ranges)
         steps = ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
-    with _kept(buffer, run_id):
-        try:
-            await check_bodies(source, groups)
-        except BodiesGone:
-            # Those of a segment that is about to be removed may be about to have another place.
-            await buffer.store.wait_for_removals()
-            await check_bodies(source, groups)
-    return _Export(buffer, source, steps or "", groups, batches)
-
-
-@contextmanager
-def _kept(buffer: Buffer, run_id: str) -> Iterator[None]:
-    """Let no body of the run go."""
-    buffer.sources[run_id] += 1
-    try:
-        yield
-    finally:
-        buffer.sources[run_id] -= 1
+    async with services.sources.kept(run_id):
+        await check_bodies(source, groups)
+    return _Export(services.sources, source, steps or "", groups, batches)
 
 
 async def _frames(export: _Export) -> AsyncIterator[bytes]:
-    with _kept(export.buffer, export.source.run.run_id):
+    async with export.sources.kept(export.source.run.run_id):
         yield frame(StreamRun(without_secrets(export.source.run), export.steps))
         try:
             # By their numbers, as a file has them, and not as they went out: the batches tell that.
@@ -105,19 +88,8 @@ async def _frames(export: _Export) -> AsyncIterator[bytes]:
 async def _groups(export: _Export, groups: Sequence[GroupRecord]) -> AsyncIterator[bytes]:
     found = await export.source.samples([group.group_id for group in groups])
     for group in groups:
-        for part, _ in stretches(found[group.group_id], lambda sample: sample.place[2], STRETCH_BYTES):
-            bodies = await _bodies(export, part)
+        for part in stretches_of_bodies(found[group.group_id]):
+            bodies = await export.source.bodies(part)
             pairs = zip(part, bodies, strict=True)
             yield b"".join(piece for sample, body in pairs for piece in (frame(StreamSample(sample)), frame(body)))
         yield frame(StreamGroup(group))
-
-
-async def _bodies(export: _Export, samples: Sequence[SampleRecord]) -> Sequence[bytes]:
-    try:
-        return await export.source.bodies(samples)
-    except BodyUnreadable:
-        # It may have been moved since its place was looked up.
-        await export.buffer.store.wait_for_removals()
-        group_id = samples[0].group_id
-        places = {each.uid: each for each in (await export.source.samples([group_id]))[group_id]}
-        return await export.source.bodies([places.get(each.uid, each) for each in samples])

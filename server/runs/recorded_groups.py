@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from forebay.buffer.store.abc import stretches
+from forebay.buffer.recorded_group import stretches_of_bodies
 from forebay.core.binary_sample import join_samples
 from forebay.core.errors import InputRefused, NotFound, StorageFailed
 from forebay.core.ids import InstanceId, group_id
@@ -24,9 +24,6 @@ from forebay.replay.substitutes import substitute
 from forebay.server.runs.replay_sources import ReplaySources, groups_of
 
 logger = logging.getLogger(__name__)
-
-STRETCH_BYTES = 1 << 20
-"""Of bodies, what is in memory at a time; a longer one stands alone."""
 
 Keys = Sequence[tuple[InstanceId, int]]
 """Groups by instance and epoch."""
@@ -49,7 +46,7 @@ class UsableGroup:
 
     async def bodies(self) -> AsyncIterator[bytes]:
         """Their bodies as frames; one that is damaged is an empty one, and is generated anew."""
-        for some, _ in stretches(self.samples, lambda sample: sample.place[-1], STRETCH_BYTES):
+        for some in stretches_of_bodies(self.samples):
             try:
                 yield join_samples(await self.source.bodies(some))
             except StorageFailed:
