@@ -137,8 +137,9 @@ def set_up_output() -> None:
     set_up_logging("info")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # Half a surrogate pair in a print must not end the run.
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+            # Half a surrogate pair in a print must not end the run. With PYTHONUNBUFFERED, a line and its end would be
+            # two writes, between which another worker's line may come.
+            stream.reconfigure(line_buffering=True, write_through=False, errors="backslashreplace")
 
 
 def _fail(error: BaseException, report_fd: int, *, said: str | None = None) -> NoReturn:
