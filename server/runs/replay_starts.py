@@ -28,6 +28,8 @@ OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
 """What means nothing to a run without a process."""
 NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
 """What a run without a process takes over from nobody."""
+OF_ITS_MACHINE = frozenset({"remote_engine_url"})
+"""What is not taken over from a file: whoever made it would get the prompts."""
 GROUP_SIZE_NAMES = frozenset({"num_repeat_per_sample", "group_size"})
 CODE = "generator_sha256"
 
@@ -209,6 +211,7 @@ def _taken_over(
     recorded: RunRecord, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
 ) -> dict[str, Any]:
     left_out = OF_ONE_START | (frozenset() if options.needs_process else NOT_NEEDED)
+    left_out |= OF_ITS_MACHINE if options.is_file else frozenset()
     if GROUP_SIZE_NAMES & payload.keys():
         left_out |= GROUP_SIZE_NAMES
     taken = {name: value for name, value in recorded.payload.items() if name not in left_out}

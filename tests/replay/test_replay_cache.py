@@ -29,6 +29,7 @@ from tests.replay.modes_kit import (
     write_rows,
     write_words,
 )
+from tests.replay.replay_kit import start_replay
 
 __all__ = ["forebay"]
 
@@ -284,3 +285,24 @@ def test_the_recorded_code_judges_though_the_server_is_killed_at_its_start(
         server.restart()
         finished(run)
     assert all(sample["reward"] is not None and sample["reward"] < 100 for sample in slots(run).values())
+
+
+def test_no_prompt_goes_to_an_engine_that_only_a_file_names(
+    make_server: MakeServer, forebay: Forebay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever made it may not be who has the prompts."""
+    write_words(tmp_path / "tasks")
+    server = make_server(generators=tmp_path / "tasks", start_wait_s=60, max_restarts=0)
+    monkeypatch.setenv("FOREBAY_URL", server.url)
+    there, here = Answers({"row-0": ["broken"]}), Answers()
+    replay = {"source": str(tmp_path / "words.fbr"), "mode": "cache"}
+    with scripted(there) as engine:
+        recorded = start(server, write_rows(tmp_path / "rows.jsonl", ["row-0", "row-1"]), engine.url)
+        finished(recorded)
+        assert forebay("recording", "export", recorded.run_id, replay["source"]).code == 0
+        there.forget()
+        (warning,) = start_replay(server, replay).wait_for_state("failed")["warnings"]
+        assert "no engine is given" in warning
+        with scripted(here) as own:
+            finished(start_replay(server, replay, remote_engine_url=own.url))
+    assert (here.asked, there.asked) == (["row-0"], [])
