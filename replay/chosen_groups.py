@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState
-from forebay.replay.errors import NotRecorded
+from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.model import BatchRecord, GroupRecord
 from forebay.replay.options import is_chosen
 from forebay.replay.source import Source
@@ -82,6 +82,9 @@ async def _without_bodies(source: Source, groups: Sequence[GroupRecord]) -> list
     gone: list[str] = []
     for first in range(0, len(groups), GROUPS_PER_LOOK):
         keys = [group.group_id for group in groups[first : first + GROUPS_PER_LOOK]]
-        found = await source.samples(keys)
+        try:
+            found = await source.samples(keys)
+        except RecordingDamaged:  # a file, which has every body: whoever reads its groups is told which is damaged
+            continue
         gone += [key for key in keys if not all(map(source.has_body, found[key]))]
     return gone

@@ -57,6 +57,10 @@ class RecordingFile(Source):
         """Their bodies, in that order. Raises ``RecordingDamaged`` for one that is damaged."""
         return await asyncio.to_thread(lambda: [self.recording.body(each) for each in samples])
 
+    def left_out(self) -> Mapping[str, str]:
+        """By id, the groups that the file has without their samples, and why."""
+        return {key: each.reason for key, each in self.recording.left_out.items()}
+
     def damage(self) -> Sequence[str]:
         """What ``groups`` and ``batches`` left out."""
         return [str(each) for each in self.recording.damage]

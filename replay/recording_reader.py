@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from forebay.core.errors import MissingExtra
+from forebay.core.ids import InstanceId
 from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
@@ -20,6 +21,18 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 MAX_WINDOW_BYTES = 1 << 27
 """Of a frame; more is asked for by none that ``zstd`` makes with its usual levels."""
+
+
+class LeftOutGroup(msgspec.Struct, frozen=True):
+    """A group that a file has without its samples: one of their bodies could not be read when it was exported."""
+
+    group_id: str
+    instance_id: InstanceId
+    epoch: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"group {self.group_id} of instance {self.instance_id!r}, epoch {self.epoch}: {self.reason}"
 
 
 class RecordingMade(msgspec.Struct, kw_only=True):
@@ -39,6 +52,7 @@ class RecordingMade(msgspec.Struct, kw_only=True):
     last_batch: int = 0
     num_bytes: int = 0
     """Of all bodies, before they are compressed."""
+    left_out: list[LeftOutGroup] = []
 
 
 class Frames:
@@ -112,6 +126,14 @@ class RecordingReader:
         """How it came about. Raises as ``run`` does."""
         return self._meta("made", RecordingMade)
 
+    @cached_property
+    def left_out(self) -> dict[str, LeftOutGroup]:
+        """By id, the groups that it has without their samples."""
+        try:
+            return {each.group_id: each for each in self.made.left_out}
+        except RecordingDamaged:  # which is told of whatever else needs it
+            return {}
+
     @property
     def num_calls(self) -> int:
         """How many calls of an engine it has."""
@@ -135,9 +157,13 @@ class RecordingReader:
     def samples(self, group_id: str) -> list[SampleRecord]:
         """Every sample that names the group, late and surplus ones too, in the order in which they came.
 
-        Raises ``NotRecorded``; ``RecordingDamaged`` unless all of them can be read.
+        Raises ``NotRecorded``; ``RecordingDamaged`` unless all of them can be read, and for a group in ``left_out``.
         """
         place, num_rows = f"group {group_id}", self._num_rows(group_id)
+        if (left_out := self.left_out.get(group_id)) is not None:
+            damage = Damage(place, f"its samples were left out when it was exported: {left_out.reason}")
+            hint = "forebay recording show FILE lists such groups; export once more where its bodies are whole"
+            raise self.rows.damaged(damage, hint=hint)
         try:
             rows = self.rows.find(SAMPLES, "group_id", group_id)
         except RecordingDamaged:

@@ -69,9 +69,9 @@ class RecordingRows:
         """The highest key. Raises ``RecordingDamaged``."""
         return self.ask(table.name, f"SELECT max({table.key}) FROM {table.name}")[0][0] or 0  # noqa: S608 - our own names
 
-    def damaged(self, damage: Damage) -> RecordingDamaged:
+    def damaged(self, damage: Damage, *, hint: str = "") -> RecordingDamaged:
         """It as an error."""
-        return RecordingDamaged(f"{self.path.name}: {damage}", place=damage.place, detail=damage.reason)
+        return RecordingDamaged(f"{self.path.name}: {damage}", hint=hint, place=damage.place, detail=damage.reason)
 
     def read(self, table: RecordingTable, row: Values, kind: type[RecordT]) -> tuple[RecordT, Values]:
         """The record of a row, and its columns. Raises ``RecordingDamaged``."""

@@ -15,7 +15,7 @@ import msgspec
 from forebay.core.durable import sync_directory
 from forebay.core.errors import InvalidInput, MissingExtra, StorageFailed
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
-from forebay.replay.recording_reader import RecordingMade
+from forebay.replay.recording_reader import LeftOutGroup, RecordingMade
 from forebay.replay.recording_schema import BATCHES, GROUPS, MAX_BODY_BYTES, META, SAMPLES, checksum, create
 from forebay.replay.recording_seal import seal
 
@@ -42,7 +42,7 @@ class RecordingWriter:
         self._path = path
         self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         self._run = run
-        self._num_grouped = 0
+        self._num_grouped = self._grouped_bytes = 0
         self.made = RecordingMade(by=f"forebay {version('forebay')}", at_s=time.time(), steps=steps)
 
     def __enter__(self) -> Self:
@@ -77,12 +77,18 @@ class RecordingWriter:
         self.made.num_samples = seq
         self.made.num_bytes += len(body)
 
-    def add_group(self, group: GroupRecord) -> None:
-        """Write a group, which the samples name that came since the one before."""
+    def add_group(self, group: GroupRecord, left_out: str = "") -> None:
+        """Write a group, which the samples name that came since the one before.
+
+        With ``left_out``, which says why, they are dropped: some of them cannot be read.
+        """
+        if left_out:
+            self._drop_samples()
+            self.made.left_out.append(LeftOutGroup(group.group_id, group.instance_id, group.epoch, left_out))
         with self._disk():
             values = (group.number, group.group_id, self.made.num_samples - self._num_grouped, _text(group))
             self._connection.execute(GROUPS.insertion(), (*values, checksum(values)))
-        self._num_grouped = self.made.num_samples
+        self._num_grouped, self._grouped_bytes = self.made.num_samples, self.made.num_bytes
         self.made.num_groups += 1
         self.made.last_group = max(self.made.last_group, group.number)
 
@@ -93,6 +99,12 @@ class RecordingWriter:
             self._connection.execute(BATCHES.insertion(), (*values, checksum(values)))
         self.made.num_batches += 1
         self.made.last_batch = max(self.made.last_batch, batch.number)
+
+    def _drop_samples(self) -> None:
+        """Those that came since the last group. Their pages are used for others."""
+        with self._disk():
+            self._connection.execute("DELETE FROM samples WHERE seq > ?", (self._num_grouped,))
+        self.made.num_samples, self.made.num_bytes = self._num_grouped, self._grouped_bytes
 
     def _finish(self) -> None:
         for name, record in (("run", self._run), ("made", self.made)):

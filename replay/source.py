@@ -40,6 +40,10 @@ class Source(Protocol):
         """
         ...
 
+    def left_out(self) -> Mapping[str, str]:
+        """By id, the groups of a file whose samples could not be read when it was exported, and why."""
+        return {}
+
     def damage(self) -> Sequence[str]:
         """What ``groups`` and ``batches`` had to leave out of what they gave: rows of a file that are damaged."""
         return ()

@@ -105,6 +105,8 @@ def _groups(recording: RecordingReader) -> Iterator[Damage]:
     groups = recording.groups()
     yield from recording.damage
     for group in groups:
+        if group.group_id in recording.left_out:
+            continue
         try:
             recording.samples(group.group_id)
         except ForebayError as error:

@@ -9,6 +9,7 @@ from forebay.core.binary_sample import as_json, is_binary
 from forebay.replay.differences import Difference, first_difference
 from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
 from forebay.replay.provenance import strip
+from forebay.replay.recording_reader import LeftOutGroup
 from forebay.replay.recordings.recording import Recording
 
 ENDED_WELL = frozenset({"ready", "leased", "acked"})
@@ -57,7 +58,17 @@ def _pairs(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
         yield from _of_group(one, other, a.group_id)
 
 
+def not_compared(one: Recording, other: Recording) -> dict[str, LeftOutGroup]:
+    """By id, the groups whose samples neither has: nothing of them but what became of them is compared."""
+    return {key: each for key, each in one.left_out.items() if key in other.left_out}
+
+
 def _of_group(one: Recording, other: Recording, group_id: str) -> Iterator[tuple[str, Any, Any]]:
+    left_out = [each.left_out.get(group_id) for each in (one, other)]
+    if any(left_out):
+        words = ["all" if each is None else f"left out: {each.reason}" for each in left_out]
+        yield f"samples of group {group_id}", words[0], words[0] if all(left_out) else words[1]
+        return
     samples = [sorted(each.samples(group_id), key=_place) for each in (one, other)]
     place = f"samples of group {group_id}"
     uids = [[each.uid for each in side] for side in samples]

@@ -40,6 +40,8 @@ class StreamGroup(msgspec.Struct, tag="group"):
     """The group of the samples before."""
 
     group: GroupRecord
+    left_out: str = ""
+    """Why samples of it cannot be read: those that were sent are to be dropped."""
 
 
 class StreamBatch(msgspec.Struct, tag="batch"):
@@ -129,8 +131,8 @@ class RecordingDownload:
                 self._writer = self._stack.enter_context(RecordingWriter(self._path, run, steps=steps))
             case StreamSample(sample):
                 self._sample = sample
-            case StreamGroup(group):
-                self._open.add_group(group)
+            case StreamGroup(group, left_out):
+                self._open.add_group(group, left_out)
             case StreamBatch(batch):
                 self._open.add_batch(batch)
             case StreamEnd():

@@ -9,9 +9,9 @@ from fastapi.responses import StreamingResponse
 
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.recorded_group import stretches_of_bodies
-from forebay.core.errors import ForebayError
+from forebay.core.errors import BodyUnreadable, ForebayError
 from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_groups
-from forebay.replay.model import BatchRecord, GroupRecord
+from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_secrets import without_secrets
 from forebay.replay.recordings.recording_stream import (
@@ -43,6 +43,8 @@ class _Export(NamedTuple):
     steps: str
     groups: Sequence[GroupRecord]
     batches: Sequence[BatchRecord]
+    left_out: dict[str, str]
+    """By id, the groups of which a body cannot be read, and why."""
 
 
 @router.get("/recording", response_class=StreamingResponse, responses={200: {"content": {RECORDING_TYPE: {}}}})
@@ -64,7 +66,7 @@ async def _prepared(services: Services, run_id: str, steps: str | None) -> _Expo
         steps = ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
     async with services.sources.kept(run_id):
         await check_bodies(source, groups)
-    return _Export(services.sources, source, steps or "", groups, batches)
+    return _Export(services.sources, source, steps or "", groups, batches, {})
 
 
 async def _frames(export: _Export) -> AsyncIterator[bytes]:
@@ -82,14 +84,34 @@ async def _frames(export: _Export) -> AsyncIterator[bytes]:
             return
         for batch in export.batches:
             yield frame(StreamBatch(batch))
+        _warn(export)
         yield frame(StreamEnd())
+
+
+def _warn(export: _Export) -> None:
+    if export.left_out:
+        first, reason = next(iter(export.left_out.items()))
+        facts = export.source.run.run_id, len(export.left_out), first, reason
+        logger.warning("run %s was exported without the samples of %d groups; the first is %s: %s", *facts)
 
 
 async def _groups(export: _Export, groups: Sequence[GroupRecord]) -> AsyncIterator[bytes]:
     found = await export.source.samples([group.group_id for group in groups])
     for group in groups:
-        for part in stretches_of_bodies(found[group.group_id]):
+        async for piece in _samples(export, group, found[group.group_id]):
+            yield piece
+        yield frame(StreamGroup(group, export.left_out.get(group.group_id, "")))
+
+
+async def _samples(export: _Export, group: GroupRecord, samples: Sequence[SampleRecord]) -> AsyncIterator[bytes]:
+    """Those of a group, up to the first that cannot be read: then it is left out, with what was sent of it."""
+    for part in stretches_of_bodies(samples):
+        try:
             bodies = await export.source.bodies(part)
-            pairs = zip(part, bodies, strict=True)
-            yield b"".join(piece for sample, body in pairs for piece in (frame(StreamSample(sample)), frame(body)))
-        yield frame(StreamGroup(group))
+        except BodyUnreadable as error:
+            if not all(map(export.source.has_body, part)):  # nothing is damaged: it went before it was held
+                raise
+            export.left_out[group.group_id] = str(error)
+            return
+        pairs = zip(part, bodies, strict=True)
+        yield b"".join(piece for sample, body in pairs for piece in (frame(StreamSample(sample)), frame(body)))

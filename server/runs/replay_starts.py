@@ -1,6 +1,6 @@
 """A start that replays a recording: what it takes over from it, and whether it asks for what was recorded."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.replay.chosen_groups import check_bodies
 from forebay.replay.conditions import in_words, is_as_recorded, may_differ, must_agree
 from forebay.replay.errors import ReplayDiffers
-from forebay.replay.model import RunRecord
+from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import ReplayOptions
+from forebay.replay.source import Source
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.replay_sources import ReplaySources, groups_of
@@ -45,6 +46,8 @@ class ReplayPlan:
     num_groups: int
     differences: list[dict[str, Any]]
     """What may differ, and is shown."""
+    left_out: dict[str, Any] | None
+    """How many of the groups a file has without their samples, and which is the ``first``; None if there is none."""
     code_of: Run | None
     """The run whose copy of the code is used; None for the generator as it is today."""
 
@@ -63,6 +66,7 @@ class ReplayPlan:
             "recorded_at_s": self.recorded.created_at_s,
             CODE: self.recorded.generator_sha256,
             "differences": self.differences,
+            "left_out": self.left_out,
         }
 
     def check_source(self, run: Run) -> None:
@@ -101,7 +105,7 @@ def note_code(run: Run) -> None:
     if recorded and recorded != run.generator_sha256:
         others.append({"field": CODE, "recorded": recorded, "now": run.generator_sha256})
     run.replay = {**run.replay, "differences": others}
-    run.warnings = [*run.warnings, *in_words(others)]
+    run.warnings = [*run.warnings, *in_words(others), *_in_words(run.replay.get("left_out"))]
 
 
 def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +170,9 @@ class ReplayStarts:
             groups = await groups_of(source, options)
             if options.mode == "only":  # else what is missing is generated
                 await check_bodies(source, groups)
+            left_out = _left_out(source, groups)
         shown = may_differ(recorded, request.payload, input_sha256=rows)
-        return ReplayPlan(options, recorded, found, len(groups), shown, self._code_of(options, found))
+        return ReplayPlan(options, recorded, found, len(groups), shown, left_out, self._code_of(options, found))
 
     async def _rows(self, request: StartRequest, wait_s: float) -> str:
         """The digest of the input file that the start names; "" without one, and where that cannot be known."""
@@ -183,6 +188,25 @@ class ReplayStarts:
                 f"the copy of the code that {found} ran is gone", hint='replay it with "code": "today"', field="replay"
             )
         return run
+
+
+def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] | None:
+    """What of ``groups`` a file has without samples, as a run tells it."""
+    reasons = source.left_out()
+    missing = [group for group in groups if group.group_id in reasons]
+    if not missing:
+        return None
+    first = missing[0]
+    place = f"group {first.group_id} of instance {first.instance_id!r}, epoch {first.epoch}"
+    return {"num_groups": len(missing), "first": f"{place}: {reasons[first.group_id]}"}
+
+
+def _in_words(left_out: Mapping[str, Any] | None) -> list[str]:
+    if left_out is None:
+        return []
+    return [
+        f"{left_out['num_groups']} groups are in the recording without their samples; the first: {left_out['first']}"
+    ]
 
 
 def _check_options(options: ReplayOptions) -> None:

@@ -28,16 +28,26 @@ def export(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a run into a file: its groups and batches, and every sample, byte for byte. No file is ever overwritten."""
+    """Write a run into a file: its groups and batches, and every sample, byte for byte. No file is ever overwritten.
+
+    A group with a body that cannot be read, since the disk is damaged, is left without its samples, and named; the file
+    is made, and the exit code is 1.
+    """
     from forebay.server.cli.recordings.recording_download import export_run
+    from forebay.server.cli.recordings.recording_summary import counts
 
     with ServerClient(url, token) as server:
         made = export_run(server, run, file, steps)
+    for each in made.left_out:
+        echo(f"left out: the samples of {each}", err=True)
     if as_json:
-        print_json({"file": str(file), "num_bytes": file.stat().st_size, **_counts(made)})
-        return
-    echo(str(file))
-    echo(f"groups: {made.num_groups:,}, samples: {made.num_samples:,}, batches: {made.num_batches:,}", err=True)
+        print_json({"file": str(file), "num_bytes": file.stat().st_size, **counts(made)})
+    else:
+        echo(str(file))
+        echo(f"groups: {made.num_groups:,}, samples: {made.num_samples:,}, batches: {made.num_batches:,}", err=True)
+    if made.left_out:
+        echo(f"{file} is whole but for the samples of {len(made.left_out):,} groups, as named above", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("show", short_help="Tell what is in a recording.")
@@ -75,20 +85,18 @@ def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_j
     What was asked is compared, then groups and what became of them, samples, and bodies but for `replayed_from`; names,
     times, and how far a trainer has read are not.
     """
-    from forebay.replay.recordings.recording_differences import find_difference
+    from forebay.replay.recordings.recording_differences import find_difference, not_compared
     from forebay.server.cli.recordings.recording_download import open_recording_of
 
     with ExitStack() as stack:
         sides = [stack.enter_context(open_recording_of(each, url, token)) for each in (one, other)]
-        found = find_difference(*sides)
+        found, unknown = find_difference(*sides), not_compared(*sides)
+    for each in unknown.values():
+        echo(f"not compared, since neither has them: the samples of {each}", err=True)
     if as_json:
         where = None if found is None else {"place": found.place, "path": found.difference.path}
-        print_json({"is_equal": found is None, "difference": where, "text": found and found.in_words(one, other)})
+        text = found and found.in_words(one, other)
+        print_json({"is_equal": found is None, "difference": where, "text": text, "not_compared": list(unknown)})
     else:
         echo("they tell the same" if found is None else found.in_words(one, other))
     raise typer.Exit(0 if found is None else 1)
-
-
-def _counts(made: object) -> dict[str, int]:
-    names = ("num_groups", "num_samples", "num_batches")
-    return {name: getattr(made, name) for name in names}

@@ -5,10 +5,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from forebay.replay.chosen_groups import ranges_text
 from forebay.replay.model import BatchRecord
+from forebay.replay.recording_reader import RecordingMade
 from forebay.replay.recordings.recording import Recording
 from forebay.server.cli.output import counts_text
+
+MOST_SHOWN = 20
+
+
+def counts(made: RecordingMade) -> dict[str, Any]:
+    """What `export` tells of a file as JSON values: how much it has, and which groups it has without their samples."""
+    found = {name: getattr(made, name) for name in ("num_groups", "num_samples", "num_batches")}
+    return found | {"left_out": msgspec.to_builtins(made.left_out)}
 
 
 def summary(recording: Recording) -> dict[str, Any]:
@@ -23,9 +34,7 @@ def summary(recording: Recording) -> dict[str, Any]:
         "exported_by": made.by,
         "exported_at_s": made.at_s,
         "exported_steps": made.steps,
-        "num_groups": made.num_groups,
-        "num_samples": made.num_samples,
-        "num_batches": made.num_batches,
+        **counts(made),
         "num_body_bytes": made.num_bytes,
         "states": dict(Counter(group.state for group in groups)),
         "reasons": dict(Counter(group.reason for group in groups if group.reason)),
@@ -54,9 +63,21 @@ def facts(found: dict[str, Any]) -> dict[str, Any]:
             "batches": f"{found['num_batches']:,}",
             "steps": found["steps"],
             "checkpoints": found["checkpoints"],
+            "left out": _left_out(found["left_out"]),
             "damaged": "\n".join(found["damage"]),
         }
     return shown | {"engine calls": f"{found['num_calls']:,}" if found["num_calls"] else ""}
+
+
+def _left_out(groups: Sequence[dict[str, Any]]) -> str:
+    if not groups:
+        return ""
+    lines = [f"the samples of {len(groups):,} groups, which could not be read:"]
+    lines += [
+        f"{each['group_id']} of instance {each['instance_id']!r}, epoch {each['epoch']}: {each['reason']}"
+        for each in groups[:MOST_SHOWN]
+    ]
+    return "\n".join(lines) + (f"\n… and {len(groups) - MOST_SHOWN:,} more" if len(groups) > MOST_SHOWN else "")
 
 
 def _steps(batches: Sequence[BatchRecord], field: str) -> str:
