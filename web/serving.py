@@ -15,6 +15,8 @@ from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from forebay.web.http_protocol import http_protocol
 
 SHUTDOWN_S = 2
+ACCEPTING_STEPS = 2
+"""So many steps of asyncio's loop after it has accepted a connection, the protocol is told of it."""
 THREAD_START_S = 30.0
 """For what takes milliseconds on an idle machine, and much longer on one with other work."""
 
@@ -34,6 +36,17 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Leave no connection open, not even one that comes this very moment, or whose client takes nothing."""
+        for listening in self.servers:
+            listening.close()
+        for _ in range(ACCEPTING_STEPS):  # uvicorn closes only the connections that it has been told of
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # it is closed in the loop's next step
 
 
 @contextmanager

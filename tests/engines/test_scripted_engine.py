@@ -3,17 +3,21 @@
 import asyncio
 import itertools
 import json
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
+from starlette.responses import PlainTextResponse
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import encode_chat
+from forebay.web.serving import serve_app
 from tests.kit import TIME_LIMIT_S
 
 ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -231,6 +235,28 @@ async def test_leaving_stops_what_still_runs() -> None:
         asked = asyncio.create_task(post(engine, ASK))
         await engine.wait_in_flight(1)
     assert (await asked).json()["choices"][0]["finish_reason"] == "abort"
+
+
+def stand_still() -> None:
+    time.sleep(0.2)  # a loop that has other work: its server looks ten times a second whether it is to end
+
+
+async def test_leaving_ends_a_connection_that_comes_this_very_moment() -> None:
+    async with ScriptedEngine(lambda _: "never") as engine:
+        client = socket.create_connection(("127.0.0.1", urlsplit(engine.url).port), TIME_LIMIT_S)
+        stand_still()
+    with client:
+        assert client.recv(1) == b""
+
+
+async def test_leaving_ends_a_connection_whose_client_takes_nothing() -> None:
+    async with serve_app(PlainTextResponse("long" * 5_000_000)) as port:
+        client = socket.create_connection(("127.0.0.1", port), TIME_LIMIT_S)
+        client.sendall(f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode())
+        await asyncio.to_thread(client.recv, 1)
+    with client, suppress(ConnectionResetError):
+        while client.recv(1 << 20):
+            pass
 
 
 async def test_entered_again_on_the_same_port() -> None:
