@@ -198,11 +198,16 @@ class RecordingReader:
         except RecordingDamaged:
             found = []
         # By the table where the index says nothing: either may be damaged.
-        number = None if found else next((each.number for each in self.groups() if each.group_id == group_id), None)
+        number = None if found else self._numbers.get(group_id)
         found = found or ([] if number is None else self.rows.find(GROUPS, "number", number))
         if not found:
             raise NotRecorded(f"{self.path.name} has no group {group_id!r}", hint="groups() lists those that it has")
         return int(self.rows.read(GROUPS, found[0], GroupRecord)[1][2])
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The key of every group, by the table alone."""
+        return {group.group_id: group.number for group in self.groups()}
 
     @cached_property
     def _seqs(self) -> dict[str, list[int]]:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from forebay.buffer.recorded_group import stretches_of_bodies
@@ -37,6 +37,10 @@ class UsableGroup:
     group_id: str
     epoch: int
     samples: Sequence[SampleRecord]
+    is_whole: bool
+    """Whether no other sample would be used, were its body not damaged or gone."""
+    damaged: set[str]
+    """The uids of samples whose bodies were found damaged; more are added."""
 
     @property
     def head(self) -> GroupHead:
@@ -57,7 +61,9 @@ class UsableGroup:
         try:
             return (await self.source.bodies([sample]))[0]
         except StorageFailed as error:
-            logger.error("sample %s is not replayed: %s", sample.uid, error)
+            if sample.uid not in self.damaged:
+                self.damaged.add(sample.uid)
+                logger.error("sample %s is not replayed: %s", sample.uid, error)
             return b""
 
 
@@ -73,6 +79,45 @@ class _Replayed:
     """The only groups that there are, in their order; None for all that the run's input has."""
     epochs: Mapping[InstanceId, Mapping[int, str]]
     """The groups of each instance by epoch, where one may take the place of another."""
+    checked: set[str] = field(default_factory=set)
+    """The groups whose bodies were read to see whether they can be."""
+    damaged_samples: set[str] = field(default_factory=set)
+    damaged_groups: set[str] = field(default_factory=set)
+
+    async def usable(self, group: str, epoch: int, *, checks: bool) -> UsableGroup:
+        """What is used of a group. ``checks``: as far as its bodies can be read; else that may show only later."""
+        found = await self._usable(group, epoch)
+        if not checks or group in self.checked:
+            return found
+        num_damaged = len(self.damaged_samples)
+        async for _ in found.bodies():
+            pass
+        self.checked.add(group)
+        return found if num_damaged == len(self.damaged_samples) else await self._usable(group, epoch)
+
+    async def _usable(self, group: str, epoch: int) -> UsableGroup:
+        members = [each for each in await self._samples(group) if each.became == "member"]
+        gone = {(each.slot, each.rollout_id) for each in members if not self._has_body(each)}
+        mains = [(each.slot, each.rollout_id) for each in members if not each.fork and _is_used(self.options, each)]
+        there = set(mains) - gone
+        # The forks of a rollout are in its slot, and go with it.
+        samples = [each for each in members if (each.slot, each.rollout_id) in there]
+        return UsableGroup(self.source, group, epoch, samples, len(there) == len(mains), self.damaged_samples)
+
+    async def _samples(self, group: str) -> Sequence[SampleRecord]:
+        if group in self.damaged_groups:
+            return ()
+        try:
+            return (await self.source.samples([group])).get(group, ())
+        except NotRecorded:
+            return ()
+        except RecordingDamaged as error:  # other groups are whole
+            self.damaged_groups.add(group)
+            logger.error("group %s is not replayed: %s", group, error)
+            return ()
+
+    def _has_body(self, sample: SampleRecord) -> bool:
+        return sample.uid not in self.damaged_samples and self.source.has_body(sample)
 
 
 class RecordedGroups:
@@ -97,19 +142,24 @@ class RecordedGroups:
         return (await self._of(run)).keys
 
     async def find(self, run: Run, instance_id: InstanceId, epoch: int) -> UsableGroup:
-        """What was recorded of a group of ``run``.
+        """What was recorded of a group of ``run``, or of one that takes its place: a whole one, if there is any.
 
         Raises ``NotRecorded``, ``StorageFailed``, ``InputRefused`` without the source.
         """
         replayed = await self._of(run)
-        own = group_id(instance_id, epoch)
-        epochs = {**replayed.epochs.get(instance_id, {}), epoch: own}
-        there = {each: used for each, used in (await _used_by_epoch(replayed, epochs)).items() if used}
-        chosen = substitute(epoch, there)
-        if chosen is None:
+        left = {**replayed.epochs.get(instance_id, {}), epoch: group_id(instance_id, epoch)}
+        in_part: UsableGroup | None = None
+        while (chosen := substitute(epoch, left)) is not None:
+            group = left.pop(chosen)
+            # Each body is read once more for that: only where there is something else to be taken.
+            found = await replayed.usable(group, chosen, checks=bool(left or in_part))
+            if found.samples and (chosen == epoch or found.is_whole):
+                return found
+            in_part = in_part or (found if found.samples else None)
+        if in_part is None:
             hint = "what is missing is generated in the modes cache and repeat"
             raise NotRecorded(f"nothing is recorded of {instance_id!r} in epoch {epoch}", hint=hint)
-        return UsableGroup(replayed.source, epochs[chosen], chosen, there[chosen])
+        return in_part
 
     async def _of(self, run: Run) -> _Replayed:
         async with self._lock:
@@ -156,24 +206,6 @@ class RecordedGroups:
                 for group in await source.groups():
                     epochs[group.instance_id][group.epoch] = group.group_id
             return _Replayed(options, found, source, stack.pop_all(), keys, epochs)
-
-
-async def _used_by_epoch(replayed: _Replayed, epochs: Mapping[int, str]) -> dict[int, list[SampleRecord]]:
-    try:
-        samples = await replayed.source.samples(list(epochs.values()))
-    except RecordingDamaged as error:  # other groups are whole: this one is generated
-        logger.error("%s", error)
-        return {}
-    return {epoch: list(_used(replayed, samples.get(group, ()))) for epoch, group in epochs.items()}
-
-
-def _used(replayed: _Replayed, samples: Sequence[SampleRecord]) -> Iterator[SampleRecord]:
-    """The samples of the slots that are used again; the forks of a rollout are in its slot, and go with it."""
-    members = [each for each in samples if each.became == "member"]
-    gone = {(each.slot, each.rollout_id) for each in members if not replayed.source.has_body(each)}
-    mains = [each for each in members if not each.fork and _is_used(replayed.options, each)]
-    slots = {each.slot: each.rollout_id for each in mains if (each.slot, each.rollout_id) not in gone}
-    return (each for each in members if slots.get(each.slot) == each.rollout_id)
 
 
 def _is_used(options: ReplayOptions, main: SampleRecord) -> bool:
