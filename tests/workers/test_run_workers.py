@@ -268,12 +268,16 @@ def test_silent_workers_are_replaced_and_none_outlives_its_lead(make_server, tas
 
 def test_workers_are_listed_while_they_run_and_end_with_the_run(server, start) -> None:
     run = start("blocking", 2)
-    workers = poll_until(
-        lambda: (found := run.view()["workers"]) and any(each["blocked_s"] for each in found) and found
-    )
+    wait_ready(run)
+
+    def all_begun() -> list[Json]:
+        found: list[Json] = run.view()["workers"]
+        are_begun = sum(each["num_in_flight"] for each in found) == 2 * GROUP_SIZE
+        return found if are_begun and any(each["blocked_s"] for each in found) else []
+
+    workers = poll_until(all_begun)
     assert [each["number"] for each in workers] == [0, 1]
     assert {each["state"] for each in workers} == {"ready"}
-    assert sum(each["num_in_flight"] for each in workers) == 2 * GROUP_SIZE
     assert all(each["node"] and each["rss_bytes"] > 1 << 20 and not each["num_restarts"] for each in workers)
     blocked = next(each for each in workers if each["blocked_s"])
     assert blocked["blocked_s"] >= 5

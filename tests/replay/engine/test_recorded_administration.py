@@ -45,7 +45,7 @@ async def test_who_leaves_in_a_pause_takes_no_answer_with_him(tmp_path: Path) ->
         answer = await chat(recorder.url, 0)
     async with RecordedEngine(file) as engine:
         await post(engine.url, "/pause_generation", {"mode": "retract"})
-        async with httpx.AsyncClient(timeout=0.5, verify=False) as http:
+        async with httpx.AsyncClient(timeout=httpx.Timeout(LIMIT_S, read=0.5), verify=False) as http:
             with pytest.raises(httpx.ReadTimeout):
                 await http.post(f"{engine.url}/v1/chat/completions", json={**SAYS, "rid": rid(0)})
         await asyncio.to_thread(num_running, engine.url)
