@@ -66,7 +66,8 @@ async def judged_again(
     """The samples of a rollout, the main one last, with the reward that ``ask`` tells for its item.
 
     A rollout without one now is its main sample alone, which has failed. One that had failed before there was anything
-    to judge stays as it is. Without ``row``, so much of it is used as the sample has in ``extra_info``.
+    to judge stays as it is. Without ``row``, so much of it is used as the sample has in ``extra_info``. Nobody is asked
+    about one whose reward function was given what was not recorded: it has failed.
     """
     main = samples[-1]
     if main.record.reward is None and main.record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
@@ -74,7 +75,7 @@ async def judged_again(
     fields = main.fields
     messages = fields.get("messages")
     returned = Returned(messages if isinstance(messages, list) else [], str(_info(fields).get("finish_reason", "")))
-    if not main.record.is_foreign and (returned.messages is not messages or _is_given_lost(fields)):
+    if not main.record.is_foreign and (returned.messages is not messages or _is_given_lost(fields, row)):
         judged = RewardOutcome(None, NotRecorded.code, "what its reward function was given was not recorded")
     else:
         judged = await ask(_item(main, fields, returned, row))
@@ -95,9 +96,12 @@ def _info(fields: dict[str, Any]) -> dict[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _is_given_lost(fields: dict[str, Any]) -> bool:
-    """Whether its rollout had handed something to the reward function that is too large to be kept, or of before."""
-    return fields.get("for_reward", None if "agent" in _info(fields) else {}) is None
+def _is_given_lost(fields: dict[str, Any], row: TaskRow | None) -> bool:
+    """Whether its rollout may have handed something to the reward function that was too large, or never kept."""
+    if "for_reward" in fields:
+        return fields["for_reward"] is None
+    # Whoever keeps it names the row as well. Without ``row`` the sample is all that there is, whoever made it.
+    return "agent" in (info := _info(fields)) or (row is not None and "row" not in info)
 
 
 def _item(main: ReplayedSample, fields: dict[str, Any], returned: Returned, row: TaskRow | None) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from forebay.generators.rewards import Rewarder
 from forebay.generators.rollouts.rejudging import Rejudge
 from forebay.generators.rollouts.replayed_samples import ReplayedRollout, ReplayedSample
 from forebay.replay.group_frames import GroupHead
-from forebay.replay.model import SampleRecord
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, assert_error, poll_until, write_generator
+from tests.kit import Json, NativeRun, ServerProcess, assert_error, poll_until, write_generator
 from tests.replay.modes_kit import (
     GROUP_SIZE,
     Answers,
@@ -29,6 +28,7 @@ from tests.replay.modes_kit import (
     write_rows,
     write_words,
 )
+from tests.replay.recordings.recording_kit import group_record, sample_record
 
 VERIFIED = """
 from forebay.generators.agent import AgentGenerator, Verifier
@@ -229,33 +229,41 @@ async def rollout_func("""
     assert {key: sample["reward"] for key, sample in slots(run).items()} == dict.fromkeys(slots(recorded), 7.0)
 
 
-async def test_what_has_no_messages_cannot_be_judged() -> None:
-    """Written by somebody else, who knows nothing of rollouts."""
-    record = SampleRecord(
-        uid="a/0",
-        instance_id="a",
-        group_id="g",
-        epoch=0,
-        slot=0,
-        became="member",
-        reward=1.0,
-        at_s=0.0,
-        error="",
-        reward_start=22,
-        reward_end=23,
-        rollout_id="",
-        oldest_version=None,
-        fork=0,
-        rollout_outcome="",
-        is_foreign=False,
-    )
-    head = GroupHead(run_id="run-1", group_id="g", epoch=0, samples=[record])
-    rollout = ReplayedRollout(head, (ReplayedSample(record, b'{"uid":"a/0","reward":1}'),))
+MESSAGES = [{"role": "assistant", "content": "8"}]
+DIGEST = "0123456789abcdef"
 
-    async def full_marks(_item: object) -> float:
-        return 1.0
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        pytest.param({"extra_info": {"row": DIGEST}}, None, id="no messages"),
+        pytest.param({"messages": MESSAGES}, None, id="neither what was given nor the row"),
+        pytest.param({"messages": MESSAGES, "extra_info": {"level": 3}}, None, id="older data"),
+        pytest.param({"messages": MESSAGES, "extra_info": {"row": DIGEST, "agent": {}}}, None, id="an older agent"),
+        pytest.param({"messages": MESSAGES, "extra_info": {"row": DIGEST}, "for_reward": None}, None, id="too large"),
+        pytest.param({"messages": MESSAGES, "extra_info": {"row": DIGEST}}, {"level": 5}, id="nothing was given"),
+        # What the row itself calls so stands in the place of its digest.
+        pytest.param({"messages": MESSAGES, "extra_info": {"row": 17}}, {"level": 5}, id="a field of the row"),
+        pytest.param({"messages": MESSAGES, "for_reward": {"more": 1}}, {"level": 5, "more": 1}, id="what was given"),
+    ],
+)
+async def test_only_what_was_recorded_is_judged(body: Json, given: Json | None) -> None:
+    sample = sample_record(group_record(1), 0, reward=1.0, reward_start=0, reward_end=0)
+    head = GroupHead(run_id="run-1", group_id=sample.group_id, epoch=0, samples=[sample])
+    body = {"uid": sample.uid, "reward": 1, **body}
+    rollout = ReplayedRollout(head, (ReplayedSample(sample, json.dumps(body).encode()),))
+    asked: list[Json] = []
+
+    async def full_marks(item: Json) -> float:
+        asked.append(item)
+        return 2.0
 
     async with Rewarder(full_marks, timeout_s=30.0, num_workers=1) as rewarder:
-        judged = await Rejudge(rewarder, num_retries=0, at_once=1).judged(rollout, TaskRow(0, "a", [], {}))
-    assert judged.main.record.reward is None
-    assert json.loads(judged.main.body)["error"]["type"] == "not_recorded"
+        rejudge = Rejudge(rewarder, num_retries=0, at_once=1)
+        judged = await rejudge.judged(rollout, TaskRow(0, sample.instance_id, [], {"level": 5}))
+    if given is None:
+        assert (asked, judged.main.record.reward) == ([], None)
+        assert json.loads(judged.main.body)["error"]["type"] == "not_recorded"
+    else:
+        assert [{name: item[name] for name in item.keys() & {"level", "more"}} for item in asked] == [given]
+        assert (judged.main.record.reward, json.loads(judged.main.body)["reward"]) == (2.0, 2.0)

@@ -258,6 +258,35 @@ def test_bodies_that_retention_removed(make_server: MakeServer) -> None:
     assert json.dumps(read_all(part, size=1)).count("step 6/") >= 2
 
 
+def test_a_run_that_keeps_its_bodies_replays_whole_beside_one_that_does_not(make_server: MakeServer) -> None:
+    server = make_server(segment_bytes=1 << 16, replay_bytes=200_000)
+    runs = [server.start_run("idle", 2, keep_checkpoints=2, **keeps) for keeps in ({}, {"keep_bodies": True})]
+    read: dict[str, list[list[Json]]] = {run.run_id: [] for run in runs}
+    for step in range(1, 9):
+        for run in runs:
+            write_group(run, f"step {step}", [0.0, 1.0], messages=[{"role": "user", "content": "x" * 40_000}])
+            batch = run.take(num_groups=1, step=step)
+            run.checkpoint(step, batch)
+            read[run.run_id].append(batch["data"])
+    for run in runs:
+        run.stop()
+    collect(server)
+    server.kill9()
+    server.restart()
+    other, kept = runs
+    whole = start_replay(server, kept.run_id)
+    until_ended(whole)
+    assert read_all(whole, size=1) == read[kept.run_id]
+    error = assert_error(server.client.post("/v1/runs", json={"replay": other.run_id}), 409, "bodies_gone")
+    first = int(error["hint"].rpartition("these steps: ")[2].removesuffix("-8"))
+    assert 2 < first < 7, "there is room for some that no checkpoint needs"
+    part = start_replay(server, {"source": other.run_id, "steps": f"{first}-8"})
+    until_ended(part)
+    assert read_all(part, size=1) == read[other.run_id][first - 1 :]
+    body = {"replay": {"source": other.run_id, "steps": f"{first - 1}-8"}}
+    assert_error(server.client.post("/v1/runs", json=body), 409, "bodies_gone")
+
+
 def test_nothing_is_removed_while_a_start_is_looked_at(make_server: MakeServer, tmp_path: Path) -> None:
     """Its bodies were all there when it was asked for; its generator takes its time."""
     file = write_generator(tmp_path / "tasks", HOOKED, "hooked_generator.py")
