@@ -3,6 +3,7 @@
 import functools
 import importlib
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_every_method_and_field_of_the_client_is_in_its_reference(script: Callab
         assert missing == []
     for kind in (client.Batch, client.Group, client.RunStats, client.WeightUpdate):
         assert [each for each in kind.__annotations__ if f"| `{each}` | " not in told] == []
+
+
+INTERNAL = ("forebay.server.", "forebay.gateway.dialects.")
+"""What users import nothing from."""
+
+
+def public_modules() -> list[str]:
+    """The packages that offer names, and the modules that generator files import."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    paths = {name: ROOT.joinpath(*name.split(".")[1:], "__init__.py") for name in packages}
+    paths |= {f"forebay.generators.{path.stem}": path for path in (ROOT / "generators").glob("[!_]*.py")}
+    found = sorted(name for name, path in paths.items() if "\n__all__ =" in path.read_text(encoding="utf-8"))
+    return [name for name in found if not name.startswith(INTERNAL)]
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_every_public_name_can_be_imported_and_is_in_a_page(module: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"from {module} import *", names)
+    offered = importlib.import_module(module).__all__
+    assert set(offered) == names.keys() - {"__builtins__"}
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
+    code = "\n".join(re.findall(r"^```.*?^```|`[^`\n]+`", pages, re.MULTILINE | re.DOTALL))
+    assert [name for name in offered if not re.search(rf"\b{name}\b", code)] == []
 
 
 def test_every_setting_has_a_sentence_of_help() -> None:
