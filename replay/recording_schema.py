@@ -34,6 +34,12 @@ CREATE TABLE calls (
   began_s REAL NOT NULL, UNIQUE (lane, digest, nth));
 """
 """``json`` columns are UTF-8 JSON; ``body``, ``request`` and ``parts`` are zstandard frames with a checksum."""
+CODE_TABLE = """
+CREATE TABLE code (
+  number INTEGER PRIMARY KEY, start INTEGER NOT NULL, path TEXT NOT NULL, num_bytes INTEGER NOT NULL,
+  checksum BLOB NOT NULL, content BLOB NOT NULL, UNIQUE (start, path))
+"""
+"""Of a run that was exported with its code; other files do not have it. ``content`` is such a frame, too."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -63,6 +69,7 @@ class RecordingTable(NamedTuple):
 META = RecordingTable("meta", ("name", "json"))
 GROUPS = RecordingTable("groups", ("number", "group_id", "num_rows", "json"))
 SAMPLES = RecordingTable("samples", ("seq", "group_id", "slot", "fork", "uid", "num_bytes", "json"))
+CODE = RecordingTable("code", ("number", "start", "path", "num_bytes"))
 BATCHES = RecordingTable("batches", ("number", "step", "checkpoint_step", "json"))
 
 

@@ -10,6 +10,7 @@ from forebay.replay.differences import Difference, first_difference
 from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
 from forebay.replay.provenance import strip
 from forebay.replay.recording_reader import LeftOutGroup
+from forebay.replay.recordings.recorded_code import CodeFile
 from forebay.replay.recordings.recording import Recording
 
 ENDED_WELL = frozenset({"ready", "leased", "acked"})
@@ -49,6 +50,7 @@ def find_difference(one: Recording, other: Recording) -> FoundDifference | None:
 
 
 def _pairs(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
+    yield from _code_of_both(one, other)
     yield "the run", _asked(one.run), _asked(other.run)
     ordered = [_in_order(each) for each in (one, other)]
     names = [[_name(group) for group in groups] for groups in ordered]
@@ -56,6 +58,22 @@ def _pairs(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
     for a, b in zip(*ordered, strict=True):
         yield f"group {a.group_id} of instance {a.instance_id!r}", _group(a), _group(b)
         yield from _of_group(one, other, a.group_id)
+
+
+def _code_of_both(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
+    """Of the last start of each: how often a run was started anew says nothing."""
+    sides = [_newest_code(each) for each in (one, other)]
+    for path in sorted(set().union(*sides)) if all(sides) else ():
+        contents = [
+            {path: _spelling(each.code_content(files[path]))} if path in files else {}
+            for each, files in zip((one, other), sides, strict=True)
+        ]
+        yield "the code", contents[0], contents[1]
+
+
+def _newest_code(recording: Recording) -> dict[str, CodeFile]:
+    files = recording.code()
+    return {file.path: file for file in files if file.start == files[-1].start}
 
 
 def not_compared(one: Recording, other: Recording) -> dict[str, LeftOutGroup]:

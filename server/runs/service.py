@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from forebay.buffer import write
@@ -309,6 +310,10 @@ class RunService:
             await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
             await self._parts.records.end(run_id, RunState.STOPPED, "stopped")
+
+    def code_copies(self, run_id: str) -> list[tuple[int, Path]]:
+        """By starts, the folders with the run's copies of its code. Raises ``RunNotFound``."""
+        return self._parts.folders.code_copies(self._buffer.get(run_id).run)
 
     def log_tail(self, run_id: str, num_lines: int) -> list[str]:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""

@@ -15,8 +15,8 @@ from forebay.replay.recordings.recording_stream import RecordingDownload
 from forebay.server.cli.client import ServerClient
 
 
-def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> RecordingMade:
-    """Write the run that ``run`` names into the new file ``path``; what it has.
+def export_run(server: ServerClient, run: str, path: Path, steps: str = "", *, has_code: bool = False) -> RecordingMade:
+    """Write the run that ``run`` names into the new file ``path``, with its code if it ``has_code``; what it has.
 
     Raises ``InvalidInput`` for a file that is there, steps that are none, or a ``run`` that several have; what the
     server refuses; ``StorageFailed``, ``MissingExtra``.
@@ -25,8 +25,8 @@ def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> R
         parse_steps(steps, "--steps")
     with RecordingDownload(path) as download:
         run_id = server.find_run(run)["run_id"]
-        query = f"?{urlencode({'steps': steps})}" if steps else ""
-        server.save(f"/v1/runs/{run_id}/recording{query}", download)
+        asked = ({"steps": steps} if steps else {}) | ({"code": "true"} if has_code else {})
+        server.save(f"/v1/runs/{run_id}/recording{'?' if asked else ''}{urlencode(asked)}", download)
         return download.made
 
 
@@ -36,10 +36,13 @@ def is_recording(given: str) -> bool:
 
 
 @contextmanager
-def open_recording_of(given: str, url: str, token: str = "", steps: str = "") -> Iterator[Recording]:
+def open_recording_of(
+    given: str, url: str, token: str = "", steps: str = "", *, has_code: bool = False
+) -> Iterator[Recording]:
     """The recording in the file ``given``, or, fetched for so long, of the run that it names.
 
-    With ``steps``, only those are fetched; of a file, all is there. Raises as ``Recording`` and ``export_run`` do.
+    With ``steps``, only those are fetched, and code if it ``has_code``; of a file, all is there. Raises as
+    ``Recording`` and ``export_run`` do.
     """
     if not given:
         raise InvalidInput("RUN|FILE is empty", hint="give a run's id or name, or the file of a recording")
@@ -50,6 +53,6 @@ def open_recording_of(given: str, url: str, token: str = "", steps: str = "") ->
     with tempfile.TemporaryDirectory(prefix="forebay-recording-") as folder:
         path = Path(folder) / f"{PurePath(given).name}{SUFFIX}"
         with ServerClient(url, token) as server:
-            export_run(server, given, path, steps)
+            export_run(server, given, path, steps, has_code=has_code)
         with Recording.open(path) as recording:
             yield recording

@@ -28,7 +28,7 @@ def bomb(num_bytes: int) -> bytes:
     return head + (1 << 17 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
 
 
-def forge(path: Path, table: RecordingTable, where: str, *more: str, **columns: object) -> None:
+def forge(path: Path, table: RecordingTable, where: str, /, **columns: object) -> None:
     """Change a row, and let its checksum agree."""
     with closing(sqlite3.connect(path)) as database, database:
         for name, value in columns.items():
