@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import httpx
+import psutil
 
 from tests import preloaded
 
@@ -65,6 +67,16 @@ def poll_until(condition: Callable[[], T], timeout_s: float = TIME_LIMIT_S) -> T
         time.sleep(pause_s)
         pause_s = min(1.25 * pause_s, 0.05)  # asking often would slow down what is waited for
     return answer
+
+
+def children_with(pid: int, word: str) -> list[psutil.Process]:
+    """What ``pid`` has started with ``word`` on its command line; of a server, other processes come and go."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has ended since it was listed
+            if word in child.cmdline():
+                found.append(child)
+    return found
 
 
 def write_generator(folder: Path, source: str, name: str = "idle_generator.py") -> Path:

@@ -1,13 +1,14 @@
 """One agent's call of many megabytes leaves the calls of the others as quick as they were."""
 
 import asyncio
+import os
 
 import httpx
-import psutil
 import pytest
 
 from tests.attack.hostile_engine import hostile_engine
 from tests.attack.real_gateway import real_gateway
+from tests.kit import children_with
 
 MESSAGE = '{"role": "user", "content": "a"}'
 LONGEST_S = 1.0
@@ -16,8 +17,7 @@ LONGEST_S = 1.0
 
 def loop_seconds() -> float:
     """CPU time of the thread in which the gateway's event loop runs, whatever else this machine does."""
-    children = psutil.Process().children(recursive=True)
-    (gateway,) = [child for child in children if "forebay.gateway" in child.cmdline()]
+    (gateway,) = children_with(os.getpid(), "forebay.gateway")
     (loop,) = [thread for thread in gateway.threads() if thread.id == gateway.pid]
     return float(loop.user_time + loop.system_time)
 

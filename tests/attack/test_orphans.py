@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, make_group, poll_until, write_generator
+from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, children_with, make_group, poll_until, write_generator
 
 FORKS = """
 import json, os, signal, subprocess, sys, threading
@@ -156,7 +156,7 @@ def run_log(run: NativeRun) -> list[str]:
 
 
 def gateways(server: ServerProcess) -> list[int]:
-    return [child.pid for child in psutil.Process(server.pid).children() if "forebay.gateway" in child.cmdline()]
+    return [child.pid for child in children_with(server.pid, "forebay.gateway")]
 
 
 def test_a_killed_server_leaves_nothing(forking: ServerProcess, tmp_path: Path) -> None:
@@ -176,14 +176,16 @@ def is_running(pid: int) -> bool:
 
 
 SHORT_LIVED = """
-import os, threading
+import os, threading, time
+from pathlib import Path
 TASK_TYPE = "daemons"
 def run_rollout(data):
     for _ in range(20):
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                threading.Event().wait(0.5)
+                while not Path(data["gate"]).exists():
+                    time.sleep(0.02)
             os._exit(0)
         os.wait()
     threading.Event().wait()
@@ -193,8 +195,10 @@ def run_rollout(data):
 def test_what_ended_is_waited_for_in_whatever_session_it_was(make_server: MakeServer, tmp_path: Path) -> None:
     write_generator(tmp_path / "tasks", SHORT_LIVED, "daemons_generator.py")
     server = make_server(generators=tmp_path / "tasks", start_wait_s=60)
-    run = server.start_run("daemons", group_size=2)
+    gate = tmp_path / "gate"
+    run = server.start_run("daemons", group_size=2, gate=str(gate))
     poll_until(lambda: len(psutil.Process(server.pid).children()) > 10)
+    gate.touch()
     poll_until(lambda: len(psutil.Process(server.pid).children()) == 1)  # the monitor
     check_usable(run, "after")
 

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-import psutil
 import pytest
 
 from tests.attack import secret_spy
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, make_group, poll_until, write_generator
+from tests.kit import (
+    TIME_LIMIT_S,
+    Json,
+    NativeRun,
+    ServerProcess,
+    children_with,
+    make_group,
+    poll_until,
+    write_generator,
+)
 
 TOKEN = "t0ken-of-the-whole-server"
 SPIES = """
@@ -117,7 +125,7 @@ def test_nobody_opens_the_memory_or_the_files_of_server_and_gateway(spied: Serve
     run = spied.start_run("spies", group_size=2, remote_engine_url="http://127.0.0.1:9")
     link = poll_until(lambda: next((line for line in run_log(run) if "/w/" in line), ""))
     assert httpx.post(f"{link}/gateway", timeout=TIME_LIMIT_S).is_success, "a gateway is started"
-    gateways = [child for child in psutil.Process(spied.pid).children() if "forebay.gateway" in child.cmdline()]
+    gateways = children_with(spied.pid, "forebay.gateway")
     assert len(gateways) == 1
     for pid in (spied.pid, gateways[0].pid):
         for look in (f"open('/proc/{pid}/mem')", f"os.readlink('/proc/{pid}/fd/0')"):

@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from forebay.client import Batch, BufferClient
-from tests.kit import TIME_LIMIT_S, ServerProcess, poll_until
+from tests.kit import TIME_LIMIT_S, ServerProcess, children_with, poll_until
 
 LOOP = Path(__file__).parents[2] / "examples" / "grpo_loop" / "loop.py"
 START_LIMIT_S = 120.0
@@ -66,7 +66,7 @@ class LoopProcess:
     def part(self, module: str) -> psutil.Process:
         """The loop's process that runs a module."""
         assert self.process is not None
-        return next(part for part in psutil.Process(self.process.pid).children() if module in part.cmdline())
+        return children_with(self.process.pid, module)[0]
 
     def stored_slots(self) -> set[Slot]:
         """The slots whose samples the server has."""

@@ -25,7 +25,16 @@ from forebay.server.gateway_process import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
 from tests.generators.bench_kit import LIMIT_S, bench
-from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, assert_error, make_sample, poll_until, write_generator
+from tests.kit import (
+    TIME_LIMIT_S,
+    NativeRun,
+    ServerProcess,
+    assert_error,
+    children_with,
+    make_sample,
+    poll_until,
+    write_generator,
+)
 from tests.lent import lend_runs, lent_url
 
 TELLS = """
@@ -104,8 +113,7 @@ def chat(rollout: Json, **fields: Any) -> httpx.Response:
 
 
 def gateway_pids(server: ServerProcess) -> list[int]:
-    children = psutil.Process(server.pid).children()
-    return [child.pid for child in children if "forebay.gateway" in child.cmdline()]
+    return [child.pid for child in children_with(server.pid, "forebay.gateway")]
 
 
 def test_a_run_opens_rollouts_at_the_gateway(server: ServerProcess, engine: ThreadedEngine) -> None:

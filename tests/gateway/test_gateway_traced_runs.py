@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from forebay.core.ids import group_id
@@ -18,7 +17,7 @@ from forebay.telemetry.tracing.read_trace import TraceFolder, trace_files
 from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, poll_until, write_generator
+from tests.kit import NativeRun, ServerProcess, children_with, poll_until, write_generator
 from tests.lent import lend_runs, lent_url
 
 HANGING = "hang"
@@ -195,7 +194,7 @@ def test_a_gateway_that_is_killed_leaves_whole_lines_and_shows_what_hung(
             return [record for record in found if record.name == "engine"]
 
         (call,) = poll_until(noted, 60)
-        (gateway,) = [child for child in psutil.Process(server.pid).children() if "forebay.gateway" in child.cmdline()]
+        (gateway,) = children_with(server.pid, "forebay.gateway")
         os.kill(gateway.pid, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             hung.result()

@@ -16,7 +16,7 @@ from forebay.generators.agents.gateway import GatewayLink
 from forebay.server.cli.command_line import app as cli
 from tests.conftest import MakeServer
 from tests.generators.agent_kit import LIMIT_S, Samples, start, stored
-from tests.kit import NativeRun, ServerProcess, assert_error, poll_until
+from tests.kit import NativeRun, ServerProcess, assert_error, children_with, poll_until
 
 Json = dict[str, Any]
 
@@ -250,7 +250,7 @@ def test_a_gateway_that_is_killed_costs_an_attempt(
     rows: list[Json] = [{"do": "answer", "prompt": "hang once", "label": 1}]
     run = start(server, tmp_path, "functions", engine.url, rows, max_attempts=2)
     poll_until(lambda: engine.in_flight, LIMIT_S)
-    (gateway,) = [p for p in psutil.Process(server.pid).children() if "forebay.gateway" in p.cmdline()]
+    (gateway,) = children_with(server.pid, "forebay.gateway")
     gateway.kill()
     ((sample,),) = stored(run).values()
     assert (sample["reward"], sample["attempt"]) == (1.0, 1)

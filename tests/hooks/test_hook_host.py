@@ -1,6 +1,7 @@
 """A failing hook costs one group: real child processes that raise, hang, die, print and answer nonsense."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import uvloop
 
 from forebay.core.errors import HookFailed
 from forebay.hooks import Sizes, Verdict
-from tests.kit import poll_until
+from tests.kit import children_with, poll_until
 
 SIZES = Sizes(group_size=2, min_valid_group_size=2, min_valid_item_size=1)
 GOOD = [0.0, 1.0]
@@ -216,7 +217,7 @@ async def test_requests_from_many_readers_are_answered_each_its_own(
 
 def host_processes() -> list[psutil.Process]:
     """Those of this process; servers of other tests have theirs."""
-    return [child for child in psutil.Process().children() if "forebay.hooks.host" in child.cmdline()]
+    return children_with(os.getpid(), "forebay.hooks.host")
 
 
 async def test_what_a_hook_started_is_killed_with_the_host(

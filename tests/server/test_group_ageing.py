@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
 from forebay.server.cli.command_line import app as cli
 from tests.conftest import MakeServer
+from tests.e2e.reading import run_process_of
 from tests.kit import Json, NativeRun, ServerProcess, poll_until, write_generator
 
 BARRIER = """
@@ -185,9 +185,7 @@ def test_it_holds_over_kills_of_the_run_process_and_of_the_server(
 ) -> None:
     barred = start(group_timeout_seconds=TIMEOUT_S)
     barred.wait_idle()
-    main = "forebay.workers.runtime"
-    [process] = [p for p in psutil.Process(barring.pid).children(recursive=True) if p.cmdline()[-4:-3] == [main]]
-    process.kill()
+    run_process_of(barring).kill()
     barred.engine.wait_calls(3)  # the next one asks for ``long`` again, and ``short`` has to wait for that
     barred.pass_s(TIMEOUT_S)
     assert [barred.group(name)["state"] for name in ("short", "long")] == ["open", "open"]

@@ -16,7 +16,7 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, Thread
 from tests.conftest import MakeServer
 from tests.e2e.payloads import make_payload
 from tests.e2e.reading import run_process_of
-from tests.kit import Json, NativeRun, ServerProcess, poll_until
+from tests.kit import Json, NativeRun, ServerProcess, children_with, poll_until
 from tests.workers.attempts_kit import restarts, summaries_of
 
 pytestmark = pytest.mark.soak
@@ -106,7 +106,7 @@ def test_a_killed_lead_and_a_killed_server_leave_nobody_and_lose_nothing(make_se
 
 
 def workers_of(lead: psutil.Process) -> list[psutil.Process]:
-    return [each for each in lead.children() if "forebay.workers.backends.child" in " ".join(each.cmdline())]
+    return children_with(lead.pid, "forebay.workers.backends.child")
 
 
 def check_exact(run: NativeRun, *, has_counts: bool = True) -> None:
