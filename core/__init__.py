@@ -12,5 +12,5 @@ Samples
 Tools that have one implementation each
     ``backoff`` (pauses between tries), ``tasks`` (tasks that run beside their starter), ``waiting`` (for news),
     ``clock``, ``addresses``, ``fields`` (of a payload), ``child_process`` (death with the parent),
-    ``private_files`` (nobody's but their owner's), ``durable`` (files that last).
+    ``files`` (nobody's but their owner's, and lasting), ``lazy_names`` (of packages whose modules load when needed).
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
+from forebay.core.lazy_names import lazy_names
 from forebay.generators.failures import AgentFailed, EnvironmentFailed, JudgeFailed
 from forebay.generators.failures import retry_budgets as read_budgets
 from forebay.generators.job.input_rows import RowFile
@@ -233,17 +234,11 @@ class BaseGenerator:
         return {**{name: value for name, value in vars(self).items() if name != "client"}, "_sender": None}
 
 
-def __getattr__(name: str) -> object:
-    """``Rollout`` and ``Totals``, whose modules are as slow to import."""
-    if name == "Rollout":
-        from forebay.generators.rollouts.rollout import Rollout
-
-        return Rollout
-    if name == "Totals":
-        from forebay.generators.job.reporter import Totals
-
-        return Totals
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Their modules are as slow to import as the others.
+__getattr__ = lazy_names(
+    __name__,
+    {"Rollout": "forebay.generators.rollouts.rollout", "Totals": "forebay.generators.job.reporter"},
+)
 
 
 def places_of(num_process: int | str) -> int:

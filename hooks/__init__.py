@@ -16,8 +16,9 @@ padding. ``notifier`` queues what plugins are notified of.
 A hook that raises, hangs or dies costs its group (``HookFailed``, with the traceback), never the server.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forebay.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from forebay.hooks.run_hooks import HookRunner
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HookInput", "HookRunner", "Processed", "Row", "Sizes", "Verdict", "hookimpl"]
 
-_MODULES = {"HookRunner": "run_hooks", "hookimpl": "specs"}
-
-
-def __getattr__(name: str) -> Any:
-    """Each name loads its own module alone: an inspection and a hook host need little of what a runner needs."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'types')}"), name)
+# An inspection and a hook host need little of what a runner needs.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "HookRunner": "forebay.hooks.run_hooks",
+        "hookimpl": "forebay.hooks.specs",
+        **dict.fromkeys(("HookInput", "Processed", "Row", "Sizes", "Verdict"), "forebay.hooks.types"),
+    },
+)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, cast
 
-from forebay.core.private_files import make_folder
+from forebay.core.files import make_folder
 from forebay.telemetry.output_file import OutputFile
 
 LIMIT_BYTES = 32 << 20

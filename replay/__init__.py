@@ -25,8 +25,9 @@ Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``R
 web framework.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from forebay.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from forebay.replay.engine.engine_recorder import EngineRecorder
@@ -35,14 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineRecorder", "RecordedEngine", "Recording"]
 
-_PLACES = {
-    "EngineRecorder": "forebay.replay.engine.engine_recorder",
-    "RecordedEngine": "forebay.replay.engine.recorded_engine",
-    "Recording": "forebay.replay.recordings.recording",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EngineRecorder": "forebay.replay.engine.engine_recorder",
+        "RecordedEngine": "forebay.replay.engine.recorded_engine",
+        "Recording": "forebay.replay.recordings.recording",
+    },
+)

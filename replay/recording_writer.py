@@ -12,8 +12,8 @@ from typing import Self
 
 import msgspec
 
-from forebay.core.durable import sync_directory
 from forebay.core.errors import InvalidInput, MissingExtra, StorageFailed
+from forebay.core.files import sync_directory
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.recording_reader import LeftOutGroup, RecordingMade
 from forebay.replay.recording_schema import (

@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from forebay.buffer.buffer import Buffer
-from forebay.core.durable import sync_directory, write_durably
 from forebay.core.errors import RunNotFound
+from forebay.core.files import sync_directory, write_durably
 from forebay.core.run import Run
 from forebay.core.weight_versions import PauseMode
 

@@ -6,8 +6,9 @@ counts some), metrics for Prometheus (``metrics``), and what a child prints (``o
 (``event_log``), which writes the published layout of verl's profile.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forebay.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from forebay.telemetry.event_log import EventLog
@@ -15,15 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLog", "span", "traceparent"]
 
-_PLACES = {
-    "EventLog": "forebay.telemetry.event_log",
-    "span": "forebay.telemetry.tracing.tracer",
-    "traceparent": "forebay.telemetry.tracing.tracer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # When they are asked for: every process imports the log, and few of them trace.
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+# Every process imports the log, and few of them trace.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EventLog": "forebay.telemetry.event_log",
+        "span": "forebay.telemetry.tracing.tracer",
+        "traceparent": "forebay.telemetry.tracing.tracer",
+    },
+)

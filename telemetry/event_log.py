@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.core import private_files
+from forebay.core.files import make_folder, opener
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class EventLog:
 
     @staticmethod
     def _open(path: str) -> int:
-        private_files.make_folder(Path(path).absolute().parent)
-        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        make_folder(Path(path).absolute().parent)
+        return opener(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:

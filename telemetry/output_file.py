@@ -4,7 +4,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from forebay.core.private_files import opener
+from forebay.core.files import opener
 
 
 class OutputFile:

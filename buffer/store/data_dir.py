@@ -5,9 +5,8 @@ import logging
 import os
 from pathlib import Path
 
-from forebay.core.durable import sync_directory, write_durably
 from forebay.core.errors import StorageFailed
-from forebay.core.private_files import FILE_MODE, FOLDER_MODE, OTHERS, make_private
+from forebay.core.files import FILE_MODE, FOLDER_MODE, OTHERS, make_private, sync_directory, write_durably
 
 FORMAT_VERSION = 1
 _FORMAT_PREFIX = "forebay data "

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from forebay.core.durable import sync_directory
-from forebay.core.private_files import FILE_MODE
+from forebay.core.files import FILE_MODE, sync_directory
 
 BytesLike = bytes | memoryview
 

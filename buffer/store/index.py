@@ -32,7 +32,7 @@ from forebay.buffer.store.rows import (
     RunRow,
     StartRow,
 )
-from forebay.core.private_files import opener
+from forebay.core.files import opener
 
 RUNS = Table("runs", RunRow, key=("run_id",))
 STARTS = Table("starts", StartRow, key=("run_id",))

@@ -21,8 +21,7 @@ from forebay.buffer.store.log_records import (
     encode_start,
 )
 from forebay.buffer.store.rows import Location, SampleRow
-from forebay.core.durable import write_durably
-from forebay.core.private_files import FOLDER_MODE
+from forebay.core.files import FOLDER_MODE, write_durably
 
 WINDOW_BYTES = 4 * 1024 * 1024
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from forebay.core.private_files import FOLDER_MODE, opener
+from forebay.core.files import FOLDER_MODE, opener
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from forebay.core.private_files import make_folder, make_private
+from forebay.core.files import make_folder, make_private
 from forebay.generators.discovery.module_loading import brings_siblings, module_name, package_names
 
 COPY_LIMIT_BYTES = 16 * 2**20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forebay.core.errors import InvalidInput, StorageFailed
-from forebay.core.private_files import FOLDER_MODE, make_folder, opener
+from forebay.core.files import FOLDER_MODE, make_folder, opener
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.recording_rows import Damage
 from forebay.replay.recording_schema import CODE

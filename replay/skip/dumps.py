@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from forebay.core.durable import make_folder_durably, sync_directory, write_durably
 from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.core.private_files import FOLDER_MODE
+from forebay.core.files import FOLDER_MODE, make_folder_durably, sync_directory, write_durably
 from forebay.core.safetensors_format import file_head, read_tensors
 from forebay.replay.skip.values import Packed, pack, unpack
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from forebay.core.backoff import Backoff
-from forebay.core.durable import make_folder_durably
-from forebay.core.private_files import FILE_MODE
+from forebay.core.files import FILE_MODE, make_folder_durably
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.core.private_files import FOLDER_MODE
+from forebay.core.files import FOLDER_MODE
 from forebay.server.cli.output import echo
 
 DEFAULT_URL = "http://127.0.0.1:8889"

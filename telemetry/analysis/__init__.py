@@ -14,7 +14,9 @@ lower caps would have saved, ``general_sentences.py`` what is true of all steps;
 ``robust.py`` has their statistics. ``compare.py`` sets reports side by side.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forebay.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from forebay.telemetry.analysis.load_log import load as load
@@ -22,14 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["analyse", "load"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "load":
-        from forebay.telemetry.analysis.load_log import load
-
-        return load
-    if name == "analyse":
-        from forebay.telemetry.analysis.make_report import analyse
-
-        return analyse
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {"analyse": "forebay.telemetry.analysis.make_report", "load": "forebay.telemetry.analysis.load_log"},
+)

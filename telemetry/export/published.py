@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.core.private_files import make_folder, opener
+from forebay.core.files import make_folder, opener
 from forebay.telemetry.analysis.published.published_events import DRIVER, STEP_FACTS
 from forebay.telemetry.analysis.timeline import ProfileStep, Timeline
 from forebay.telemetry.export.published_step import LinesOfStep, facts_of, iso_time

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.core import private_files
+from forebay.core.files import make_folder, opener
 from forebay.telemetry.tracing.records import Head
 
 SEGMENT_BYTES = 8 << 20
@@ -54,14 +54,14 @@ class TraceFile:
             os.close(fd)
 
     def _open(self) -> None:
-        private_files.make_folder(self._folder)
+        make_folder(self._folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         while self._fd < 0:
             self._number += 1
             head = self._head
             path = self._folder / f"{head.process}-{head.start}-{head.pid}.{self._number}.jsonl"
             try:
-                self._fd = private_files.opener(str(path), flags)
+                self._fd = opener(str(path), flags)
             except FileExistsError:  # pids come again: in a container after each start
                 continue
         self._size = 0

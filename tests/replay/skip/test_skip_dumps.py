@@ -12,7 +12,7 @@ import numpy
 import pytest
 from safetensors.numpy import load_file
 
-from forebay.core import durable
+from forebay.core import files
 from forebay.replay.skip import SkipManager, step_locks
 from forebay.replay.skip.dumps import DumpFolder
 from tests.replay.skip.skip_kit import Rollouts, config, folder, run_python, warnings_of
@@ -137,7 +137,7 @@ def test_an_interrupt_in_a_dump_leaves_nothing_half(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         real(fd)
 
-    monkeypatch.setattr(durable.os, "fsync", interrupted)
+    monkeypatch.setattr(files.os, "fsync", interrupted)
     rollouts = Rollouts()
     num_interrupts = 0
     for at in range(1, 50):

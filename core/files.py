@@ -1,0 +1,82 @@
+"""Files for nobody but their owner, whatever the umask says: samples, logs and code copies are.
+
+And files that last: what is written is on the disk, wholly or not at all, whatever happens to process or machine.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+OTHERS = 0o077
+
+
+def opener(path: str, flags: int) -> int:
+    """For ``open(…, opener=opener)``: a file that is made by it is its owner's alone."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path``, and what is missing above it, its owner's alone; what is there stays as it is."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+
+
+def make_private(path: Path) -> int:
+    """Take the rights of all others off ``path`` and what is below it; how many had some. Links are not followed.
+
+    What its owner may execute stays so. Raises ``OSError``, as where it belongs to somebody else.
+    """
+    return sum(_narrow(each) for each in (path, *_below(path)))
+
+
+def _below(path: Path) -> list[Path]:
+    return [Path(folder) / name for folder, folders, files in os.walk(path) for name in (*folders, *files)]
+
+
+def _narrow(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # it went meanwhile
+        return False
+    if stat.S_ISLNK(mode) or not mode & OTHERS:
+        return False
+    path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+    return True
+
+
+def sync_directory(directory: Path) -> None:
+    """Return when the names in ``directory`` are on the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(path: Path, *pieces: bytes | memoryview) -> None:
+    """Make ``path`` hold ``pieces``, one after the other, wholly or not at all, and wait for the disk."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb", opener=opener) as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)  # a full disk gets its room back
+        raise
+    # The rename is atomic, and lasts only once the directory is synced.
+    partial.replace(path)
+    sync_directory(path.parent)
+
+
+def make_folder_durably(path: Path) -> None:
+    """Make ``path``, and what is missing above it, its owner's alone, and wait for the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    make_folder(path)
+    # From the top: the name of each folder is in the one above it.
+    for folder in reversed(missing):
+        sync_directory(folder.parent)
