@@ -81,20 +81,24 @@ def encode_call(place: Place, request: CallRequest, reply: CallReply, compress: 
 def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
     """What a row holds. Raises ``DamagedRow`` for one in which anything has changed."""
     seq, lane, digest, nth, method, path, request_frame, status, headers, parts_frame, began_s = row
-    request = CallRequest.read(method, path, _content(frames, request_frame, "request", MAX_REQUEST_BYTES))
+    body = _content(frames, request_frame, "request", MAX_REQUEST_BYTES)
+    try:
+        request = CallRequest.read(method, path, body)
+    except UnicodeEncodeError:
+        raise DamagedRow("its method or its path is no text") from None
     if (request.digest, request.lane) != (digest, lane):
         raise DamagedRow("its request is not that of its digest and lane")
-    line, _, body = _content(frames, parts_frame, "parts", MAX_PARTS_BYTES).partition(b"\n")
+    line, _, content = _content(frames, parts_frame, "parts", MAX_PARTS_BYTES).partition(b"\n")
     try:
         head = _head.decode(line)
     except msgspec.MsgspecError as error:
         raise DamagedRow(f"its parts have no readable head: {error}") from None
     written = head.seq, head.nth, head.began_s, head.status, _encode(head.headers).decode()
-    if written != (seq, nth, began_s, status, headers) or sum(size for size, _ in head.parts) != len(body):
+    if written != (seq, nth, began_s, status, headers) or sum(size for size, _ in head.parts) != len(content):
         raise DamagedRow("its columns are not what its parts say")
     parts, start = [], 0
     for size, at_s in head.parts:
-        parts.append((at_s, body[start : start + size]))
+        parts.append((at_s, content[start : start + size]))
         start += size
     return request, CallReply(status, head.headers.get("content-type", ""), parts, head.is_whole)
 

@@ -32,11 +32,11 @@ class CallWriter:
 
     Raises ``InvalidInput`` for a file that cannot be written, or is being written, ``RecordingDamaged`` for one that is
     no recording, ``MissingExtra`` without zstandard. What the disk refuses later is told once in the log, and counted
-    in ``num_lost``: calls go on.
+    in ``num_lost``: calls go on. ``num_written`` are in the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self.num_lost = 0
+        self.num_written = self.num_lost = 0
         self._path = path
         self._compress = compressor()
         self._lock = _claimed(path)
@@ -47,6 +47,7 @@ class CallWriter:
             os.close(self._lock)
             raise
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._unwritten: dict[int, Entry] = {}
         # One is added to by those who call, the other by the thread: neither needs a lock.
         self._num_put_bytes = self._num_done_bytes = 0
         self._losing = threading.Lock()
@@ -74,7 +75,14 @@ class CallWriter:
             self._lose(1, f"{MAX_WAITING_BYTES >> 20} MiB wait to be written")
             return
         self._num_put_bytes += size
-        self._queue.put((place, request, reply))
+        entry = place, request, reply
+        self._unwritten[place.seq] = entry
+        self._queue.put(entry)
+
+    def unwritten(self, seq: int) -> tuple[CallRequest, CallReply] | None:
+        """A call that is not in the file yet."""
+        entry = self._unwritten.get(seq)
+        return None if entry is None else entry[1:]
 
     def close(self) -> None:
         """Return when all is in the file, which is then one file again, in no need of another beside it."""
@@ -110,12 +118,15 @@ class CallWriter:
             self._connection.execute("BEGIN")
             self._connection.executemany(INSERT, rows)
             self._connection.execute("COMMIT")
+            self.num_written += len(rows)
         except (sqlite3.Error, MemoryError) as error:
             with suppress(sqlite3.Error):  # SQLite may have rolled it back already
                 self._connection.execute("ROLLBACK")
             self._lose(len(entries), str(error))
         finally:
             self._num_done_bytes += sum(_size(request, reply) for _, request, reply in entries)
+            for place, _, _ in entries:
+                del self._unwritten[place.seq]
 
     def _lose(self, num_calls: int, why: str) -> None:
         with self._losing:

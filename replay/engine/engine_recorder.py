@@ -39,7 +39,8 @@ class EngineRecorder(ServedEngine):
 
     Enter with ``async with``, or with ``with recorder.in_thread()``; ``url`` is given to whoever would get the
     engine's. Streams are passed on as they come. Headers of requests go to the engine and are not kept. Leaving
-    returns when all is in the file.
+    gives calls in flight 2 s, breaks off what is left (``num_broken_off``) without recording it, and returns when all
+    is in the file.
 
     Raises ``InvalidInput`` for an ``upstream`` that is no http(s) address and a name among ``allowed_hosts`` that is
     none; entering raises it where it cannot listen or ``file`` cannot be written, ``RecordingDamaged`` where that is
@@ -60,6 +61,11 @@ class EngineRecorder(ServedEngine):
         self._file = Path(file)
         self._upstream = Upstream(upstream)
         self._recording: UpstreamRecording
+
+    @property
+    def num_recorded(self) -> int:
+        """The answers that were added to the file, those in which the engine says what it is among them."""
+        return self._recording.writer.num_written
 
     @property
     def num_lost(self) -> int:

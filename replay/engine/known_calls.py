@@ -3,7 +3,7 @@
 import logging
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from forebay.replay.recording_schema import VERSION, open_recording
 
 logger = logging.getLogger(__name__)
 
+Unwritten = Callable[[int], tuple[CallRequest, CallReply] | None]
+
 MAX_COMPARED = 64
 """Recorded requests that a miss is compared with."""
 OF_THE_TABLE = "SELECT seq FROM calls NOT INDEXED"
@@ -26,19 +28,23 @@ NOT_THERE = "one of its pages is damaged, or the index of the table is"
 class KnownCalls:
     """The calls of the file ``path``, which is read while others are added to it.
 
+    ``unwritten`` tells those, by their numbers, that are not in it yet.
+
     ``wraps``: after the last answer to a request comes its first again. Raises ``FileNotFoundError``,
     ``RecordingDamaged`` for what is no recording. Damaged calls are in ``damaged``, and told in the log.
     """
 
-    def __init__(self, path: Path, *, wraps: bool = False) -> None:
+    def __init__(self, path: Path, *, wraps: bool = False, unwritten: Unwritten = lambda _: None) -> None:
         self.path = path
         self.damaged: dict[int, str] = {}
         """By number, what is wrong with it."""
-        self._wraps = wraps
+        self._wraps, self._unwritten = wraps, unwritten
         self._answers: dict[bytes, EqualAnswers] = {}
         self._by_path: defaultdict[tuple[str, str], dict[bytes, None]] = defaultdict(dict)
         self._frames = Frames()
         self._connection = open_recording(path)
+        # What is damaged may be no text any more; it is told in messages, which have to be.
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             self._load()
         except BaseException:
@@ -173,7 +179,7 @@ class KnownCalls:
     def _read(self, seq: int) -> tuple[CallRequest, CallReply]:
         if seq in self.damaged:
             raise DamagedRow(f"call {seq} of {self.path.name} is damaged: {self.damaged[seq]}")
-        return decode_call(self._row(seq), self._frames)
+        return self._unwritten(seq) or decode_call(self._row(seq), self._frames)
 
     def _add(self, digest: bytes, lane: str, method: str, path: str, seq: int) -> None:
         self._answers.setdefault(digest, EqualAnswers()).add(lane, seq)

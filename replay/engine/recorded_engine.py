@@ -19,6 +19,8 @@ from forebay.replay.errors import NotRecorded
 from forebay.replay.recording_schema import open_recording
 from forebay.web.serving import entered_in_thread
 
+MAX_MISSES = 1_000
+
 
 class RecordedEngine(ServedEngine):
     """A server on a free port (or ``port``) of ``host`` that answers as the engine did whose calls are in ``file``.
@@ -56,7 +58,8 @@ class RecordedEngine(ServedEngine):
             hint = "0: answers come at once; 1: as recorded; 2: twice as fast"
             raise InvalidInput(f"speed must be a number from 0 on, got {speed}", hint=hint, field="speed")
         self.misses: list[str] = []
-        """What was asked for and not recorded, in words."""
+        """What was asked for and not recorded, in words; the first 1 000. May be cleared."""
+        self._num_more_misses = 0
         self._file = Path(file)
         self._speed = speed
         self._again = again
@@ -72,6 +75,11 @@ class RecordedEngine(ServedEngine):
     def calls(self) -> list[CallRequest]:
         """The calls that got recorded answers, in order of arrival; the last 10 000, or 64 MiB of them."""
         return list(self._answers.given)
+
+    @property
+    def num_misses(self) -> int:
+        """How many there were since ``misses`` was cleared, with those for which it had no room."""
+        return len(self.misses) + self._num_more_misses if self.misses else 0
 
     @property
     def damaged(self) -> dict[int, str]:
@@ -98,13 +106,14 @@ class RecordedEngine(ServedEngine):
         """Open the file, and serve."""
         self.misses.clear()
         recording = None if self._upstream is None else await self._recording(self._upstream, stack)
-        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again)
+        unwritten = recording.writer.unwritten if recording is not None else lambda _: None
+        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again, unwritten=unwritten)
         # Before the writer: it leaves one file behind only where nobody reads it.
         stack.callback(self._known.close)
         if not len(self._known) and not self._known.damaged and recording is None:
             hint = "what was exported of a run is replayed with: forebay start --replay FILE"
             raise NotRecorded(f"{self._file.name} has no calls of an engine", hint=hint)
-        self._answers = ReplayAnswers(self._known, self._speed, recording, self.misses.append)
+        self._answers = ReplayAnswers(self._known, self._speed, recording, self._miss)
         await self.serve(stack, self._answers.answer)
         # Called before the server shuts down: it waits for its connections, and those wait for their answers.
         stack.callback(self._answers.state.stop)
@@ -116,11 +125,19 @@ class RecordedEngine(ServedEngine):
         stack.push_async_callback(upstream.close)
         return UpstreamRecording(upstream, writer)
 
+    def _miss(self, words: str) -> None:
+        if not self.misses:  # they may have been cleared
+            self._num_more_misses = 0
+        if len(self.misses) < MAX_MISSES:
+            self.misses.append(words)
+        else:
+            self._num_more_misses += 1
+
     def _tell_misses(self, error: BaseException | None) -> None:
         """Raise what was missed, or note it on what has been raised already."""
         if not self.misses:
             return
-        count = "a call was" if len(self.misses) == 1 else f"{len(self.misses)} calls were"
+        count = "a call was" if self.num_misses == 1 else f"{self.num_misses:,} calls were"
         words = f"{count} not recorded; the first: {self.misses[0]}"
         if error is not None:
             error.add_note(words)

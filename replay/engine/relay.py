@@ -12,8 +12,7 @@ from forebay.engines.connections import EngineConnections
 from forebay.engines.router_workers import root_url, unreachable
 from forebay.replay.engine.call_frames import CallReply, Part
 from forebay.replay.engine.call_request import CallRequest
-from forebay.replay.engine.served_engine import target_of
-from forebay.web.http_protocol import OpenReply
+from forebay.replay.engine.served_engine import break_off, target_of
 
 OF_THE_CONNECTION = frozenset(
     {
@@ -154,15 +153,6 @@ class _Relayed:
     async def _start(self, headers: Headers) -> None:
         self.is_begun = True
         await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
-
-
-def break_off(scope: Scope) -> None:
-    """End the connection of a request in the middle of its reply. Where its server bounds no connections it raises."""
-    reply = OpenReply.of(scope)
-    if reply is None:
-        raise ConnectionResetError("the recorded reply ends here")
-    reply.note_disconnect()
-    reply.transport.abort()
 
 
 async def _left(receive: Receive) -> None:

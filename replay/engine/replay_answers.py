@@ -25,9 +25,9 @@ from forebay.replay.engine.call_request import (
 )
 from forebay.replay.engine.engine_recorder import UpstreamRecording
 from forebay.replay.engine.known_calls import KnownCalls
-from forebay.replay.engine.relay import STREAM, break_off
+from forebay.replay.engine.relay import STREAM
 from forebay.replay.engine.replayed_state import AnswerInFlight, ReplayedState
-from forebay.replay.engine.served_engine import send_error
+from forebay.replay.engine.served_engine import break_off, send_error
 from forebay.web.http_protocol import OpenReply
 from forebay.web.replies import JSON_HEADER, ClientGone, encode, send_json
 

@@ -36,6 +36,8 @@ class ReplayedState:
         """What the weights were called last; None where nobody said: they have their recorded name."""
         self._in_flight: set[AnswerInFlight] = set()
         self._mode: PauseMode | None = None
+        self._num_updates = 0
+        """Updates of the weights that wait for calls to end."""
         self._changed = Signal()
         self._is_stopping = False
 
@@ -50,8 +52,8 @@ class ReplayedState:
         return self._is_stopping
 
     async def opened(self) -> None:
-        """Return when nothing is paused."""
-        while self._mode is not None and not self._is_stopping:
+        """Return when nothing is paused, and no update of the weights waits."""
+        while (self._mode is not None or self._num_updates) and not self._is_stopping:
             await self._changed.wait()
 
     @contextmanager
@@ -82,7 +84,7 @@ class ReplayedState:
         self._mode = mode
         if mode == "abort":
             self.abort("")
-            await self._idle()
+            await self._ended()
 
     async def resume(self) -> None:
         """Go on after a pause."""
@@ -90,9 +92,17 @@ class ReplayedState:
         self._changed.notify()
 
     async def update_weights(self, body: WeightsBody) -> None:
-        """Their new name counts from now on; outside of a pause, from when no call is being answered."""
+        """Their new name counts from now on; outside of a pause, when the calls being answered have ended.
+
+        Calls that come meanwhile wait behind it, as they do in SGLang.
+        """
         if self._mode is None:
-            await self._idle()
+            self._num_updates += 1
+            try:
+                await self._ended()
+            finally:
+                self._num_updates -= 1
+                self._changed.notify()
         self.weight_version = body.weight_version or self.weight_version
 
     async def name_weights(self, version: str) -> None:
@@ -102,6 +112,8 @@ class ReplayedState:
     async def flush_cache(self) -> None:
         """There is none."""
 
-    async def _idle(self) -> None:
-        while self._in_flight:
+    async def _ended(self) -> None:
+        """Return when the calls that are being answered now have ended; what waits for no pause may go on coming."""
+        calls = set(self._in_flight)
+        while calls & self._in_flight:
             await self._changed.wait()

@@ -1,15 +1,17 @@
 """What the recorder and the recorded engine have in common: an address, and how requests come in and errors go out."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, Self
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from forebay.core.addresses import host_patterns
 from forebay.core.errors import ForebayError
+from forebay.core.waiting import Signal
 from forebay.engines.fake_sglang.reply_bodies import error_body
 from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, guarded
 from forebay.replay.engine.call_frames import MAX_REQUEST_BYTES
@@ -17,8 +19,9 @@ from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.recording_secrets import without_keys
 from forebay.web.bodies import BodyBudget
 from forebay.web.connection_limits import DEFAULT_LIMITS
+from forebay.web.http_protocol import OpenReply
 from forebay.web.replies import ClientGone, encode, send_json
-from forebay.web.serving import serve_app
+from forebay.web.serving import SHUTDOWN_S, serve_app
 
 Answer = Callable[[CallRequest, Scope, Receive, Send], Awaitable[None]]
 
@@ -33,6 +36,12 @@ class ServedEngine(ABC):
         self._host, self._port = host, port
         self._allowed_hosts = host_patterns(allowed_hosts)
         self._insecure = insecure
+        self.num_broken_off = 0
+        """Calls that were not answered to their end when it was left."""
+        self._limits: set[asyncio.Timeout] = set()
+        """Those of the calls in flight, that have none until it is left."""
+        self._ends_s: float | None = None
+        self._has_ended = Signal()
         self._stack = AsyncExitStack()
         self._budget = BodyBudget(MAX_REQUEST_BYTES, MAX_BODIES_BYTES)
 
@@ -58,7 +67,11 @@ class ServedEngine(ABC):
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     async def serve(self, stack: AsyncExitStack, answer: Answer) -> None:
-        """Have requests answered until ``stack`` is left. Raises ``InvalidInput`` for an address that cannot be had."""
+        """Have requests answered until ``stack`` is left; calls in flight have 2 s then.
+
+        Raises ``InvalidInput`` for an address that cannot be had.
+        """
+        self.num_broken_off, self._ends_s = 0, None
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._receive(answer, scope, receive, send)
@@ -66,8 +79,44 @@ class ServedEngine(ABC):
         kept_away = guarded(app, host=self._host, allowed_hosts=self._allowed_hosts, insecure=self._insecure)
         serving = serve_app(kept_away, host=self._host, port=self._port, limits=DEFAULT_LIMITS)
         self._port = await stack.enter_async_context(serving)
+        # Before the server shuts down: it would tell of what it has to break off as of an error.
+        stack.push_async_callback(self._end_calls)
+
+    async def _end_calls(self) -> None:
+        self._ends_s = asyncio.get_running_loop().time() + SHUTDOWN_S
+        in_flight = set(self._limits)
+        for limit in in_flight:
+            limit.reschedule(self._ends_s)
+        while in_flight & self._limits:
+            await self._has_ended.wait()
 
     async def _receive(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        limit = asyncio.timeout_at(self._ends_s)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                await self._read_and_answer(answer, scope, receive, send_noted)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.num_broken_off += 1
+            if has_begun:
+                break_off(scope)
+            else:
+                message = "the call was broken off: nothing is served here any more"
+                await send_error(send, HTTPStatus.SERVICE_UNAVAILABLE, message)
+        finally:
+            self._limits.discard(limit)
+            self._has_ended.notify()
+
+    async def _read_and_answer(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         body = None
         try:
             body = await self._budget.read(scope, receive)
@@ -93,6 +142,15 @@ async def send_error(send: Send, status: int, message: str) -> None:
     body: dict[str, Any] = error_body(message, status)
     # `/generate` has its own words for errors; with these its clients find the message as well.
     await send_json(send, status, encode({**body, "error": {"message": message}}))
+
+
+def break_off(scope: Scope) -> None:
+    """End the connection of a request in the middle of its reply. Where its server bounds no connections it raises."""
+    reply = OpenReply.of(scope)
+    if reply is None:
+        raise ConnectionResetError("the recorded reply ends here")
+    reply.note_disconnect()
+    reply.transport.abort()
 
 
 def is_refusal(status: int) -> bool:

@@ -147,13 +147,19 @@ def record(
 ) -> None:
     """Stand before an engine, and keep in FILE what it answers. FILE is made, or added to.
 
-    Whoever would be given the engine's address is given this one. Until SIGTERM or Ctrl-C.
+    Whoever would be given the engine's address is given this one. Until SIGTERM or Ctrl-C: then calls in flight have
+    2 s left, and it tells what it has kept.
     """
     from forebay.replay.engine.engine_recorder import EngineRecorder
 
     names, announce = allowed_hosts or "", _announcing("the recorder", as_json)
     recorder = EngineRecorder(file, upstream, host=host, port=port, allowed_hosts=names, insecure=is_insecure)
     _serve(recorder, announce)
+    counts = {"recorded": recorder.num_recorded, "broken_off": recorder.num_broken_off, "lost": recorder.num_lost}
+    if as_json:
+        typer.echo(json.dumps({"event": "ended", **counts}))
+    else:
+        echo(_kept(file, **counts))
 
 
 @engine_app.command("replay", short_help="Answer as a recorded engine did.")
@@ -183,6 +189,16 @@ def replay(
     names, announce = allowed_hosts or "", _announcing("the recorded engine", as_json)
     place: dict[str, Any] = {"host": host, "port": port, "allowed_hosts": names, "insecure": is_insecure}
     _serve(RecordedEngine(file, speed, upstream, again=is_again, **place), announce)
+
+
+def _kept(file: Path, *, recorded: int, broken_off: int, lost: int) -> str:
+    parts = [f"{file} has {recorded:,} answer{'' if recorded == 1 else 's'} more"]
+    if broken_off:
+        calls = "1 call in flight was" if broken_off == 1 else f"{broken_off:,} calls in flight were"
+        parts.append(f"{calls} broken off, and not recorded")
+    if lost:
+        parts.append(f"{lost:,} could not be written")
+    return "; ".join(parts)
 
 
 def _serve(engine: "ServedEngine", announce: Callable[[str], None]) -> None:

@@ -1,6 +1,9 @@
 """Calls of an engine, recorded and replayed: the same questions to the same wire."""
 
 import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +34,21 @@ async def recorded(script: Script, file: Path) -> AsyncIterator[tuple[EngineReco
     """A recorder before a scripted engine. What was recorded is in ``file`` afterwards."""
     async with ScriptedEngine(script) as engine, EngineRecorder(file, engine.url) as recorder:
         yield recorder, engine
+
+
+@asynccontextmanager
+async def engine_command(*options: object) -> AsyncIterator[tuple[str, Process]]:
+    """The address of ``forebay engine`` with these options, and its process."""
+    words = ["-P", "-m", "forebay.server.cli", "engine", *map(str, options), "--port", "0"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), LIMIT_S)).decode().strip()
+        yield json.loads(line)["url"] if line.startswith("{") else line.rpartition(" ")[2], process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def rid(slot: int, *, run: str = RUN, attempt: int = 0, call: int = 0) -> str:

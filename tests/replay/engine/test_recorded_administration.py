@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from forebay.engines.aborts import abort_prefix
+from forebay.engines.fake_sglang.request_bodies import WeightsBody
 from forebay.engines.scripted import Reply
 from forebay.replay import RecordedEngine
+from forebay.replay.engine.replayed_state import ReplayedState
 from tests.kit import poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, chat, numbered, post, recorded, rid
 
@@ -97,6 +99,50 @@ async def test_new_weights_have_their_name_and_answers_keep_theirs(tmp_path: Pat
         assert (await post(replayed.url, "/flush_cache", {})).status_code == 200
         assert (await post(replayed.url, "/init_weights_update_group", {"a": 1})).json()["success"] is True
         assert (await http.get(f"{replayed.url}/health")).status_code == 200
+
+
+async def test_new_weights_wait_for_no_call_that_came_after_them(tmp_path: Path) -> None:
+    file = tmp_path / "calls.fbr"
+    async with recorded(numbered(), file) as (recorder, _):
+        await post(recorder.url, "/tokenize", {"prompt": "x"})
+    async with asyncio.timeout(LIMIT_S), RecordedEngine(file, 1e-9) as engine:
+
+        async def begin(number: int, num_then: int) -> asyncio.Task[httpx.Response]:
+            """A call that is being answered, as so many are then."""
+            body = {"prompt": "x", "rid": f"call-{number:03}"}
+            asked = asyncio.create_task(post(engine.url, "/tokenize", body))
+            await asyncio.to_thread(poll_until, lambda: num_running(engine.url) == num_then, LIMIT_S)
+            return asked
+
+        number, asked = 0, await begin(0, 1)
+        update = {"model_path": "/weights", "weight_version": "7"}
+        updating = asyncio.create_task(post(engine.url, "/update_weights_from_disk", update))
+        while not updating.done():  # at every moment one is being answered
+            following = await begin(number + 1, 2)
+            await post(engine.url, "/abort_request", {"rid": f"call-{number:03}"})
+            assert (await asked).status_code == 200
+            number, asked = number + 1, following
+        assert (await updating).json()["success"] is True
+        assert await asyncio.to_thread(num_running, engine.url) == 1
+        await post(engine.url, "/abort_request", {"abort_all": True})
+        assert (await asked).status_code == 200
+
+
+async def test_calls_wait_behind_new_weights(tmp_path: Path) -> None:
+    state = ReplayedState()
+    with state.answering("before"):
+        update = asyncio.create_task(
+            state.update_weights(WeightsBody.read(b'{"model_path": "/", "weight_version": "7"}'))
+        )
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(state.opened())
+        with state.answering("one that draws nothing, and waits for no pause"):
+            await asyncio.sleep(0)
+            assert (update.done(), behind.done(), state.weight_version) == (False, False, None)
+    async with asyncio.timeout(LIMIT_S):
+        with state.answering("another"):
+            await asyncio.gather(update, behind)
+    assert state.weight_version == "7"
 
 
 def test_the_buffer_reads_recordings_without_a_web_framework() -> None:

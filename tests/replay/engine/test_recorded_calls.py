@@ -17,7 +17,7 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
 from forebay.replay import EngineRecorder, RecordedEngine
-from forebay.replay.engine import replay_answers
+from forebay.replay.engine import recorded_engine, replay_answers
 from forebay.replay.errors import NotRecorded
 from forebay.web.serving import serve_app
 from tests.kit import first_line
@@ -273,6 +273,29 @@ async def test_the_calls_that_are_remembered_take_no_more_memory_than_they_may(
         for slot in range(3):
             await chat(engine.url, slot)
         assert [call.rid for call in engine.calls] == [rid(1), rid(2)]
+
+
+def test_the_first_misses_are_kept_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "calls.fbr"
+    monkeypatch.setattr(recorded_engine, "MAX_MISSES", 2)
+    with ScriptedEngine(lambda _: "4").in_thread() as engine, EngineRecorder(file, engine.url).in_thread() as recorder:
+        httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS)
+
+    def ask(url: str, seeds: range) -> None:
+        for seed in seeds:
+            assert httpx.post(f"{url}/v1/chat/completions", json={**SAYS, "seed": seed}).status_code == 422
+
+    def misses() -> None:
+        with RecordedEngine(file).in_thread() as replayed:
+            ask(replayed.url, range(3))
+            assert [words.rpartition(" ")[2] for words in replayed.misses] == ["0", "1"]
+            assert replayed.num_misses == 3
+            replayed.misses.clear()
+            assert replayed.num_misses == 0
+            ask(replayed.url, range(10, 15))
+
+    with pytest.raises(NotRecorded, match=r"^5 calls were not recorded; the first: .* now 10$"):
+        misses()
 
 
 async def test_no_call_goes_past_a_recorder_to_the_workers_of_a_router(
