@@ -46,14 +46,24 @@ def plain_files(folders: Sequence[tuple[int, Path]]) -> list[PlainFile]:
             inner.sort()
             for name in sorted(names):
                 place = Path(parent) / name
-                path, facts = place.relative_to(folder).as_posix(), place.lstat()
-                if path_problem(path) or not stat.S_ISREG(facts.st_mode):
+                path, size = place.relative_to(folder).as_posix(), _size(place)
+                if path_problem(path) or size is None:
                     continue
                 found.append(PlainFile(start, path, place))
-                num_bytes += facts.st_size
-                if facts.st_size > MAX_CODE_FILE_BYTES or len(found) > MAX_CODE_FILES or num_bytes > MAX_CODE_BYTES:
+                num_bytes += size
+                if size > MAX_CODE_FILE_BYTES or len(found) > MAX_CODE_FILES or num_bytes > MAX_CODE_BYTES:
                     raise _too_much(place)
     return found
+
+
+def _size(place: Path) -> int | None:
+    """In bytes; None for what is no plain file, or went meanwhile."""
+    try:
+        facts = place.lstat()
+    except OSError as error:
+        _refuse(error)
+        return None
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
 
 
 def read_plain(file: PlainFile) -> bytes:
@@ -83,7 +93,7 @@ def write_code(recording: Recording, folder: Path) -> WrittenCode:
     ``InvalidInput`` where something is there already, ``NotRecorded`` for a file without code, ``StorageFailed``.
     """
     files, name = code_files(recording), recording.path.name
-    if not files and not recording.damage:
+    if not files and not _damage(recording):
         hint = "`forebay recording export RUN FILE --code` writes it, where the server still has a copy"
         raise NotRecorded(f"{name} has no code", hint=hint)
     _make_new(folder)
@@ -95,7 +105,11 @@ def write_code(recording: Recording, folder: Path) -> WrittenCode:
             raise
         hint = "the folder must be writable, and have room; nothing is left of it"
         raise StorageFailed(error.strerror or str(error), what=f"{folder} cannot be written", hint=hint) from error
-    return WrittenCode(files, [each for each in recording.damage if each.place.startswith(CODE.name)])
+    return WrittenCode(files, _damage(recording))
+
+
+def _damage(recording: Recording) -> list[Damage]:
+    return [each for each in recording.damage if each.place.startswith(CODE.name)]
 
 
 def _make_new(folder: Path) -> None:

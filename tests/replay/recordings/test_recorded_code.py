@@ -1,5 +1,6 @@
 """The code that judged a run, in its file: exported when it is asked for, written out, compared, and never believed."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from forebay.core.errors import InvalidInput, StorageFailed
 from forebay.replay.recording_schema import CODE
 from forebay.replay.recording_writer import RecordingWriter
-from forebay.replay.recordings import recorded_code
-from forebay.replay.recordings.code_folders import write_code
+from forebay.replay.recordings import code_folders, recorded_code
+from forebay.replay.recordings.code_folders import plain_files, read_plain, write_code
 from forebay.replay.recordings.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
@@ -196,6 +198,47 @@ def test_what_promises_more_than_there_is_room_for_is_not_unfolded(
     with Recording.open(tmp_path / "b.fbr") as recording:
         assert len(recording.code()) == 4
         assert "are never written" in str(recording.damage[0])
+
+
+def test_more_code_than_a_recording_takes_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "code"
+    for name in ("a.py", "b.py", ".env", "a.pyc", "__pycache__/a.cpython-311.pyc", "lib/c.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("1234")
+    os.mkfifo(folder / "pipe.py")
+    (folder / "link.py").symlink_to("a.py")
+    (folder / "linked").symlink_to("lib")
+    found = plain_files([(1, folder), (2, tmp_path / "gone")])
+    assert [(file.start, file.path) for file in found] == [(1, "a.py"), (1, "b.py"), (1, "lib/c.py")]
+    assert {read_plain(file) for file in found} == {b"1234"}
+    (folder / "b.py").unlink()
+    with pytest.raises(StorageFailed, match="the copy of the run's code cannot be read"):
+        read_plain(found[1])
+    for name, limit in (("MAX_CODE_FILES", 1), ("MAX_CODE_BYTES", 7), ("MAX_CODE_FILE_BYTES", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(code_folders, name, limit)
+            with pytest.raises(InvalidInput, match="the code of the run is more than"):
+                plain_files([(1, folder)])
+
+
+def test_what_cannot_be_written_out_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_with_code(tmp_path / "a.fbr")
+    left = iter((False, False, True))
+
+    def full(path: Path) -> None:
+        if next(left):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(code_folders, "make_folder", full)
+    with Recording.open(tmp_path / "a.fbr") as recording:
+        with pytest.raises(StorageFailed, match="out cannot be written: No space left on device"):
+            write_code(recording, tmp_path / "out")
+        with pytest.raises(InvalidInput, match="there is no folder"):
+            write_code(recording, tmp_path / "none" / "out")
+    assert os.listdir(tmp_path) == ["a.fbr"]
 
 
 def test_a_file_without_the_table_is_read_as_ever(tmp_path: Path) -> None:
