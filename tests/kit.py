@@ -231,7 +231,8 @@ class ServerProcess:
         self.data_dir = data_dir or directory / "data"
         self.log_path = directory / "server.log"
         self.port = 0
-        self._client_limit_s = TIME_LIMIT_S + float(str(settings.get("start_wait_s", 0)))  # a start may take its wait
+        settings.setdefault("start_wait_s", TIME_LIMIT_S)  # what an inspection finds is told by the start itself
+        self._client_limit_s = TIME_LIMIT_S + float(str(settings["start_wait_s"]))  # a start may take its wait
         self.client = httpx.Client(timeout=self._client_limit_s)
         self._env = dict(env or {})
         self._is_preloaded = is_preloaded
