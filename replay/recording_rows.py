@@ -17,6 +17,8 @@ Values = tuple[Any, ...]
 """What a row has in the columns of its table."""
 
 ROWS_PER_LOOK = 256
+MAX_KEYS_IN_VAIN = 1 << 17
+"""That are looked for without finding a row, 8 s or so: whoever made the file may have put any key in it."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -88,17 +90,23 @@ class RecordingRows:
 
         ``last`` is the highest key, if it is known: where the table is damaged, rows behind are looked for up to there.
         """
-        after, top = 0, last or 0
+        after, found_at, top = 0, 0, last or 0
         query = f"SELECT {table.selection} FROM {table.name} WHERE {table.key} > ? ORDER BY 1 LIMIT {ROWS_PER_LOOK}"  # noqa: S608 - our own names
         while True:
             try:
                 rows = self._ask(query, after)
             except sqlite3.DatabaseError as error:
                 until = min(after + ROWS_PER_LOOK, top)
-                yield from self._one_by_one(table, range(after + 1, until + 1), str(error))
+                for each in self._one_by_one(table, range(after + 1, until + 1), str(error)):
+                    found_at = found_at if isinstance(each, Damage) else until
+                    yield each
                 if after >= top:
                     return
                 after = until
+                if after - found_at >= MAX_KEYS_IN_VAIN:
+                    vain = f"they are not looked for: none of the {MAX_KEYS_IN_VAIN:,} before them can be read"
+                    yield Damage(f"{table.name} {after + 1}-{top}", vain)
+                    return
                 continue
             if not rows:
                 return
@@ -106,7 +114,7 @@ class RecordingRows:
             for row in rows:
                 damage = problem(table, row)
                 # A damaged key may be any: the next rows are those behind the last good one.
-                after = after if damage else max(after, row[0])
+                found_at = after = after if damage else max(after, row[0])
                 yield damage or row
 
     def _one_by_one(self, table: RecordingTable, keys: range, reason: str) -> Iterator[Values | Damage]:

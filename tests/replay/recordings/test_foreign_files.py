@@ -1,5 +1,6 @@
 """Files that somebody else made, to do harm: none of them is believed, and none of them is run."""
 
+import json
 import os
 import resource
 import sqlite3
@@ -130,3 +131,16 @@ def test_a_disk_that_is_full_from_the_beginning_has_nothing_left_on_it(tmp_path:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_promises_any_number_of_rows_is_not_searched_for_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.fbr"
+    write_recording(path)
+    with closing(sqlite3.connect(path)) as database:
+        (text,) = database.execute("SELECT json FROM meta WHERE name = 'made'").fetchone()
+        database.execute("DROP TABLE groups")
+        database.commit()
+    forge(path, META, "name = 'made'", json=json.dumps({**json.loads(text), "last_group": 2**62}))
+    with Recording.open(path) as recording:
+        assert recording.groups() == []
+        assert f"-{2**62}: they are not looked for" in str(recording.damage[-1])
