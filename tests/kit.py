@@ -2,6 +2,7 @@
 
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -231,6 +232,7 @@ class ServerProcess:
         self.data_dir = data_dir or directory / "data"
         self.log_path = directory / "server.log"
         self.port = 0
+        self._kept_port: socket.socket | None = None
         settings.setdefault("start_wait_s", TIME_LIMIT_S)  # what an inspection finds is told by the start itself
         self._client_limit_s = TIME_LIMIT_S + float(str(settings["start_wait_s"]))  # a start may take its wait
         self.client = httpx.Client(timeout=self._client_limit_s)
@@ -252,6 +254,7 @@ class ServerProcess:
 
     def start(self) -> Self:
         """Start, on the port of the time before if there was one, and wait until it listens."""
+        self._keep_port()
         flags = ["--port", str(self.port), "--data-dir", str(self.data_dir), "--generators", str(self.generators)]
         flags += self._flags
         env = {**os.environ, **self._env, **self.settings}
@@ -271,6 +274,14 @@ class ServerProcess:
         self.port = int(line.rpartition(":")[2])
         self._renew_client()
         return self
+
+    def _keep_port(self) -> None:
+        """A bound socket that does not listen: while the server is down, nobody else is given its port."""
+        if self._kept_port is None:
+            self._kept_port = socket.socket()
+            self._kept_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server's, which binds it too
+            self._kept_port.bind(("127.0.0.1", 0))
+            self.port = self._kept_port.getsockname()[1]
 
     def _renew_client(self) -> None:
         """Connections to a process that is gone are of no use."""
@@ -306,6 +317,8 @@ class ServerProcess:
         """Whatever a test did to it, leave nothing behind."""
         self.kill9()
         self.client.close()
+        if self._kept_port is not None:
+            self._kept_port.close()
 
     def log(self, num_bytes: int = 20_000) -> str:
         """The end of what it logged."""

@@ -1,7 +1,7 @@
 """A stand-in for the SGLang router: it lists workers, drops what it does not know of a chat, and knows no aborts."""
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,11 +59,12 @@ def serve_router() -> Any:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A loopback port on which nobody listens."""
+def free_port() -> Iterator[int]:
+    """A loopback port that nobody else is given during the test, and on which nobody listens as long as it does not."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server's, which binds it too
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield int(probe.getsockname()[1])
 
 
 @pytest.fixture
