@@ -222,6 +222,7 @@ def test_cancelling_reaches_the_worker(worker: ProcessWorker, tmp_path: Path) ->
     sleeping, queued = call(worker, "sleep_until", str(go_on)), call(worker, "remember", "never")
     assert waiting.cancel()
     assert queued.cancel()
+    assert call(worker, "add_later", 7).result(30) == 7  # it reads what it is sent in order; a file would overtake it
     go_on.touch()
     with pytest.raises(CancelledError):
         waiting.result(30)
