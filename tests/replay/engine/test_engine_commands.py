@@ -34,6 +34,16 @@ def hangs(call: ScriptedCall) -> Reply:
     return Reply(text="one two three", hang=call.number > 0)
 
 
+async def read_stream(url: str, has_begun: asyncio.Event) -> None:
+    asked = {**SAYS, "stream": True, "rid": rid(2)}
+    async with (
+        httpx.AsyncClient(timeout=LIMIT_S, verify=False) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=asked) as reply,
+    ):
+        async for _ in reply.aiter_raw():
+            has_begun.set()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_recorder_that_ends_in_the_middle_of_calls_tells_what_it_kept(
     tmp_path: Path, number: signal.Signals
@@ -44,8 +54,10 @@ async def test_a_recorder_that_ends_in_the_middle_of_calls_tells_what_it_kept(
         async with engine_command("record", file, "--upstream", engine.url, *as_json) as (url, process):
             answer = await chat(url, 0)
             whole = asyncio.create_task(post(url, "/v1/chat/completions", {**SAYS, "rid": rid(1)}))
-            stream = asyncio.create_task(chat(url, 2, is_stream=True))
+            has_begun = asyncio.Event()
+            stream = asyncio.create_task(read_stream(url, has_begun))
             await engine.wait_in_flight(2, timeout_s=LIMIT_S)
+            await asyncio.wait_for(has_begun.wait(), LIMIT_S)
             code, written, errors = await end(process, number)
         refused = await whole
         with pytest.raises(httpx.RemoteProtocolError):
