@@ -138,15 +138,25 @@ class Feed:
 
     async def _confirm(self, *, is_last: bool) -> None:
         """Wait until no more is on its way to the disk than may be; nothing at last."""
+        self.count_stored()
         while self._unsure and (is_last or self._unsure_bytes > UNSTORED_BYTES or len(self._unsure) > UNSTORED_STEPS):
             _, fed = self._unsure[0]
             if fed.stored is not None:
-                await fed.stored
-            self._unsure.popleft()
+                await asyncio.shield(fed.stored)  # who cancels the feed here asks afterwards what the disk got
+            self.count_stored()
+
+    def count_stored(self) -> None:
+        """Count what has come to the disk by now, be the next step due or not."""
+        while self._unsure and _is_stored(self._unsure[0][1]):
+            _, fed = self._unsure.popleft()
             self._unsure_bytes -= fed.num_bytes
             self.counts.hits += fed.num_hits
             self.counts.tokens += fed.num_tokens
             self.counts.missing += fed.num_missing
+
+    async def await_stored(self) -> None:
+        """After ``run`` was cancelled: count what the disk gets of what was put in. Raises ``StorageFailed``."""
+        await self._confirm(is_last=True)
 
     # --- group by group
 
@@ -226,6 +236,11 @@ class Feed:
         if self._speed and (buffer.groups.num_full or buffer.groups.is_any(GroupState.READY, GroupState.LEASED)):
             await note_groups(buffer, list(self._begun), [])
             self._begun = {} if step.place is None else {step.place: None}  # which may be yet to open
+
+
+def _is_stored(fed: Fed) -> bool:
+    stored = fed.stored
+    return stored is None or (stored.done() and not stored.cancelled() and stored.exception() is None)
 
 
 async def _tick(entry: Entry) -> Fed:

@@ -132,7 +132,9 @@ def set_replay(payload: dict[str, Any], source: str | None, how: dict[str, Any])
 
         # The name of a run may be that of a folder here as well.
         given = {**given, "source": _found_here(source) if is_file_name(source) else source}
-    if not given.get("source"):
+    if source == "":
+        raise InvalidInput("--replay names nothing", hint="--replay SOURCE: a run, or a file", field="replay")
+    if how and not given.get("source"):
         flag = next(iter(how))
         raise InvalidInput(f"--{flag} is about a replay, and none is asked for", hint="--replay SOURCE", field="replay")
     if "ignore" in how:

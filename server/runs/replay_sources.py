@@ -59,10 +59,11 @@ class ReplaySources:
 
     def _not_found(self, given: str, entries: list[Entry]) -> RunNotFound:
         known = {text for entry in entries for text in (entry.run.run_id, entry.run.name) if text}
-        near = difflib.get_close_matches(given, sorted(known), 3, cutoff=0.5)
+        near = difflib.get_close_matches(given, sorted(known - {given}), 3, cutoff=0.5)
         hint = f"near it: {', '.join(near)}" if near else "GET /v1/runs lists the runs; a file's name ends in .fbr"
-        empty = any(entry.run.name == given for entry in entries)
-        message = f"no run named {given!r} has a sample" if empty else f"there is no run {given!r} to be replayed"
+        message = f"there is no run {given!r} to be replayed"
+        if given in known:
+            message, hint = f"no run named {given!r} has a sample", "start it again: there is nothing to be replayed"
         return RunNotFound(given, message=message, hint=hint)
 
     @asynccontextmanager

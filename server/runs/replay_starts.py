@@ -184,9 +184,8 @@ class ReplayStarts:
             return None
         run = self._buffer.get(found).run
         if not self._folders.has_code(run):
-            raise StartRefused(
-                f"the copy of the code that {found} ran is gone", hint='replay it with "code": "today"', field="replay"
-            )
+            hint = 'take the code of today: --code today, over HTTP "code": "today"'
+            raise StartRefused(f"the copy of the code that {found} ran is gone", hint=hint, field="replay")
         return run
 
 

@@ -17,6 +17,8 @@ from forebay.server.runs.replay_sources import ReplaySources, groups_of
 logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+STORED_WAIT_S = 2.0
+"""So long a replay that is stopped waits for the disk, to tell how far it came."""
 TALLY = "replay"
 """In place of a process's id: what a later life of the server counts continues it."""
 
@@ -85,6 +87,9 @@ class Replays:
             reporting = asyncio.create_task(self._keep_reporting(run_id, feed, num_tokens))
             try:
                 await feed.run()
+            except asyncio.CancelledError:
+                await self._note_stopped(run_id, feed, num_tokens)
+                raise
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
@@ -92,9 +97,17 @@ class Replays:
         await self._buffer.update(run_id, lambda run: _note_end(run, feed, num_tokens))
         await self._records.end(run_id, RunState.FINISHED, "replayed")
 
+    async def _note_stopped(self, run_id: str, feed: Feed, num_tokens: int) -> None:
+        # Tokens are counted when they are put in, and by nobody later.
+        with suppress(ForebayError, TimeoutError):
+            async with asyncio.timeout(STORED_WAIT_S):
+                await feed.await_stored()
+                await self._buffer.update(run_id, lambda run: _note_counts(run, feed, num_tokens))
+
     async def _keep_reporting(self, run_id: str, feed: Feed, num_tokens: int) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
+            feed.count_stored()
             if _counts(feed, num_tokens) != self._buffer.get(run_id).run.tally.current:
                 await self._buffer.update(run_id, lambda run: _note_counts(run, feed, num_tokens))
 

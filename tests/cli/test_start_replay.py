@@ -35,6 +35,17 @@ def test_flags_of_a_replay_need_one(forebay: Forebay, server: ServerProcess) -> 
     assert "--steps is about a replay, and none is asked for" in outcome.err
 
 
+def test_a_source_without_samples_or_name_is_refused(forebay: Forebay, server: ServerProcess) -> None:
+    server.start_run("idle", SIZE, name="never-filled").stop()
+    outcome = forebay("start", "--replay", "never-filled", "--url", server.url)
+    assert outcome.code == 1
+    assert "no run named 'never-filled' has a sample" in outcome.err
+    assert "near it" not in outcome.err
+    outcome = forebay("start", "--replay", "", "--url", server.url)
+    assert outcome.code == 2
+    assert "--replay names nothing" in outcome.err
+
+
 def test_what_differs_is_said_in_words(forebay: Forebay, server: ServerProcess) -> None:
     recorded = server.start_run("idle", SIZE)
     write_group(recorded, "group", [0.0, 1.0, 0.5, 0.25])

@@ -90,7 +90,24 @@ def test_samples_come_at_the_pace_of_then(shared: ServerProcess) -> None:
     assert [len(rows) for rows in read_all(at_once, size=1)] == [SIZE, SIZE]
     assert slow.view()["state"] == "running"
     assert slow.view()["samples"]["buffered"] <= SIZE
+    first = {"replay_hits": SIZE, "replay_tokens": 7 * SIZE}
+    poll_until(lambda: slow.view()["counts"] == first)  # long before the next is due
     assert slow.stop()["state"] == "stopped"
+
+
+def test_what_is_stopped_early_counts_all_its_tokens(shared: ServerProcess) -> None:
+    recorded = shared.start_run("idle", SIZE)
+    for number in range(20):
+        write_group(recorded, f"group {number}", [0.0, 1.0, 0.5, 0.25])
+    recorded.stop()
+    how = {"source": recorded.run_id}
+    run = start_replay(shared, how, max_buffer_size=5 * SIZE)
+    until_buffered(run, 5 * SIZE)
+    run.stop()
+    num_there = run.view()["samples"]["member"]
+    assert run.view()["counts"] == {"replay_hits": num_there, "replay_tokens": 7 * num_there}
+    shared.start_run("idle", SIZE, run_id=run.run_id, replay=how, max_buffer_size=30 * SIZE)
+    assert until_ended(run)["counts"] == {"replay_hits": 20 * SIZE, "replay_tokens": 7 * 20 * SIZE}
 
 
 def test_recorded_hooks_judge_though_their_file_is_gone(make_server: MakeServer, tmp_path: Path) -> None:
