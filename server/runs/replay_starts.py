@@ -9,11 +9,11 @@ from typing import Any
 from forebay.buffer.buffer import Buffer
 from forebay.core.errors import InvalidInput, StartRefused
 from forebay.core.group import SLIME_REWARD_RANGE
-from forebay.core.run import Origin, Run
+from forebay.core.run import WORKING, Origin, Run
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.replay.chosen_groups import check_bodies
 from forebay.replay.conditions import in_words, is_as_recorded, may_differ, must_agree
-from forebay.replay.errors import ReplayDiffers
+from forebay.replay.errors import NotRecorded, ReplayDiffers
 from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import ReplayOptions
 from forebay.replay.source import Source
@@ -169,6 +169,8 @@ class ReplayStarts:
                 raise ReplayDiffers(differences)
             groups = await groups_of(source, options)
             if options.mode == "only":  # else what is missing is generated
+                if not groups and not options.needs_process:
+                    raise _nothing_there(recorded, found)
                 await check_bodies(source, groups)
             left_out = _left_out(source, groups)
         shown = may_differ(recorded, request.payload, input_sha256=rows)
@@ -187,6 +189,14 @@ class ReplayStarts:
             hint = 'take the code of today: --code today, over HTTP "code": "today"'
             raise StartRefused(f"the copy of the code that {found} ran is gone", hint=hint, field="replay")
         return run
+
+
+def _nothing_there(recorded: RunRecord, found: str) -> NotRecorded:
+    if recorded.state in WORKING:
+        reason, hint = "none of its groups has been read or has ended yet", "replay it later; or once it is read from"
+    else:
+        reason, hint = "it has no group", "start it again: there is nothing to be replayed"
+    return NotRecorded(f"nothing of {found} can be replayed: {reason}", hint=hint, field="replay.source")
 
 
 def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] | None:

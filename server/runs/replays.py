@@ -132,4 +132,5 @@ def _note_end(run: Run, feed: Feed, num_tokens: int) -> None:
     run.is_last_slot_reported = True  # what is open now stays short
     if feed.lost:
         why = next(iter(feed.lost.values()))
-        run.warnings = [*run.warnings, f"{len(feed.lost)} groups could not be replayed; the first: {why}"]
+        count = "a group" if len(feed.lost) == 1 else f"{len(feed.lost)} groups"
+        run.warnings = [*run.warnings, f"{count} could not be replayed; the first: {why}"]

@@ -353,3 +353,20 @@ def read_all_waiting(run: NativeRun) -> list[Json]:
         if reply.json()["batch_id"] is not None:
             run.ack(reply.json())
             batches.append(reply.json())
+
+
+def test_a_replay_of_nothing_is_refused_instead_of_ending_at_once(shared: ServerProcess) -> None:
+    working = shared.start_run(group_size=SIZE)
+    working.write(*make_group("g0", [0.0, 1.0, 0.5, 0.25]))
+    refused = assert_error(
+        shared.client.post("/v1/runs", json={"replay": working.run_id}), 404, "not_recorded", "replay.source"
+    )
+    assert "none of its groups has been read or has ended yet" in refused["message"]
+    working.ack(working.take(num_groups=1))
+    until_ended(start_replay(shared, working.run_id))
+    empty = shared.start_run(group_size=SIZE)
+    empty.stop()
+    refused = assert_error(
+        shared.client.post("/v1/runs", json={"replay": empty.run_id}), 404, "not_recorded", "replay.source"
+    )
+    assert "it has no group" in refused["message"]
