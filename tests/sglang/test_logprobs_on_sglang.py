@@ -19,6 +19,8 @@ pytestmark = pytest.mark.sglang
 EXACT = 1e-4
 PROMPT = [65, 66, 67]
 NUM_TOKENS = 8
+MANY_TOKENS = 64
+"""So many that a penalty on those sampled before is seen in the distribution, whichever they are."""
 VOCABULARY = 512
 """Tokens of the model that make_model.py makes; SGLang dies of more top logprobs than that."""
 BIASED = 70
@@ -81,7 +83,7 @@ async def test_its_logprobs_are_those_after_the_temperature_and_everything_but_t
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
 async def test_under_a_penalty_its_logprobs_are_not_the_policys(sglang_url: str, name: str) -> None:
-    found = await sampled(sglang_url, **{name: 2.0})
+    found = await sampled(sglang_url, MANY_TOKENS, **{name: 2.0})
     assert max(abs(value - plain[token]) for plain, token, value in found) > 10 * EXACT
 
 
@@ -91,9 +93,9 @@ async def test_under_a_grammar_its_logprobs_are_those_of_what_it_allows(sglang_u
     assert value > plain[token] + 0.01
 
 
-async def sampled(url: str, **params: Any) -> list[tuple[Logprobs, int, float]]:
+async def sampled(url: str, num_tokens: int = NUM_TOKENS, **params: Any) -> list[tuple[Logprobs, int, float]]:
     """For each token that is sampled so: the policy's distribution there, the token, and its logprob as it is told."""
-    told = (await generate(url, PROMPT, NUM_TOKENS, **params))["output_token_logprobs"]
+    told = (await generate(url, PROMPT, num_tokens, **params))["output_token_logprobs"]
     ids = [token for _, token, _ in told]
     return [(await policy(url, PROMPT + ids[:at]), token, value) for at, (value, token, _) in enumerate(told)]
 
