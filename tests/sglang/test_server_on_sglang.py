@@ -79,7 +79,7 @@ def test_a_hanging_group_is_closed_at_its_deadline_and_leaves_the_engine_idle(
     (timed_out,) = poll_until(lambda: [g for g in run.groups() if g["reason"] == "timed_out"], 2 * DEADLINE_S)
     wait_load(sglang_url, is_idle=True, within_s=IDLE_S)
     assert timed_out["instance_id"] == "hanging"
-    assert DEADLINE_S <= timed_out["closed_s"] - timed_out["opened_s"] < DEADLINE_S + 1
+    assert DEADLINE_S <= timed_out["closed_s"] - timed_out["opened_s"] < 2 * DEADLINE_S
     reader = Reader(server)
     reader.read_to_the_end(LIMIT_S)
     view = check_account(run, reader, 4, GROUP_SIZE)
@@ -111,7 +111,7 @@ def test_calls_of_before_a_killed_server_are_not_in_the_way_of_those_after(
     run_process_of(server)
     log = lambda: "\n".join(run.client.get(f"{run.path}/log", params={"lines": 1_000}).json()["lines"])  # noqa: E731
     poll_until(lambda: log().count("1 epochs of") == 2)
-    wait_load(sglang_url, is_idle=False, within_s=10)
+    wait_load(sglang_url, is_idle=False, within_s=LIMIT_S)
     run.stop()
     wait_load(sglang_url, is_idle=True, within_s=IDLE_S)
     assert "Duplicate request ID" not in log()
