@@ -9,7 +9,7 @@ import pytest
 from forebay.client import BufferClient
 from tests.cli.conftest import Forebay, forebay  # noqa: F401 - a fixture
 from tests.conftest import MakeServer
-from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, poll_until, write_generator
+from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, poll_until, write_generator
 
 READER = """
 import threading
@@ -144,7 +144,10 @@ def test_a_base_generator_that_will_miss_an_engine_is_warned_of(make_server: Mak
     assert start(server, task_type="knows", input_file=str(rows))["warnings"] == []
     given = {"input_file": str(rows), "remote_engine_url": "http://127.0.0.1:1"}
     assert start(server, task_type="needs", **given)["warnings"] == []
-    replay = {"source": needs["run_id"], "code": "today"}
+    recorded = server.start_run("needs", 2, input_file=str(rows))
+    recorded.write(*make_group("1 + 1", [0.0, 1.0]))
+    recorded.stop()
+    replay = {"source": recorded.run_id, "code": "today"}
     assert start(server, task_type="needs", replay=replay)["warnings"] == []
 
 
