@@ -1,7 +1,9 @@
 """The one thread that owns the log and the index, and what the event loop's thread hands to it."""
 
 import asyncio
+import errno
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -294,12 +296,14 @@ class LogWriter:
             self._call_in_loop(_refuse_all, refused, str(self._failure or _LATE))
 
     def _write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
+        # The reserve is for what lets stored bodies go, not for those that came before anybody knew of the full disk.
+        if self.is_on_reserve and _has_body(entries):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         while True:
             try:
                 return self._log.write(entries)
             except OSError as error:
-                # Not for bodies: the reserve is for what lets stored ones go.
-                if any(entry.body is not None for entry in entries) or not self._spend(error):
+                if _has_body(entries) or not self._spend(error):
                     raise
                 self._log.cut()
 
@@ -340,6 +344,10 @@ class LogWriter:
     def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left who waits
             self.loop.call_soon_threadsafe(call, *arguments)
+
+
+def _has_body(entries: Sequence[LogEntry]) -> bool:
+    return any(entry.body is not None for entry in entries)
 
 
 def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) -> None:

@@ -68,6 +68,21 @@ async def test_the_reserve_is_filled_again_once_there_is_room(tmp_path: Path) ->
         await store.append([make_sample("next")], b"next")
 
 
+async def test_a_body_that_was_on_its_way_when_the_disk_was_found_full_takes_nothing_of_the_reserve(
+    tmp_path: Path,
+) -> None:
+    files = SmallDisk(tmp_path)
+    async with make_store(tmp_path, files) as store:
+        files.size = RESERVE
+        await store.append([make_group(1)])
+        assert store.is_on_reserve
+        with pytest.raises(StorageFailed, match="No space left"):
+            await put(store, "on its way")
+        await store.recover()
+        await store.append([make_group(2)])
+        assert await uids_of(store) == []
+
+
 async def test_a_reserve_that_is_used_up_refuses_and_recovers(tmp_path: Path) -> None:
     files = SmallDisk(tmp_path)
     async with make_store(tmp_path, files, PART_BYTES // 64) as store:
