@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
 
-from tests.kit import TIME_LIMIT_S, ServerProcess
+from tests.kit import ServerProcess
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -19,10 +18,6 @@ settings.load_profile("untimed")
 # Tests ask over plain HTTP: to read this machine's certificates, for each client anew, would take longer than that.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
-
-# What asks over plain `httpx.get` may take as long as anything else on a loaded machine; httpx gives it 5 s.
-for name in ("connect", "read", "write", "pool"):
-    setattr(DEFAULT_TIMEOUT_CONFIG, name, TIME_LIMIT_S)
 
 # Pytest and the libraries of the tests keep hundreds of megabytes: at its defaults, the collector would walk through
 # all of them again and again.

@@ -89,8 +89,8 @@ class WrittenCode(NamedTuple):
 def write_code(recording: Recording, folder: Path) -> WrittenCode:
     """Write the code of a recording below the new ``folder``, as ``start-1/…``, without what of it is damaged.
 
-    Nothing is there after an error. Raises
-    ``InvalidInput`` where something is there already, ``NotRecorded`` for a file without code, ``StorageFailed``.
+    Nothing is there after an error. Raises ``InvalidInput`` where something is there already, ``NotRecorded`` for a
+    file without code, ``StorageFailed``.
     """
     files, name = code_files(recording), recording.path.name
     if not files and not _damage(recording):

@@ -132,10 +132,7 @@ def _content(body: bytes) -> Any:
     """A body as JSON values: arrays of a binary one as lists."""
     try:
         return {**msgspec.json.decode(as_json(body)), "is_binary": is_binary(body)}
-    except (
-        msgspec.DecodeError,
-        RecursionError,
-    ):  # Python reads more: half a surrogate pair, say
+    except (msgspec.DecodeError, RecursionError):  # Python reads more: half a surrogate pair, say
         return _spelling(body)
 
 

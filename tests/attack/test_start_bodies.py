@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error
+from tests.kit import TIME_LIMIT_S, ServerProcess, assert_error
 
 LIMIT = 50_000
 
@@ -35,6 +35,6 @@ def test_samples_may_be_longer_than_a_start(limited: ServerProcess) -> None:
 
 def test_a_body_that_no_route_reads_does_no_harm(limited: ServerProcess) -> None:
     for method in ("GET", "DELETE"):
-        answer = httpx.request(method, f"{limited.url}/v1/runs", content=b"x" * 5_000_000)
+        answer = httpx.request(method, f"{limited.url}/v1/runs", content=b"x" * 5_000_000, timeout=TIME_LIMIT_S)
         assert answer.status_code == (200 if method == "GET" else 405)
     assert limited.client.get("/healthz").status_code == 200

@@ -321,4 +321,4 @@ def test_from_a_thread_for_code_without_an_event_loop() -> None:
             assert json.loads(http.get(f"{engine.url}/v1/loads").content)["loads"][0]["num_running_reqs"] == 0
         assert [call.finished for call in engine.calls] == ["disconnected"]
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{engine.url}/health")
+        httpx.get(f"{engine.url}/health", timeout=TIME_LIMIT_S)

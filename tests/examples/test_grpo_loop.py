@@ -10,6 +10,7 @@ import pytest
 from forebay.client.tensors import collate
 from tests.engines.tiny.conftest import running_engine
 from tests.examples.grpo_kit import LoopProcess, RecordingProxy, check_history, read_all_again
+from tests.kit import TIME_LIMIT_S
 
 NUM_STEPS = 4
 
@@ -29,7 +30,7 @@ def test_a_killed_loop_goes_on_and_nothing_is_generated_or_trained_on_twice(tmp_
         assert not stored & set(proxy.asked[num_asked:]), "samples that were there were generated again"
         num_steps = len(loop.history())
         assert num_steps >= NUM_STEPS
-        info = httpx.get(f"{engine_url}/model_info").json()
+        info = httpx.get(f"{engine_url}/model_info", timeout=TIME_LIMIT_S).json()
     check_history(loop.history(), num_steps)
     assert info["weight_version"] == str(num_steps)
     assert info["model_path"] == str(loop.folder / "models" / f"step-{num_steps:05d}")

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
-from tests.kit import Json, ServerProcess, make_group, poll_until
+from tests.kit import TIME_LIMIT_S, Json, ServerProcess, make_group, poll_until
 from tests.lent import lend_runs
 from tests.weights_kit import weights_run
 
@@ -30,7 +30,7 @@ def sampled_versions(rows: list[Json]) -> set[int | None]:
 
 
 async def name_weights(engine_url: str, name: str) -> None:
-    async with httpx.AsyncClient(base_url=engine_url) as http:
+    async with httpx.AsyncClient(base_url=engine_url, timeout=TIME_LIMIT_S) as http:
         (await http.post("/update_weight_version", json={"new_version": name})).raise_for_status()
 
 

@@ -15,7 +15,7 @@ from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.generators.base import BaseGenerator, single_turn
 from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
-from tests.kit import Json
+from tests.kit import TIME_LIMIT_S, Json
 
 SAMPLING = {"temperature": 1.0, "ignore_eos": True}
 
@@ -67,7 +67,7 @@ async def load_of(url: str) -> int:
 
 async def until_in_the_middle(url: str, num_calls: int, num_tokens: int = 30) -> None:
     """Return when so many calls run and have about so many tokens each, or more."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         while True:
             (rank,) = (await http.get(f"{url}/v1/loads", params={"include": "core"})).json()["loads"]
             if rank["num_running_reqs"] == num_calls and rank["num_used_tokens"] >= num_calls * num_tokens:

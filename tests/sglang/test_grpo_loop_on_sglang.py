@@ -9,6 +9,7 @@ import pytest
 from forebay.client.tensors import collate
 from forebay.engines.tiny.model import ensure_model
 from tests.examples.grpo_kit import LoopProcess, check_history, read_all_again
+from tests.kit import TIME_LIMIT_S
 from tests.sglang.conftest import engine_with
 
 pytestmark = pytest.mark.sglang
@@ -29,7 +30,7 @@ def test_three_steps_change_the_weights_that_the_samples_name(adding_engine_url:
         told, _ = process.communicate(timeout=240)
     assert process.returncode == 0, told
     check_history(loop.history(), NUM_STEPS)
-    info = httpx.get(f"{adding_engine_url}/model_info").json()
+    info = httpx.get(f"{adding_engine_url}/model_info", timeout=TIME_LIMIT_S).json()
     assert (info["weight_version"], Path(info["model_path"]).name) == (str(NUM_STEPS), f"step-{NUM_STEPS:05d}")
     batch = read_all_again(loop.folder, tmp_path / "server", NUM_STEPS)
     data = collate(batch, 0)

@@ -14,7 +14,16 @@ from forebay.core.sample import PLACE_HEADER, WRITER_HEADER
 from forebay.engines.scripted import ScriptedEngine
 from forebay.generators.base import BaseGenerator, single_turn
 from tests.conftest import MakeServer
-from tests.kit import Json, ServerProcess, SlimeRun, assert_error, make_sample, poll_until, write_generator
+from tests.kit import (
+    TIME_LIMIT_S,
+    Json,
+    ServerProcess,
+    SlimeRun,
+    assert_error,
+    make_sample,
+    poll_until,
+    write_generator,
+)
 
 OURS = {WRITER_HEADER: "test"}
 TELLING = """
@@ -228,5 +237,5 @@ def test_a_start_skips_ids_by_the_same_reading(server: ServerProcess) -> None:
     start = {"task_type": "idle", "num_repeat_per_sample": 4}
     for wrong in ("[true]", "[NaN]", "[Infinity]", "[null]"):
         body = json.dumps({**start, "skip_instance_ids": "LIST"}).replace('"LIST"', wrong)
-        reply = httpx.post(f"{server.url}/s/other/start_rollout", content=body)
+        reply = httpx.post(f"{server.url}/s/other/start_rollout", content=body, timeout=TIME_LIMIT_S)
         assert_error(reply, 422, "invalid_input", "skip_instance_ids")

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, SlimeRun, assert_error, make_group, poll_until
+from tests.kit import TIME_LIMIT_S, ServerProcess, SlimeRun, assert_error, make_group, poll_until
 from tests.slime.conftest import INSTANCES
 from tests.slime.engine import CountingEngine
 from tests.slime.trainer import SlimeTrainer
@@ -39,7 +39,9 @@ def test_groups_of_a_run_killed_before_its_first_checkpoint_are_told_of_and_come
     engine.taken()
 
     again = httpx.post(
-        f"{url}/start_rollout", json={**payload, "remote_buffer_url": url, "skip_instance_ids": []}
+        f"{url}/start_rollout",
+        json={**payload, "remote_buffer_url": url, "skip_instance_ids": []},
+        timeout=TIME_LIMIT_S,
     ).json()
     assert again["run_id"] != first.run_id
     for told in (again["note"], server.log()):

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.replay import RecordedEngine, Recording
-from tests.kit import poll_until
+from tests.kit import TIME_LIMIT_S, poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, chat, engine_command, numbered, post, recorded, rid
 
 SLOW = Reply(text="a long answer that takes its time", delay_s=0.2)
@@ -27,7 +27,7 @@ async def end(process: Process, number: signal.Signals) -> tuple[int | None, str
 
 
 def num_running(url: str) -> int:
-    return int(httpx.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"])
+    return int(httpx.get(f"{url}/v1/loads", timeout=TIME_LIMIT_S).json()["loads"][0]["num_running_reqs"])
 
 
 def hangs(call: ScriptedCall) -> Reply:

@@ -13,7 +13,7 @@ from forebay.engines.fake_sglang.request_bodies import WeightsBody
 from forebay.engines.scripted import Reply
 from forebay.replay import RecordedEngine
 from forebay.replay.engine.replayed_state import ReplayedState
-from tests.kit import poll_until
+from tests.kit import TIME_LIMIT_S, poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, chat, numbered, post, recorded, rid
 
 SLOW = Reply(text="a long answer that takes its time", delay_s=0.2)
@@ -22,7 +22,7 @@ FOR_EVER = 1e-4
 
 
 def num_running(url: str) -> int:
-    return int(httpx.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"])
+    return int(httpx.get(f"{url}/v1/loads", timeout=TIME_LIMIT_S).json()["loads"][0]["num_running_reqs"])
 
 
 async def test_calls_wait_for_the_end_of_a_pause(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_new_weights_have_their_name_and_answers_keep_theirs(tmp_path: Pat
         assert engine.weight_version == "7"
         after = await chat(recorder.url, 0)
     assert before != after
-    async with RecordedEngine(file) as replayed, httpx.AsyncClient(verify=False) as http:
+    async with RecordedEngine(file) as replayed, httpx.AsyncClient(verify=False, timeout=TIME_LIMIT_S) as http:
         info = f"{replayed.url}/model_info"
         assert (await http.get(info)).json()["weight_version"] == "default"
         assert await chat(replayed.url, 0) == before

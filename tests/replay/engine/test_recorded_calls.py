@@ -20,7 +20,7 @@ from forebay.replay import EngineRecorder, RecordedEngine
 from forebay.replay.engine import recorded_engine, replay_answers
 from forebay.replay.errors import NotRecorded
 from forebay.web.serving import serve_app
-from tests.kit import first_line
+from tests.kit import TIME_LIMIT_S, first_line
 from tests.replay.engine.calls_kit import LIMIT_S, OTHER_RUN, SAYS, all_of, chat, numbered, post, recorded, rid
 
 SLOTS = range(8)
@@ -99,7 +99,10 @@ async def test_streams_come_in_their_parts_and_are_requests_of_their_own(tmp_pat
 
     async def parts(url: str) -> list[bytes]:
         body = {**SAYS, "stream": True}
-        async with httpx.AsyncClient() as http, http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+        async with (
+            httpx.AsyncClient(timeout=TIME_LIMIT_S) as http,
+            http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply,
+        ):
             assert reply.headers["content-type"].startswith("text/event-stream")
             return [part async for part in reply.aiter_raw()]
 
@@ -182,12 +185,15 @@ async def test_what_is_raised_in_the_block_bears_the_miss(tmp_path: Path) -> Non
 def test_in_a_thread_it_raises_the_miss_where_it_is_left(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
     with ScriptedEngine(lambda _: "4").in_thread() as engine, EngineRecorder(file, engine.url).in_thread() as recorder:
-        before = httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS).text
+        before = httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS, timeout=TIME_LIMIT_S).text
 
     def misses() -> None:
         with RecordedEngine(file).in_thread() as replayed:
-            assert httpx.post(f"{replayed.url}/v1/chat/completions", json=SAYS).text == before
-            assert httpx.post(f"{replayed.url}/v1/embeddings", json={"input": "x"}).status_code == 422
+            assert httpx.post(f"{replayed.url}/v1/chat/completions", json=SAYS, timeout=TIME_LIMIT_S).text == before
+            assert (
+                httpx.post(f"{replayed.url}/v1/embeddings", json={"input": "x"}, timeout=TIME_LIMIT_S).status_code
+                == 422
+            )
 
     with pytest.raises(NotRecorded, match="/v1/embeddings"):
         misses()
@@ -232,7 +238,7 @@ async def test_it_is_taken_for_the_engine_that_was_recorded(tmp_path: Path) -> N
         load = await detected.load()
         assert load is not None
         assert load.idle
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
             # Never asked while it was recorded, but by the recorder itself.
             assert (await http.get(f"{replayed.url}/server_info")).json()["sampling_defaults"] == "openai"
             assert (await http.get(f"{replayed.url}/v1/models")).json()["data"][0]["id"] == "scripted"
@@ -242,7 +248,7 @@ async def test_it_is_taken_for_the_engine_that_was_recorded(tmp_path: Path) -> N
 def test_the_command_tells_a_miss_and_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
     with ScriptedEngine(lambda _: "4").in_thread() as engine, EngineRecorder(file, engine.url).in_thread() as recorder:
-        before = httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS).text
+        before = httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS, timeout=TIME_LIMIT_S).text
     command = ["-m", "forebay.server.cli", "engine", "replay", str(file), "--port", "0", "--again"]
     for changed, code in (({}, 0), ({"seed": 7}, 1)):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -251,8 +257,8 @@ def test_the_command_tells_a_miss_and_ends_with_it(tmp_path: Path) -> None:
             try:
                 url = first_line(process.stdout, LIMIT_S).rpartition(" ")[2].strip()
                 for _ in range(3):
-                    assert httpx.post(f"{url}/v1/chat/completions", json=SAYS).text == before
-                reply = httpx.post(f"{url}/v1/chat/completions", json={**SAYS, **changed})
+                    assert httpx.post(f"{url}/v1/chat/completions", json=SAYS, timeout=TIME_LIMIT_S).text == before
+                reply = httpx.post(f"{url}/v1/chat/completions", json={**SAYS, **changed}, timeout=TIME_LIMIT_S)
                 assert reply.status_code == (422 if code else 200)
             finally:
                 process.terminate()
@@ -279,11 +285,14 @@ def test_the_first_misses_are_kept_and_all_are_counted(tmp_path: Path, monkeypat
     file = tmp_path / "calls.fbr"
     monkeypatch.setattr(recorded_engine, "MAX_MISSES", 2)
     with ScriptedEngine(lambda _: "4").in_thread() as engine, EngineRecorder(file, engine.url).in_thread() as recorder:
-        httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS)
+        httpx.post(f"{recorder.url}/v1/chat/completions", json=SAYS, timeout=TIME_LIMIT_S)
 
     def ask(url: str, seeds: range) -> None:
         for seed in seeds:
-            assert httpx.post(f"{url}/v1/chat/completions", json={**SAYS, "seed": seed}).status_code == 422
+            assert (
+                httpx.post(f"{url}/v1/chat/completions", json={**SAYS, "seed": seed}, timeout=TIME_LIMIT_S).status_code
+                == 422
+            )
 
     def misses() -> None:
         with RecordedEngine(file).in_thread() as replayed:
@@ -307,7 +316,7 @@ async def test_no_call_goes_past_a_recorder_to_the_workers_of_a_router(
     router = Starlette(routes=[Route("/workers", workers)])
     async with serve_app(router) as port:
         recorder = EngineRecorder(tmp_path / "calls.fbr", f"http://127.0.0.1:{port}")
-        async with recorder, httpx.AsyncClient(verify=False) as http:
+        async with recorder, httpx.AsyncClient(verify=False, timeout=TIME_LIMIT_S) as http:
             assert (await http.get(f"{recorder.url}/workers")).status_code == 404
     assert [line for line in caplog.messages if "is a router: its workers are hidden" in line]
 
@@ -318,13 +327,16 @@ def said_to(call: ScriptedCall) -> str:
 
 async def test_pages_in_a_browser_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
-    async with recorded(said_to, file) as (recorder, _), httpx.AsyncClient() as http:
+    async with recorded(said_to, file) as (recorder, _), httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         await chat(recorder.url)
         foreign = await http.post(
             f"{recorder.url}/v1/chat/completions", json=SAYS, headers={"origin": "http://x.example"}
         )
         assert foreign.status_code == 403
-    async with RecordedEngine(file, allowed_hosts=["a.example"]) as engine, httpx.AsyncClient() as http:
+    async with (
+        RecordedEngine(file, allowed_hosts=["a.example"]) as engine,
+        httpx.AsyncClient(timeout=TIME_LIMIT_S) as http,
+    ):
         url = f"{engine.url}/v1/models"
         replies = [await http.get(url, headers={"host": name}) for name in ("evil.example", "a.example")]
         assert [reply.status_code for reply in replies] == [421, 200]

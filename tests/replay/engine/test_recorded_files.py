@@ -20,7 +20,7 @@ from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.replay import EngineRecorder, RecordedEngine
 from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.recording_schema import open_recording
-from tests.kit import first_line, poll_until
+from tests.kit import TIME_LIMIT_S, first_line, poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, all_of, chat, numbered, post, recorded
 
 STREAM = {**SAYS, "stream": True}
@@ -37,7 +37,10 @@ def count_calls(file: Path) -> int:
 
 async def test_a_recording_is_one_private_file_without_headers_of_requests(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
-    async with recorded(numbered(), file) as (recorder, _), httpx.AsyncClient(verify=False) as http:
+    async with (
+        recorded(numbered(), file) as (recorder, _),
+        httpx.AsyncClient(verify=False, timeout=TIME_LIMIT_S) as http,
+    ):
         headers = {"authorization": "Bearer sk-secret", "x-api-key": "sk-secret", "traceparent": "sk-secret"}
         await http.post(f"{recorder.url}/v1/chat/completions", json=SAYS, headers=headers)
     assert [path.name for path in tmp_path.iterdir()] == ["calls.fbr"]
@@ -203,6 +206,6 @@ async def test_an_engine_that_is_not_there_is_waited_for(tmp_path: Path) -> None
         async with engine:
             answer = await chat(recorder.url)
     assert count_calls(file) == 1
-    async with RecordedEngine(file) as replayed, httpx.AsyncClient(verify=False) as http:
+    async with RecordedEngine(file) as replayed, httpx.AsyncClient(verify=False, timeout=TIME_LIMIT_S) as http:
         assert await chat(replayed.url) == answer
         assert (await http.get(f"{replayed.url}/model_info")).json()["served_model_name"] == "scripted"

@@ -15,7 +15,7 @@ from forebay.replay.recordings.recording import Recording
 from forebay.replay.recordings.recording_stream import RecordingDownload, StreamFailure, StreamRun, frame
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
-from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until
+from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until
 from tests.replay.recordings.recording_kit import run_record
 
 __all__ = ["forebay"]
@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_can_be_exported_meanwhile(server: ServerProcess, tmp
     train(run, 1)
     run.write(make_sample(instance_id="open", uid="open"))
     with (
-        httpx.stream("GET", f"{server.url}{run.path}/recording") as reply,
+        httpx.stream("GET", f"{server.url}{run.path}/recording", timeout=TIME_LIMIT_S) as reply,
         RecordingDownload(tmp_path / "a.fbr") as download,
     ):
         for piece in reply.iter_bytes():
