@@ -110,10 +110,11 @@ def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_j
     but for `replayed_from`; names, times, and how far a trainer has read are not.
     """
     from forebay.replay.recordings.recording_differences import find_difference, not_compared
-    from forebay.server.cli.recordings.recording_download import open_recording_of
+    from forebay.server.cli.recordings.recording_download import may_have_code, open_recording_of
 
+    has_code = all(map(may_have_code, (one, other)))  # else there is nothing to compare a run's with
     with ExitStack() as stack:
-        sides = [stack.enter_context(open_recording_of(each, url, token, has_code=True)) for each in (one, other)]
+        sides = [stack.enter_context(open_recording_of(each, url, token, has_code=has_code)) for each in (one, other)]
         found, unknown = find_difference(*sides), not_compared(*sides)
     for each in unknown.values():
         echo(f"not compared, since neither has them: the samples of {each}", err=True)

@@ -35,6 +35,14 @@ def is_recording(given: str) -> bool:
     return given.endswith(SUFFIX) or len(PurePath(given).parts) > 1 or Path(given).is_file()
 
 
+def may_have_code(given: str) -> bool:
+    """Whether there may be code to compare: a run's is with its server, a file's in it. Raises as ``Recording``."""
+    if not is_recording(given):
+        return True
+    with Recording.open(given) as recording:
+        return bool(recording.code())
+
+
 @contextmanager
 def open_recording_of(
     given: str, url: str, token: str = "", steps: str = "", *, has_code: bool = False
