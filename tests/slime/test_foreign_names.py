@@ -175,7 +175,7 @@ async def test_the_base_generator_is_a_writer_of_ours_over_these_routes_too(
         generator = BaseGenerator(engine.url, f"{server.url}{run.prefix}", num_repeat_per_sample=2)
         await generator.run_async(rows, single_turn, reward, num_epoch=2)
     groups = [run.group(group["group_id"]) for group in run.groups()]
-    assert [group["epoch"] for group in groups] == [0, 1]
+    assert sorted(group["epoch"] for group in groups) == [0, 1]  # both are under way at once
     assert [sorted(sample["slot"] for sample in group["samples"]) for group in groups] == [[0, 1], [0, 1]]
     assert not any(sample["is_foreign"] for group in groups for sample in group["samples"])
 
