@@ -75,16 +75,17 @@ class GoneRows:
             self._wanted |= dict.fromkeys(missing)
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
-                self._asking.add_done_callback(self._answered)
-            # Whoever goes away must not take the answer from the others.
+            # A caller that is cancelled must not take the answer from the others.
             await asyncio.shield(self._asking)
 
-    def _answered(self, asking: "asyncio.Task[None]") -> None:
-        self._asking = None
-        if not asking.cancelled():
-            asking.exception()  # those who wait raise it; if nobody does, nobody need learn of it
-
     async def _ask(self) -> None:
+        try:
+            await self._answer()
+        finally:
+            # Not in a callback, which runs later: until then, a loop that awaits the finished task would never yield.
+            self._asking = None
+
+    async def _answer(self) -> None:
         wanted, self._wanted = self._wanted, {}
         keys = {
             group_id(instance, epoch or 0) for instance, epoch in wanted if epoch is not None or self._run.has_ended

@@ -11,10 +11,14 @@ GROUPS_AT_ONCE = 128
 
 
 class SteadyLoad:
-    """Writes groups of small samples to a run, and reads and acknowledges them, in turn."""
+    """Writes groups of small samples to a run, and reads and acknowledges them, in turn.
 
-    def __init__(self, run: NativeRun, *, has_epochs: bool = True) -> None:
+    Several loads of one run need names of their own; one may then read what another has written.
+    """
+
+    def __init__(self, run: NativeRun, name: str = "", *, has_epochs: bool = True) -> None:
         self.run = run
+        self._name = name
         self._has_epochs = has_epochs
         self._num_groups = 0
 
@@ -27,8 +31,8 @@ class SteadyLoad:
         """The sample with this number, always the same."""
         group = number // GROUP_SIZE
         place: dict[str, object] = {"epoch": 0, "slot": number % GROUP_SIZE} if self._has_epochs else {}
-        reward = float(number % 2)
-        return {"uid": f"uid-{number}", "instance_id": f"row-{group}", "reward": reward, "messages": [], **place}
+        rest = {"reward": float(number % 2), "messages": [], **place}
+        return {"uid": f"{self._name}uid-{number}", "instance_id": f"{self._name}row-{group}", **rest}
 
     def go_on_to(self, num_samples: int) -> None:
         """Until at least so many have been through."""

@@ -114,6 +114,19 @@ async def test_what_came_after_the_end_is_known_once_it_is_gone(
         assert await send(buffer, "late", instance_id="two") == "duplicate"
 
 
+@pytest.mark.parametrize("num_steps", range(8))
+async def test_a_lookup_that_begins_as_another_ends_leaves_the_loop_free(num_steps: int) -> None:
+    async with forgetful(CountingStore()) as buffer:
+        gone = buffer.get("run-1").buffer.gone
+        first = asyncio.create_task(gone.look_up([("one", 0)]))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        await gone.look_up([("two", 0)])
+        await first
+        assert gone.knows("one", 0)
+        assert gone.knows("two", 0)
+
+
 async def test_a_late_acknowledgement_reads_no_more_than_the_groups_of_its_batch(clock: ManualClock) -> None:
     store = CountingStore()
     async with forgetful(store, clock) as buffer:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import MakeServer
 from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, make_group, poll_until, write_generator
+from tests.liveness import Liveness
 from tests.soak.kill_load import GROUP_SIZE, KillLoad, Ledger
 from tests.soak.test_kill_server import check_journal, check_receipts, check_samples
 
@@ -103,21 +104,26 @@ class Victims:
         path.unlink()
 
 
+SMALL = {"segment_bytes": 1 << 16, "remembered_samples": 64}
+"""Segments, and what memory keeps: so that both are exceeded in every round."""
+
+
 def kill_rounds(make_server: MakeServer, tasks: Path, rounds: int) -> tuple[ServerProcess, NativeRun, Ledger]:
     """The server, stopped, with the run under load and the clients' account of it."""
     write_generator(tasks, FORKING, "forking_generator.py")
     write_generator(tasks, JUDGED, "judged_generator.py")
-    server = make_server(generators=tasks, start_wait_s=60, max_restarts=10_000, segment_bytes=1 << 16)
+    server = make_server(generators=tasks, start_wait_s=60, max_restarts=10_000, **SMALL)
     run = server.start_run("forking", group_size=GROUP_SIZE, remote_engine_url="http://127.0.0.1:9")
     lines = poll_until(lambda: run.client.get(f"{run.path}/log").json()["lines"])
     httpx.post(f"{lines[0]}/gateway", timeout=TIME_LIMIT_S).raise_for_status()
     victims = Victims(server, server.start_run("judged", group_size=2), seed=rounds)
-    load = KillLoad(server, run, num_writers=2, num_readers=1)
+    load = KillLoad(server, run, num_writers=4, num_readers=1)
     try:
-        while victims.killed.total() < rounds:
-            load.wait_for_acknowledgements(5)
-            victims.round()
-        ledger = load.finish()
+        with Liveness(server):
+            while victims.killed.total() < rounds:
+                load.wait_for_acknowledgements(5)
+                victims.round()
+            ledger = load.finish()
     except BaseException:
         load.abandon()
         raise

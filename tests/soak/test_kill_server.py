@@ -15,6 +15,7 @@ from forebay.buffer.store.rows import GroupRow, SampleRow
 from forebay.core.group import GroupState, check_transition
 from forebay.core.ids import group_id
 from tests.conftest import MakeServer
+from tests.liveness import Liveness
 from tests.soak.kill_load import GROUP_SIZE, KillLoad, Ledger
 
 RUN_FOR_ACKNOWLEDGEMENTS = [1, 5, 30, 80, 150]
@@ -25,18 +26,19 @@ ROUNDS = int(os.environ.get("ROUNDS", "20"))
 def kill_rounds(make_server: MakeServer, rounds: int) -> tuple[Path, str, Ledger]:
     """The data directory, the run and the clients' account after so many deaths."""
     rng = random.Random(rounds)
-    server = make_server(segment_bytes=1 << 16)
+    server = make_server(segment_bytes=1 << 16, remembered_samples=64)
     run = server.start_run(group_size=GROUP_SIZE)
     load = KillLoad(server, run)
     try:
-        for _ in range(rounds):
-            load.wait_for_acknowledgements(rng.choice(RUN_FOR_ACKNOWLEDGEMENTS))
-            server.kill9()
-            if rng.random() < 0.2:
-                (server.data_dir / "index.sqlite").unlink()
-            server.restart()
-        load.wait_for_acknowledgements(30)
-        ledger = load.finish()
+        with Liveness(server):
+            for _ in range(rounds):
+                load.wait_for_acknowledgements(rng.choice(RUN_FOR_ACKNOWLEDGEMENTS))
+                server.kill9()
+                if rng.random() < 0.2:
+                    (server.data_dir / "index.sqlite").unlink()
+                server.restart()
+            load.wait_for_acknowledgements(30)
+            ledger = load.finish()
     except BaseException:
         load.abandon()
         raise
