@@ -161,6 +161,8 @@ def events(reply: httpx.Response) -> list[Json]:
         event.pop("sequence_number", None)
         if event["type"] == "response.output_item.added":
             event["item"].pop("phase", None)  # SGLang holds a message back until it knows whether a call follows
+        if event["type"] == "content_block_delta" and event["delta"]["type"] == "signature_delta":
+            continue  # SGLang signs no thought, and many clients drop it then
         if joined and event["type"] == joined[-1]["type"] and "delta" in event:
             joined[-1]["delta"] = added(joined[-1]["delta"], event["delta"])
         else:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.gateway.dialects.anthropic.from_chat import (
+    SIGNATURE,
     edits_field,
     message,
     stop_fields,
@@ -69,7 +70,7 @@ class MessagesStream(ProtocolStream):
         return [{"type": "message_start", "message": message(model, [], stop, usage)}]
 
     def _thinking(self, text: str) -> list[Fields]:
-        opening = [] if self._open == "thinking" else self._begin("thinking", thinking_block(""))
+        opening = [] if self._open == "thinking" else self._begin("thinking", thinking_block("", ""))
         return [*opening, self._delta({"type": "thinking_delta", "thinking": text})]
 
     def _text(self, text: str) -> list[Fields]:
@@ -94,5 +95,6 @@ class MessagesStream(ProtocolStream):
     def _close(self) -> list[Fields]:
         if not self._open:
             return []
+        signed = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
         self._open = ""
-        return [{"type": "content_block_stop", "index": self._index}]
+        return [*signed, {"type": "content_block_stop", "index": self._index}]
