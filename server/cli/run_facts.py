@@ -39,6 +39,24 @@ def alarm_of(view: dict[str, Any]) -> str:
     return str(view["alarm"]["message"]) if view["alarm"] else ""
 
 
+def problem_of(view: dict[str, Any]) -> str:
+    """What most needs attention: the alarm, or why the trainer has got nothing so far; "" if there is neither."""
+    groups, samples, discarded = groups_of(view), samples_of(view), _discarded(view)
+    if alarm := alarm_of(view):
+        return alarm
+    if samples["failed"] and not samples["member"]:
+        failures = {outcome: number for outcome, number in view["outcomes"].items() if number}
+        return f"all {samples['failed']} rollouts so far failed: {counts_text(failures)}"
+    if discarded and not has_usable_groups(view):
+        (reason, _), *_ = discarded
+        total = sum(number for _, number in discarded)
+        return f"all {total} finished groups were discarded, most as {reason}: {DISCARD_REASONS.get(reason, '')}"
+    waiting = groups["full"] + groups["ready"]
+    if waiting and not (groups["leased"] or groups["delivered"]):
+        return f"no trainer has read a batch of this run yet, and {waiting} groups are waiting"
+    return ""
+
+
 def failure_of(view: dict[str, Any]) -> ForebayError:
     """That a run failed, with the first line of its reason; tracebacks are left to ``status``."""
     reason = str(view["reason"]).partition("\n")[0]  # a traceback may follow
@@ -58,11 +76,11 @@ def nothing_usable(view: dict[str, Any]) -> ForebayError:
 def run_facts(view: dict[str, Any]) -> dict[str, str]:
     """What there is to say of a run, by its label; what does not apply is empty."""
     return {
+        "problem": problem_of(view),
         "run": view["run_id"],
         "name": view["name"],
         "task type": view["task_type"],
         "state": state_text(view),
-        "alarm": alarm_of(view),
         "reason": "" if view["reason"] in ("returned", "replayed", "stopped") else view["reason"],
         "warnings": "\n".join(view["warnings"]),
         "generator": view["generator"],

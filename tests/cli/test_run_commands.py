@@ -266,3 +266,25 @@ def test_the_token_opens_a_guarded_server(forebay: Forebay, make_server: MakeSer
     assert refused.code == 1
     assert "FOREBAY_TOKEN" in refused.err
     assert forebay("status", "--url", guarded.url, "--token", "secret").code == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "problem"),
+    [
+        ((0.0, 1.0), "no trainer has read a batch of this run yet, and 3 groups are waiting"),
+        ((1.0, 1.0), "all 3 finished groups were discarded, most as invalid: all rewards equal"),
+        ((None, None), "all 6 rollouts so far failed"),
+    ],
+)
+def test_status_names_in_its_first_line_why_the_trainer_has_nothing(
+    forebay: Forebay, target: list[str], server: ServerProcess, rewards: tuple[float | None, ...], problem: str
+) -> None:
+    run = server.start_run(group_size=2)
+    failed = {} if rewards[0] is not None else {"status": "failed", "error": {"kind": "oops", "message": "no"}}
+    run.write(*[sample for number in range(3) for sample in make_group(number, rewards, **failed)])
+    if rewards[0] == rewards[1] and not failed:
+        assert run.read(num_groups=1)["batch_id"] is None
+    shown = forebay("status", run.run_id, *target).out
+    assert shown.startswith("problem"), shown
+    assert problem in " ".join(shown.split())
+    run.stop()
