@@ -120,10 +120,11 @@ class KnownCalls:
     def _load(self) -> None:
         self._check_format()
         numbers = [set(self._numbers(query)) for query in (OF_THE_TABLE, OF_ITS_INDEX)]
+        in_both = numbers[0] & numbers[1]
         for seq in sorted(numbers[0] | numbers[1]):
             try:
                 self._place(seq, self._row(seq))
-                if seq not in numbers[0] & numbers[1]:
+                if seq not in in_both:
                     raise DamagedRow(NOT_THERE)
             except DamagedRow as error:
                 self._note(seq, str(error))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from forebay.engines.capture.request_fields import asking
 from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.replay import RecordedEngine
 from tests.benchmarks.load import post, send
 from tests.benchmarks.machines import Cpu, show
 from tests.benchmarks.test_gateway_cost import BODY, CALLS, CONCURRENCY, NUM_TOKENS, seconds, streamed, whole
@@ -22,9 +24,13 @@ pytestmark = pytest.mark.bench
 NUM_CALLS = 1_600
 ROUNDS = 5
 REPLAYING, RECORDING = 1.5, 0.15
+FILE_CALLS = (5_000, 50_000)
+OPENING = 1.5
+"""How much longer opening may take for each call of the larger file."""
 ENGINE = f"""
 import asyncio, sys
 from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.replay import RecordedEngine
 
 async def main():
     async with ScriptedEngine(lambda call: Reply(text="x" * {NUM_TOKENS - 1})) as engine:
@@ -91,3 +97,28 @@ def test_a_recorder_adds_little_to_the_time_of_64_tokens(tmp_path: Path) -> None
                 rows.append((ask.__name__, engine_s * 1e3, recorded_s * 1e3, shares[-1] * 100, own_s * 1e3))
     show("an engine of 2 s", ("call", "engine, ms", "recorded, ms", "more, %", "recorder's CPU, ms"), rows)
     assert max(shares) <= RECORDING
+
+
+def test_opening_a_file_takes_time_in_proportion_to_its_calls(tmp_path: Path) -> None:
+    took_s = []
+    for num_calls in FILE_CALLS:
+        file = tmp_path / f"{num_calls}.fbr"
+        with ScriptedEngine(lambda _: "four").in_thread() as engine:
+            command = engine_command("record", file, "--upstream", engine.url)
+            with started(*command) as (url, _):
+                send(url, numbered_call, num_calls, CONCURRENCY)
+        took_s.append(min(asyncio.run(opening_s(file)) for _ in range(3)))
+    rows = [(num, seconds, seconds / num * 1e6) for num, seconds in zip(FILE_CALLS, took_s, strict=True)]
+    show("opening a recorded engine", ("calls", "s", "µs a call"), rows)
+    assert took_s[1] / FILE_CALLS[1] <= OPENING * took_s[0] / FILE_CALLS[0]
+
+
+def numbered_call(number: int) -> bytes:
+    body = {**BODY, "messages": [{"role": "user", "content": f"question {number}"}]}
+    return post("/v1/chat/completions", json.dumps(asking(body, is_stream=False)).encode())
+
+
+async def opening_s(file: Path) -> float:
+    began_s = time.process_time()
+    async with RecordedEngine(file):
+        return time.process_time() - began_s
