@@ -255,3 +255,31 @@ class Judge(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def neighbours(self) -> tuple[int, list[str]]:
         return os.getpid(), sorted(self.roles)
+
+
+class Distributed(Worker):
+    """Uses what ``torch.distributed`` reads from the environment."""
+
+    NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+    def __init__(self) -> None:
+        self.at_first = os.environ["RANK"]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def rank_at_first(self) -> str:
+        return self.at_first
+
+    @register(Dispatch.ONE_TO_ALL)
+    def variables(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in self.NAMES}
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sum_of_ranks(self) -> int:
+        import torch
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        total = torch.tensor(distributed.get_rank())
+        distributed.all_reduce(total)
+        distributed.destroy_process_group()
+        return int(total)

@@ -21,7 +21,7 @@ from forebay.workers.groups import (
     register_dispatch_mode,
 )
 from tests.kit import poll_until
-from tests.worker_groups_kit import Member, as_they_are, two_to_all
+from tests.worker_groups_kit import Distributed, Member, as_they_are, two_to_all
 
 WAIT_S = 60.0
 MakeGroup = Callable[..., WorkerGroup]
@@ -169,7 +169,6 @@ def test_what_cannot_be_split_is_refused_by_name(four: WorkerGroup) -> None:
 def test_a_list_as_long_as_the_group_arrives_whole(four: WorkerGroup) -> None:
     assert four.whole([1, 2, 3, 4]) == [[1, 2, 3, 4]] * 4
     assert four.whole(value=[1, 2, 3, 4]) == [[1, 2, 3, 4]] * 4
-    assert four.execute_all_sync("echo", [1, 2, 3, 4]) == [[1, 2, 3, 4]] * 4
 
 
 def test_rank_zero_takes_arguments_as_they_are(four: WorkerGroup) -> None:
@@ -360,3 +359,28 @@ def test_an_item_is_tried_again_on_another_worker(two: WorkerGroup) -> None:
 
 def test_map_takes_calls_as_its_input(two: WorkerGroup) -> None:
     assert two.square(two.twice([0, 1])).get(WAIT_S) == [100, 13 * 13]
+
+
+def test_execute_all_gives_each_worker_its_item_of_lists_as_long_as_the_group(four: WorkerGroup) -> None:
+    assert four.execute_all_sync("echo", [1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert four.execute_all_sync("sum_up", [1, 2, 3, 4], y=[5, 6, 7, 8]) == [8, 10, 12, 14]
+    assert four.execute_all_sync("echo", [1, 2, 3]) == [[1, 2, 3]] * 4
+    assert four.execute_all_sync("foo", 3) == [5] * 4
+
+
+# -- torch.distributed
+
+
+def test_workers_find_each_other_by_their_environment(make_group: MakeGroup) -> None:
+    group = make_group(2, ClassWithInitArgs(Distributed))
+    found = group.variables()
+    assert [each["RANK"] for each in found] == [each["LOCAL_RANK"] for each in found] == ["0", "1"]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) for each in found} == {("2", "2")}
+    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found}) == 1
+    assert group.rank_at_first() == ["0", "1"]
+
+
+def test_torch_distributed_works_in_a_group(make_group: MakeGroup, backend: str) -> None:
+    size = 1 if backend == "inline" else 2  # inline, one worker at a time runs
+    group = make_group(size, ClassWithInitArgs(Distributed))
+    assert group.sum_of_ranks() == [sum(range(size))] * size

@@ -20,7 +20,8 @@ from forebay.workers.members.worker_errors import WorkerLost
 class InlineBackend:
     """Runs every worker here. A method that is not ``async`` runs in the thread of its caller, before the call returns.
 
-    Variables of ``env`` are added to this process, and taken back when the group was closed.
+    Variables of ``env``, and those that say which worker runs, are added to this process, and taken back when the group
+    is closed. ``async`` methods, which run side by side, find those of whichever worker had its turn last.
     """
 
     name = "inline"
@@ -49,7 +50,7 @@ class InlineWorker:
     """One worker of this process."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._rank, self._env = spec.rank, spec.env
+        self._rank, self._variables = spec.rank, spec.variables
         self._turn = threading.RLock()
         self._lock = threading.Lock()
         self._pending = PendingCalls(spec.rank, self._cancel)
@@ -58,7 +59,7 @@ class InlineWorker:
         self._is_closed = False
         self._notify: list[Callable[[str], None]] = []
         self.started: Future[None] = Future()
-        _added.add(spec.env)
+        _added.add(self._variables)
         self._host = WorkerHost(spec, socket.gethostname(), self._run_in_turn)
         try:
             self._host.make()
@@ -101,7 +102,7 @@ class InlineWorker:
             if self._is_closed:
                 return
             self._is_closed = True
-        _added.release(self._env)
+        _added.release(self._variables)
 
     def kill(self) -> None:
         """As if its process had died: calls in flight are lost. A method that computes goes on to its end."""
@@ -116,6 +117,7 @@ class InlineWorker:
 
     def _run_in_turn(self, work: Callable[[], None]) -> None:
         with self._turn:  # a method may call another one of its own worker
+            os.environ.update(self._variables)  # another worker's turn has left its own there
             work()
 
     def _cancel(self, number: int) -> None:

@@ -233,7 +233,7 @@ def _start_process(spec: WorkerSpec) -> tuple["subprocess.Popen[bytes]", socket.
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 python_argv("forebay.workers.backends.child", str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **spec.env},
+                env={**os.environ, **spec.variables},
                 pass_fds=(theirs.fileno(),),
                 # A group of its own: what it starts is ended with it, and a Ctrl-C is the controller's business.
                 process_group=0,

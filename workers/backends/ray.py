@@ -44,6 +44,8 @@ class RayBackend:
         self._watch = WorkerWatch(beat_s(worker_silence_s))
         self._places = RayPlaces()
         self._answers = HandOver("ray answers")
+        self._masters: dict[int, Any] = {}
+        """Where each group meets, on the node of its rank 0; its workers have the same ``classes``."""
 
     def start(self, specs: Sequence[WorkerSpec], *, name: str = "", detached: bool = False) -> Sequence[RayWorker]:
         """Start these, and return while they come up. Raises ``PlacementFailed`` if there can be no place for them.
@@ -58,7 +60,9 @@ class RayBackend:
         for spec, place, own in zip(specs, places, frames, strict=True):
             actor = self._make_actor(spec, place, _actor_name(name, spec.rank) if detached else None)
             worker = self._worker(spec, actor, place)
-            worker.begin(own)
+            if spec.rank == 0 and spec.master is not None:
+                self._masters[id(spec.classes)] = actor.master.remote()
+            worker.begin(own, self._masters.get(id(spec.classes)))
             workers.append(worker)
         return workers
 

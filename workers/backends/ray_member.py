@@ -5,6 +5,7 @@ imports nothing of it until the versions have been compared.
 """
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -51,7 +52,14 @@ def actor_class() -> type:
             self.member: Any = None
             self.is_made = asyncio.Event()
 
-        async def begin(self, wanted: dict[str, str], frames: Any) -> Any:
+        async def master(self) -> tuple[str, int]:
+            import ray
+
+            from forebay.workers.members.worker_spec import free_port
+
+            return ray.util.get_node_ip_address(), free_port()
+
+        async def begin(self, wanted: dict[str, str], frames: Any, master: Any) -> Any:
             import ray
 
             node, found = ray.util.get_node_ip_address(), read_versions()
@@ -60,7 +68,7 @@ def actor_class() -> type:
             from forebay.workers.backends.ray_member import RayMember
 
             self.member = RayMember(node)
-            outcome = await self.member.begin(frames)
+            outcome = await self.member.begin(frames, master)
             if outcome[0] != "value":
                 return node, found, outcome, None
             self.is_made.set()
@@ -111,10 +119,10 @@ class RayMember:
         self._spec: WorkerSpec | None = None
         threading.Thread(target=self._take_turns, name="worker turns", daemon=True).start()
 
-    async def begin(self, frames: Frames) -> Outcome:
-        """Make the classes of a spec; what came of it."""
+    async def begin(self, frames: Frames, master: tuple[str, int] | None) -> Outcome:
+        """Make the classes of a spec, whose group meets at ``master``; what came of it."""
         made: Future[Any] = Future()
-        self._turns.put(lambda: self._make(frames, made))
+        self._turns.put(lambda: self._make(frames, master, made))
         await when_ended(made)
         return outcome_frames(made, "the constructor")
 
@@ -172,10 +180,11 @@ class RayMember:
         except InvalidInput as error:
             return failed_future(error)
 
-    def _make(self, frames: Sequence[Any], made: "Future[Any]") -> None:
+    def _make(self, frames: Sequence[Any], master: tuple[str, int] | None, made: "Future[Any]") -> None:
         try:
             (spec,) = from_frames(frames[:1])
-            self._spec = replace(cast("WorkerSpec", spec), classes=read_classes(frames[1:]))
+            self._spec = replace(cast("WorkerSpec", spec), classes=read_classes(frames[1:]), master=master)
+            os.environ.update(self._spec.variables)
             self._host = WorkerHost(self._spec, self._node, self._turns.put)
             self._host.make()
             made.set_result(None)

@@ -52,10 +52,10 @@ class RayWorker(RemoteWorker):
         """As it was heard of last."""
         return replace(self._vitals, silent_s=time.monotonic() - self._heard_s)
 
-    def begin(self, frames: Frames) -> None:
-        """Have it make the classes of its spec."""
+    def begin(self, frames: Frames, master: Any) -> None:
+        """Have it make the classes of its spec, once Ray knows ``master``, where its group meets."""
         wanted = version_reader()()
-        begun = self._actor.begin.remote(wanted, frames).future()
+        begun = self._actor.begin.remote(wanted, frames, master).future()
         self._watch_over()
         self._on_answer(begun, partial(self._see_begun, wanted))
 

@@ -24,7 +24,7 @@ from forebay.workers.groups.group_workers import GroupWorkers, LostFn
 from forebay.workers.groups.method_caller import MethodCaller, got
 from forebay.workers.groups.resource_pool import ResourcePool
 from forebay.workers.members.worker import ClassWithInitArgs
-from forebay.workers.members.worker_spec import Vitals, worker_specs
+from forebay.workers.members.worker_spec import Vitals, free_port, worker_specs
 
 Classes = Mapping[str, ClassWithInitArgs[Any]]
 DRAIN_S = 30.0
@@ -58,6 +58,7 @@ class WorkerGroup:
             env=checked_env(env),
             cpus=pool.cpus,
             resources=pool.resources,
+            master=("127.0.0.1", free_port()),
         )
         check_not_hidden(bound_methods(specs[0].classes), WorkerGroup)  # before anything is started
         made = make_backend(backend)
@@ -108,7 +109,10 @@ class WorkerGroup:
         return self.execute_all_async(method_name, *args, **kwargs)
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
-        """Any method, registered or not, on all workers with the same arguments; a call of all results."""
+        """Any method, registered or not, on all workers; a call of all results.
+
+        If every argument is a list as long as the group, each worker gets its own item, else all get the same.
+        """
         return self._caller(method_name).whole(*args, **kwargs)
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:

@@ -43,7 +43,7 @@ class MethodCaller:
         return self._begun(self._by_mode, self._collect, args, kwargs)
 
     def whole(self, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """On all workers with the same arguments, whatever the mode; a list of results."""
+        """On all workers, whatever the mode; a list of results. Lists as long as the group give each its own item."""
         return self._begun(self._to_all, _listed, args, kwargs)
 
     def on(self, rank: int, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> GroupCall[Any]:
@@ -95,6 +95,9 @@ class MethodCaller:
         return self._send_laid_out(laid_out, ranks)
 
     def _to_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[int, RepeatedCall]:
+        size, values = self._workers.world_size, (*args, *kwargs.values())
+        if values and all(isinstance(value, list) and len(value) == size for value in values):
+            return self._send_laid_out((tuple(args), dict(kwargs)), range(size))
         return {rank: self._attempts(_always(rank), args, kwargs) for rank in range(self._workers.world_size)}
 
     def _send_laid_out(self, laid_out: LaidOut, ranks: range) -> dict[int, RepeatedCall]:

@@ -1,5 +1,6 @@
 """What passes between a worker and whoever has started it: how it is made, one call, its signs of life, a failure."""
 
+import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,32 @@ class WorkerSpec:
     cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
     """Custom ones, by name: Ray's business, as ``cpus`` is."""
+    master: tuple[str, int] | None = None
+    """Address and port at which the workers of a group find each other; None where they have no use for that."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """``env``, and the variables with which ``torch.distributed`` finds the group."""
+        if self.master is None:
+            return dict(self.env)
+        host, port = self.master
+        place = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+        }
+        return {**self.env, **{name: str(value) for name, value in place.items()}}
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens now."""
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        port: int = bound.getsockname()[1]
+    return port
 
 
 def worker_specs(
@@ -34,6 +61,7 @@ def worker_specs(
     env: Mapping[str, str] | None = None,
     cpus: float = 1.0,
     resources: Mapping[str, float] | None = None,
+    master: tuple[str, int] | None = None,
 ) -> list[WorkerSpec]:
     """Of so many workers on each node, by rank."""
     places = [(node, local, count) for node, count in enumerate(process_on_nodes) for local in range(count)]
@@ -48,6 +76,7 @@ def worker_specs(
             env=env or {},
             cpus=cpus,
             resources=resources or {},
+            master=master,
         )
         for rank, (node, local, count) in enumerate(places)
     ]
