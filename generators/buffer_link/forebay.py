@@ -18,6 +18,9 @@ from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import (
     BUSY,
     GONE,
+    MAX_REPORTED_GROUPS,
+    MAX_TEXT,
+    MAX_WORKERS,
     TIMEOUT_S,
     ClosedGroups,
     GroupKey,
@@ -29,6 +32,7 @@ from forebay.generators.buffer_link.abc import (
     RunGone,
     RunWriting,
     Step,
+    WorkerReport,
     asked,
     text_of,
 )
@@ -72,12 +76,14 @@ class ServerLink(Link):
         )
 
     async def report(self, progress: ProgressReport) -> None:
-        workers = None if progress.workers is None else [asdict(worker) for worker in progress.workers]
+        groups = {name: getattr(progress, name) for name in ("opened", "idle", "busy", "short")}
+        while max(map(len, groups.values())) > MAX_REPORTED_GROUPS:
+            first = {name: keys[:MAX_REPORTED_GROUPS] for name, keys in groups.items()}
+            await self._ask(json_call("POST", "progress", first, TIMEOUT_S))
+            groups = {name: keys[MAX_REPORTED_GROUPS:] for name, keys in groups.items()}
+        workers = None if progress.workers is None else list(map(_worker, progress.workers[:MAX_WORKERS]))
         body: dict[str, Any] = {
-            "opened": progress.opened,
-            "idle": progress.idle,
-            "busy": progress.busy,
-            "short": progress.short,
+            **groups,
             "waiting_for_engine": progress.is_waiting_for_engine,
             "held": progress.is_held,
             "num_groups_total": progress.num_groups_total,
@@ -139,6 +145,10 @@ class _ServerWriting(RunWriting):
         kept = {name: sample[name] for name in KEPT_OF_REFUSED}
         problem = {"type": "SampleRefused", "message": f"{error.code}: {error}"}
         return {**kept, "messages": [], "status": "failed", "error": problem}
+
+
+def _worker(worker: WorkerReport) -> dict[str, Any]:
+    return {name: value[-MAX_TEXT:] if isinstance(value, str) else value for name, value in asdict(worker).items()}
 
 
 def _code_of(reply: ServerReply) -> str:

@@ -10,9 +10,11 @@ from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import note_groups, note_new_process
 from forebay.buffer.write import announce
+from forebay.core.errors import InvalidInput
 from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId, group_id, rollout_uid
-from forebay.core.run import Run
+from forebay.core.ids import MAX_ID_LENGTH, InstanceId, group_id, rollout_uid
+from forebay.core.run import Run, Tally
+from forebay.generators.buffer_link.abc import MAX_REPORTED_GROUPS, MAX_TEXT, MAX_WORKERS
 from forebay.replay.options import ReplayOptions
 from forebay.server.routes.groups import follow_closed
 from forebay.server.runs.recorded_groups import RecordedGroups
@@ -22,11 +24,18 @@ from forebay.web.request_models import parse
 
 CountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Epoch = Annotated[int, Field(ge=0, lt=1 << 63)]
 """Of 64 bits, as the store has it: what the store refuses makes every run be loaded again."""
 # A JSON array becomes a tuple; what is in it stays strict.
-Key = Annotated[tuple[InstanceId, Epoch], Field(strict=False)]
+Key = Annotated[tuple[Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH)] | int, Epoch], Field(strict=False)]
 """A group by instance and epoch."""
+Keys = Annotated[list[Key], Field(max_length=MAX_REPORTED_GROUPS)]
+GROUPS_AT_ONCE = 100
+"""Between them other requests have their turn."""
+MAX_REPORT_BYTES = 16 << 20
+MAX_COUNT_NAMES = 256
+"""Over all processes of a run: each report that changes a count journals all of them."""
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
@@ -38,14 +47,14 @@ class WorkerBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     number: Annotated[int, Field(ge=0, lt=1 << 31)]
-    node: Annotated[str, StringConstraints(max_length=255)]
+    node: Text
     state: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}$")]
     num_in_flight: Count
     num_restarts: Count
     rss_bytes: Count
     blocked_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    blocked_at: str
-    reason: str
+    blocked_at: Text
+    reason: Text
 
 
 class ProgressBody(BaseModel):
@@ -53,20 +62,20 @@ class ProgressBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    opened: list[Key] = []
-    idle: list[Key] = []
+    opened: Keys = []
+    idle: Keys = []
     """Groups that have no rollout in flight any more."""
-    busy: list[Key] = []
+    busy: Keys = []
     """Those of them that have one again."""
     waiting_for_engine: bool | None = None
     held: bool | None = None
-    num_groups_total: int | None = None
+    num_groups_total: Count | None = None
     is_last_slot_reported: bool | None = None
     process_id: Annotated[str, StringConstraints(max_length=64)] = ""
-    counts: dict[CountName, Count] | None = Field(default=None, max_length=256)
+    counts: dict[CountName, Count] | None = Field(default=None, max_length=MAX_COUNT_NAMES)
     """All that the process of this id has counted."""
-    workers: list[WorkerBody] | None = Field(default=None, max_length=65_536)
-    short: list[Key] = []
+    workers: list[WorkerBody] | None = Field(default=None, max_length=MAX_WORKERS)
+    short: Keys = []
     """Groups for which no sample comes any more: they are closed with what they have."""
     is_gateway: bool = False
     """The gateway counts for the run beside its own process."""
@@ -82,9 +91,19 @@ class ProgressBody(BaseModel):
         changed = {name: value for name, value in reported.items() if value is not None and value != getattr(run, name)}
         for name, value in changed.items():
             setattr(run, name, value)
-        tally = run.gateway_tally if self.is_gateway else run.tally
+        tally = self._tally(run)
         has_counted = self.counts is not None and tally.report(self.process_id, self.counts)
         return bool(changed) or has_counted
+
+    def check_counts(self, run: Run) -> None:
+        """Raise ``InvalidInput`` if the run would have too many names of counts."""
+        num_names = len(self._tally(run).totals.keys() | (self.counts or {}).keys())
+        if num_names > MAX_COUNT_NAMES:
+            message = f"counts: {num_names} names over all processes of the run, of at most {MAX_COUNT_NAMES}"
+            raise InvalidInput(message, hint="count under fewer names", field="counts")
+
+    def _tally(self, run: Run) -> Tally:
+        return run.gateway_tally if self.is_gateway else run.tally
 
 
 @router.get("/plan")
@@ -148,9 +167,14 @@ async def gateway(run_key: str, services: Server) -> dict[str, str]:
 @router.post("/progress")
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
-    report = parse(ProgressBody, await request.body())
+    body = await request.body()
+    if len(body) > MAX_REPORT_BYTES:  # it is read in one piece
+        raise InvalidInput(f"a report of {len(body)} bytes, of at most {MAX_REPORT_BYTES}", field="body")
+    report = parse(ProgressBody, body)
     entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
-    await announce(entry.buffer, report.opened)
+    report.check_counts(entry.run)
+    for first in range(0, max(1, len(report.opened)), GROUPS_AT_ONCE):
+        await announce(entry.buffer, report.opened[first : first + GROUPS_AT_ONCE])
     if not report.is_gateway:
         await note_groups(entry.buffer, report.idle, report.busy)
     if report.short:
