@@ -10,11 +10,40 @@ from pathlib import Path
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 OTHERS = 0o077
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def opener(path: str, flags: int) -> int:
     """For ``open(…, opener=opener)``: a file that is made by it is its owner's alone."""
     return os.open(path, flags, FILE_MODE)
+
+
+def regular_opener(path: str, flags: int) -> int:
+    """An ``opener`` for files that a run's code may replace. Never waits, follows no link at the end of ``path``.
+
+    Raises ``OSError`` for anything but a regular file.
+    """
+    descriptor = opener(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    try:
+        check_regular(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(descriptor: int) -> None:
+    """Raise ``OSError`` unless ``descriptor`` is that of a regular file."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+        raise OSError(0, f"Is {kind}, not a regular file")
 
 
 def make_folder(path: Path) -> None:

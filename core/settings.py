@@ -88,6 +88,9 @@ class Settings(BaseSettings):
         description="Bytes of one reply of an engine, compressed or not, a stream as a whole; beyond it the call fails "
         "as an `engine_failure`.",
     )
+    max_hook_answer_bytes: int = Field(
+        1 << 30, ge=1 << 16, description="Bytes of one answer of a run's hooks; beyond it the hook has failed."
+    )
     max_log_bytes: int = Field(
         32 << 20,
         ge=1 << 12,

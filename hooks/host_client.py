@@ -56,6 +56,10 @@ class StartFailures:
         self._pause.reset()
 
 
+MAX_ANSWER_BYTES = 1 << 30
+"""The default of the setting ``max_hook_answer_bytes``."""
+_KEPT_OF_FAILURE = 64 << 10
+"""Characters of each text about a failed hook: they are journalled with its group."""
 _CLOSE_GRACE_S = 2.0
 _STANDARD_ERROR = 2
 
@@ -77,8 +81,10 @@ class HostClient:
         start_limit_s: float,
         log_path: Path | None,
         log_limit_bytes: int = LIMIT_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._setup = setup
+        self._max_answer_bytes = max_answer_bytes
         self._time_limit_s = time_limit_s
         self._start_limit_s = start_limit_s
         self._log_path = log_path
@@ -174,7 +180,7 @@ class HostClient:
         return self._child, self.hello
 
     async def _started(self) -> "tuple[_Child, host_messages.Hello]":
-        child = await _Child.start(self._log_path, self._log_limit_bytes)
+        child = await _Child.start(self._log_path, self._log_limit_bytes, self._max_answer_bytes)
         culprit = f"file {Path(self._setup.module_path).name}" if self._setup.module_path else "plugins"
         try:
             return child, await self._within(child, child.greet(self._setup), self._start_limit_s, culprit)
@@ -192,6 +198,10 @@ class HostClient:
         except TimeoutError:
             await child.kill()
             raise answer_checks.failure(child.asked, f"it took longer than {limit_s:g} s") from None
+        except _AnswerTooLong:
+            await child.kill()
+            what = f"its answer is longer than max_hook_answer_bytes ({self._max_answer_bytes})"
+            raise answer_checks.failure(child.asked, what) from None
         except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
             code = await child.ended()  # the socket's end is seen before the process's
             ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -200,6 +210,10 @@ class HostClient:
             # A host in the middle of a request cannot be asked anything else: its answer would be taken for the next.
             await child.kill()
             raise
+
+
+class _AnswerTooLong(Exception):
+    """A message of the host is longer than the server takes."""
 
 
 class _Child:
@@ -211,17 +225,19 @@ class _Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         output: HostOutput | None,
+        max_answer_bytes: int,
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
         self._output = output
+        self._max_answer_bytes = max_answer_bytes
         self._exited = asyncio.create_task(self._watch())
         self.asked = ""
         """The hook that the host has said it is calling."""
 
     @classmethod
-    async def start(cls, log_path: Path | None, log_limit_bytes: int) -> Self:
+    async def start(cls, log_path: Path | None, log_limit_bytes: int, max_answer_bytes: int) -> Self:
         """Start a host in a session of its own, with one end of a socket pair."""
         ours, theirs = socket.socketpair()
         try:
@@ -233,7 +249,7 @@ class _Child:
             ours.close()
             raise answer_checks.failure("host", f"it could not be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer, output)
+        return cls(process, reader, writer, output, max_answer_bytes)
 
     @property
     def is_alive(self) -> bool:
@@ -278,14 +294,17 @@ class _Child:
     async def _reply(self) -> host_messages.Hello | host_messages.Reply:
         while True:
             header = await self._reader.readexactly(host_messages.HEADER_BYTES)
-            body = await self._reader.readexactly(host_messages.body_length(header))
+            if (length := host_messages.body_length(header)) > self._max_answer_bytes:
+                raise _AnswerTooLong
+            body = await self._reader.readexactly(length)
             message: host_messages.FromHost = host_messages.decode_from_host(body)
             if isinstance(message, host_messages.Failed):
-                raise HookFailed(message.hook, message.message, message.traceback)
+                kept = (text[-_KEPT_OF_FAILURE:] for text in (message.hook, message.message, message.traceback))
+                raise HookFailed(*kept)
             # Announcements come before the reply, as many as hooks are called.
             if not isinstance(message, host_messages.Asking):
                 return message
-            self.asked = message.hook
+            self.asked = message.hook[:_KEPT_OF_FAILURE]
 
     async def _watch(self) -> None:
         await self._process.wait()

@@ -10,7 +10,7 @@ from forebay.core.errors import ForebayError
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.contract import ContractChoice
-from forebay.hooks.host_client import HostClient
+from forebay.hooks.host_client import MAX_ANSWER_BYTES, HostClient
 from forebay.hooks.host_output import LIMIT_BYTES
 from forebay.hooks.manager import BUILT_IN
 from forebay.hooks.notifier import Notifier
@@ -31,7 +31,7 @@ class HookRunner:
     declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by, ``reward_range`` which rewards built-in
     hooks keep (None: every finite one). One request to the host may take ``time_limit_s``, loading it
     ``start_limit_s``. What hooks print goes to ``log_path``, which keeps the newest ``log_limit_bytes``, else to
-    standard error.
+    standard error. A host whose answer is longer than ``max_answer_bytes`` is killed.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class HookRunner:
         start_limit_s: float = 120.0,
         log_path: Path | None = None,
         log_limit_bytes: int = LIMIT_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         # A file without hooks is never loaded into a host: it may import torch, which takes seconds.
         self._file = module_path if user_hooks else None
@@ -68,6 +69,7 @@ class HookRunner:
             start_limit_s=start_limit_s,
             log_path=log_path,
             log_limit_bytes=log_limit_bytes,
+            max_answer_bytes=max_answer_bytes,
         )
         self._notifier = Notifier(self._deliver)
 

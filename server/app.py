@@ -106,7 +106,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         catalog = await stack.enter_async_context(
             Catalog(settings.generators, working_dir=working_dir, inspect_timeout_s=settings.inspect_timeout_s)
         )
-        folders = RunFolders(settings.data_dir, settings.max_log_bytes)
+        folders = RunFolders(settings.data_dir, settings.max_log_bytes, settings.max_hook_answer_bytes)
         traces = RunTraces(folders.trace, settings.max_trace_bytes)
         upkeep = await stack.enter_async_context(TraceUpkeep(traces))
         made = Buffer(

@@ -4,7 +4,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from forebay.core.files import opener
+from forebay.core.files import regular_opener
 
 
 class OutputFile:
@@ -33,7 +33,7 @@ class OutputFile:
 
 
 def _opened(path: Path) -> FileIO:
-    return FileIO(path, "a", opener=opener)
+    return FileIO(path, "a", opener=regular_opener)
 
 
 def older_file(path: Path) -> Path:

@@ -5,11 +5,12 @@ Server and run processes both open them here: what was checked may have become a
 
 import fcntl
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
+
+from forebay.core.files import check_regular
 
 MAX_LINE_BYTES = 64 << 20
 """The default of the setting ``max_input_line_bytes``."""
@@ -17,13 +18,6 @@ _ROOTS, _LINE_BYTES = "FOREBAY_INPUT_ROOTS", "FOREBAY_MAX_INPUT_LINE_BYTES"
 
 _O_PATH: int = getattr(os, "O_PATH", 0)
 _F_GETPATH: int = getattr(fcntl, "F_GETPATH", 50)
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 class NotAllowed(OSError):
@@ -64,7 +58,7 @@ class InputLimits:
         """
         descriptor = self._open(path)
         try:
-            _check_regular(descriptor)
+            check_regular(descriptor)
             if self.roots and not self.allow(_place(descriptor)):
                 raise NotAllowed(0, "it is outside the allowed folders")
             return os.fdopen(descriptor, "rb")
@@ -79,7 +73,7 @@ class InputLimits:
         # Looked at before it is opened for reading, which may do something to a device, or to who waits at a pipe.
         handle = os.open(path, _O_PATH | os.O_CLOEXEC)
         try:
-            _check_regular(handle)
+            check_regular(handle)
             return os.open(f"/proc/self/fd/{handle}", flags)
         finally:
             os.close(handle)
@@ -90,13 +84,6 @@ class InputLimits:
             if len(line) > self.max_line_bytes:
                 raise LineTooLong(f"longer than {self.max_line_bytes} bytes (max_input_line_bytes of the server)")
             yield line
-
-
-def _check_regular(descriptor: int) -> None:
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
-        raise OSError(0, f"Is {kind}, not a regular file")
 
 
 def _place(descriptor: int) -> Path:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from forebay.core.files import FOLDER_MODE, opener
+from forebay.core.files import FOLDER_MODE, opener, regular_opener
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ def read_agent_log(run_dirs: Iterable[Path], uid: str) -> str | None:
     for run_dir in run_dirs:
         for name in (uid, _FORK.sub("", uid)):
             try:
-                return (run_dir / _FOLDER / f"{name}.log").read_bytes().decode(errors="replace")
-            except FileNotFoundError:
+                with open(run_dir / _FOLDER / f"{name}.log", "rb", opener=regular_opener) as file:
+                    return file.read(TOTAL_BYTES).decode(errors="replace")
+            except OSError:  # there is none, or the run's own code has put something else there
                 continue
     return None

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from forebay.core.files import regular_opener
 from forebay.telemetry.output_file import older_file
 
 _TAIL_BYTES = 2**20
@@ -24,8 +25,10 @@ def read_tail(path: Path, num_lines: int) -> list[str]:
 
 def _end_of(path: Path, num_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_opener) as file:
             file.seek(max(0, path.stat().st_size - num_bytes))
             return file.read(num_bytes)
     except FileNotFoundError:
         return b""
+    except OSError as error:  # the run's own code can put anything there
+        return f"{path.name} cannot be read: {error.strerror}\n".encode()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forebay.core.errors import InvalidInput, StorageFailed
-from forebay.core.files import FOLDER_MODE, make_folder, opener
+from forebay.core.files import FOLDER_MODE, make_folder, opener, regular_opener
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.recording_rows import Damage
 from forebay.replay.recording_schema import CODE
@@ -69,8 +69,7 @@ def _size(place: Path) -> int | None:
 def read_plain(file: PlainFile) -> bytes:
     """Its content. Raises ``StorageFailed``."""
     try:
-        # Not for ever, where a pipe stands in its place by now.
-        with os.fdopen(os.open(file.place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        with open(file.place, "rb", opener=regular_opener) as opened:
             content = opened.read(MAX_CODE_FILE_BYTES + 1)
     except OSError as error:
         raise _unreadable(error) from error

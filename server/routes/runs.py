@@ -53,8 +53,8 @@ async def log(
 ) -> dict[str, Any]:
     """The last lines that the run's processes printed, or with ``uid`` the agent of that sample, if it is a command."""
     if uid is None:
-        return {"lines": services.runs.log_tail(run_id, lines)}
-    return {"lines": services.runs.agent_log_tail(run_id, uid, lines)}
+        return {"lines": await services.runs.log_tail(run_id, lines)}
+    return {"lines": await services.runs.agent_log_tail(run_id, uid, lines)}
 
 
 @router.get("/generators", tags=["generators"])

@@ -1,15 +1,16 @@
 """The trace of a run, as its processes have written it so far."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
+from forebay.core.files import regular_opener
 from forebay.server.services import Services, services_of
-from forebay.telemetry.tracing.read_trace import trace_files
+from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -31,17 +32,20 @@ async def trace(run_id: str, services: Server) -> StreamingResponse:
 async def _lines(folder: Path) -> AsyncIterator[bytes]:
     for path in await asyncio.to_thread(trace_files, folder):
         try:
-            file = await asyncio.to_thread(path.open, "rb")
-        except FileNotFoundError:  # the budget took it
+            file = await asyncio.to_thread(open, path, "rb", opener=regular_opener)
+        except OSError:  # the budget took it, or the run's own code has put something else there
             continue
         with file:
-            while piece := await asyncio.to_thread(_whole_lines, file):
+            lines = bounded_lines(file)
+            while piece := await asyncio.to_thread(_whole_lines, lines):
                 yield piece
 
 
-def _whole_lines(file: BinaryIO) -> bytes:
+def _whole_lines(lines: Iterator[tuple[int, bytes]]) -> bytes:
     """The next lines, some at a time; half a line at the end of a file is left out, since it may still grow."""
-    piece = file.read(CHUNK_BYTES)
-    if not piece.endswith(b"\n"):
-        piece += file.readline()
-    return piece[: piece.rfind(b"\n") + 1]
+    found: list[bytes] = []
+    size = 0
+    while size < CHUNK_BYTES and (line := next(lines, (0, b""))[1]).endswith(b"\n"):
+        found.append(line)
+        size += len(line)
+    return b"".join(found)

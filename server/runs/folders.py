@@ -27,9 +27,10 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 class RunFolders:
     """The folders ``runs/<run_id>/start-<n>`` of a data directory, and ``runs/<run_id>/trace``."""
 
-    def __init__(self, data_dir: Path, max_log_bytes: int) -> None:
+    def __init__(self, data_dir: Path, max_log_bytes: int, max_hook_answer_bytes: int) -> None:
         """Of what a start's hooks print, the newest ``max_log_bytes`` are kept."""
         self._max_log_bytes = max_log_bytes
+        self._max_hook_answer_bytes = max_hook_answer_bytes
         self._runs_dir = data_dir.resolve() / "runs"
 
     def of(self, run: Run) -> Path:
@@ -111,6 +112,7 @@ class RunFolders:
             time_limit_s=run.settings.hook_time_limit_s,
             log_path=run_dir / "hooks.log",
             log_limit_bytes=self._max_log_bytes,
+            max_answer_bytes=self._max_hook_answer_bytes,
         )
 
 

@@ -315,14 +315,14 @@ class RunService:
         """By starts, the folders with the run's copies of its code. Raises ``RunNotFound``."""
         return self._parts.folders.code_copies(self._buffer.get(run_id).run)
 
-    def log_tail(self, run_id: str, num_lines: int) -> list[str]:
+    async def log_tail(self, run_id: str, num_lines: int) -> list[str]:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""
         run = self._buffer.get(run_id).run
-        return self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
+        return await self._supervisor.log_tail(self._parts.folders.of(run), num_lines)
 
-    def agent_log_tail(self, run_id: str, uid: str, num_lines: int) -> list[str]:
+    async def agent_log_tail(self, run_id: str, uid: str, num_lines: int) -> list[str]:
         """The last lines that the agent of sample ``uid`` printed. Raises ``RunNotFound``, ``InvalidInput``."""
-        printed = self._parts.folders.agent_log(self._buffer.get(run_id).run, uid)
+        printed = await asyncio.to_thread(self._parts.folders.agent_log, self._buffer.get(run_id).run, uid)
         if printed is None:
             hint = "give the uid of a sample whose agent is a command; of each start the newest 64 MiB are kept"
             raise InvalidInput(f"nothing is kept of what an agent of sample {uid!r} printed", hint=hint, field="uid")

@@ -186,16 +186,16 @@ class Supervisor:
         """Whether the run has a process, or will have one again after a crash."""
         return run_id in self._runs
 
-    def log_tail(self, run_dir: Path, num_lines: int = 100) -> list[str]:
+    async def log_tail(self, run_dir: Path, num_lines: int = 100) -> list[str]:
         """The last lines that the processes of the run in ``run_dir`` printed."""
-        return read_tail(log_path(run_dir), num_lines)
+        return await asyncio.to_thread(read_tail, log_path(run_dir), num_lines)
 
     async def _supervise(self, run: _Supervised) -> None:
         try:
             outcome = await self._run_to_the_end(run)
         except Exception as error:  # the disk or the machine failed: the run's failure, which must not be lost
             logger.exception("run %s could not be kept running", run.spec.run_id)
-            outcome = self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
+            outcome = await self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
         # Aborts first: once the run may be launched again, its launch finds them under way and waits.
         self._aborts.start(run.spec.run_id, run.spec.engine_urls)
         del self._runs[run.spec.run_id]
@@ -217,7 +217,7 @@ class Supervisor:
             if report.is_returned:
                 return ProcessOutcome("returned", run.num_attempts)
             if run.num_attempts > self._max_restarts:
-                return self._failed(run, _ending(report), report.traceback)
+                return await self._failed(run, _ending(report), report.traceback)
             await self._prepare_restart(run, report)
         return ProcessOutcome("stopped", run.num_attempts)
 
@@ -273,8 +273,8 @@ class Supervisor:
         self._aborts.start(spec.run_id, spec.engine_urls)
         await self._aborts.wait_for(spec.run_id)
 
-    def _failed(self, run: _Supervised, error: str, trace: str) -> ProcessOutcome:
-        lines = self.log_tail(run.spec.run_dir, OUTCOME_LOG_LINES)
+    async def _failed(self, run: _Supervised, error: str, trace: str) -> ProcessOutcome:
+        lines = await self.log_tail(run.spec.run_dir, OUTCOME_LOG_LINES)
         return ProcessOutcome("failed", run.num_attempts, error, trace, lines)
 
 

@@ -4,19 +4,19 @@ Only summaries and what was dropped are decoded; of all other lines nothing but 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from forebay.telemetry.tracing.read_trace import trace_files
+from forebay.core.files import regular_opener
+from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
 from forebay.telemetry.tracing.records import PHASES
+from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES
 
 MAX_OTHER_PHASES = 32
 """So many names that users' code gave are told apart; Prometheus keeps a series for each."""
 OTHER = "other"
-_CHUNK_BYTES = 1 << 20
 _NS = 1e9
 
 
@@ -60,10 +60,10 @@ class TraceTail:
         for path in paths:
             try:
                 # A run has a file for each process that has ever recorded; nearly all of them say no more.
-                if path.stat().st_size != self._read.get(path, 0):
-                    with path.open("rb") as file:
+                if self._read.get(path, 0) != path.stat().st_size <= FOREIGN_BYTES:
+                    with open(path, "rb", opener=regular_opener) as file:
                         self._read_on(path, file, dropped)
-            except FileNotFoundError:  # the budget took it
+            except OSError:  # the budget took it, or the run's own code has put something else there
                 continue
         for gone in [path for path in self._read if path.parent == folder and path not in paths]:
             del self._read[gone]
@@ -75,9 +75,9 @@ class TraceTail:
         if size <= offset:
             return
         file.seek(offset)
-        for lines in _whole_lines(file):
-            self._read[path] = self._read.get(path, 0) + len(lines)
-            for line in lines.splitlines():
+        for num_bytes, line in bounded_lines(file):
+            if line.endswith(b"\n"):
+                self._read[path] = offset = offset + num_bytes
                 self._take(line, dropped)
 
     def _take(self, line: bytes, dropped: Counter[str]) -> None:
@@ -98,15 +98,3 @@ class TraceTail:
             return OTHER
         self._others.add(phase)
         return phase
-
-
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The rest of the file in pieces of whole lines; without the half of one at its end."""
-    rest = b""
-    while chunk := file.read(_CHUNK_BYTES):
-        end = chunk.rfind(b"\n") + 1
-        if end:
-            yield rest + chunk[:end]
-            rest = chunk[end:]
-        else:
-            rest += chunk

@@ -8,16 +8,21 @@ from where it ended, and half a line at its end waits for its other half.
 import heapq
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from forebay.core.files import regular_opener
 from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Open, Record, RolloutSummary, Span
+from forebay.telemetry.tracing.trace_file import MAX_LINE_BYTES
 
 LONGEST_NS = 1 << 63
 """Beyond it no clock goes, and no format that traces are exported to."""
 
+TOO_LONG = b'{"kind":"longer than 1 MiB"}\n'
+"""Stands for a line beyond ``MAX_LINE_BYTES``: every reader reports it as one without a record."""
 _LIKELY_NS = LONGEST_NS >> 1
 _FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
@@ -37,17 +42,30 @@ class TraceLine(NamedTuple):
 
 def is_trace_file(path: Path) -> bool:
     """Whether ``path`` is named like a file of a trace, or begins with a head."""
-    if _FILE_NAME.fullmatch(path.name):
-        return True
     if path.suffix != ".jsonl" or not path.is_file():
         return False
-    with path.open("rb") as file:
+    if _FILE_NAME.fullmatch(path.name):
+        return True
+    with suppress(OSError), open(path, "rb", opener=regular_opener) as file:
         return isinstance(decode_line(file.readline(1 << 16)), Head)
+    return False
 
 
 def trace_files(folder: Path) -> list[Path]:
     """The files of a trace in ``folder``, each process's in the order in which it wrote them."""
     return sorted((path for path in folder.glob("*.jsonl") if is_trace_file(path)), key=_place)
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines from where ``file`` stands: how many bytes each has, and itself, or ``TOO_LONG``."""
+    while line := file.readline(MAX_LINE_BYTES):
+        size = len(line)
+        if size < MAX_LINE_BYTES:
+            yield size, line
+            continue
+        while not line.endswith(b"\n") and (line := file.readline(MAX_LINE_BYTES)):
+            size += len(line)
+        yield size, TOO_LONG
 
 
 def find_trace(given: Path) -> Path | None:
@@ -108,10 +126,10 @@ class TraceFolder:
         offset, number = self._read.get(path, (0, 0))
         file.seek(offset)
         name = path.name
-        for line in file:
+        for size, line in bounded_lines(file):
             if not (is_complete or line.endswith(b"\n")):
                 break
-            offset, number = offset + len(line), number + 1
+            offset, number = offset + size, number + 1
             self._read[path] = offset, number
             if not line.isspace() and path not in self._of_other_version:
                 yield from self._decoded(path, name, number, line)

@@ -7,6 +7,7 @@ from contextlib import suppress
 import msgspec
 
 from forebay.telemetry.tracing.records import Dropped, Open, Record, Span
+from forebay.telemetry.tracing.trace_file import MAX_LINE_BYTES
 
 CAPACITY = 65_536
 _SPANS_AT_ONCE = 1_024
@@ -72,20 +73,22 @@ class RecordQueue:
         return Dropped(t=now, spans=spans, summaries=others, why="queue")
 
     def _encode(self, records: list[Record]) -> bytes:
-        try:
-            return self._encoder.encode_lines(records)
-        except Exception:  # noqa: BLE001 - one that cannot be written costs itself alone
-            return b"".join(map(self._line, records))
+        with suppress(Exception):  # one that cannot be written costs itself alone
+            lines = self._encoder.encode_lines(records)
+            if len(lines) < MAX_LINE_BYTES:
+                return lines
+        return b"".join(map(self._line, records))
 
     def _line(self, record: Record) -> bytes:
-        try:
-            return self._encoder.encode(record) + b"\n"
-        except Exception:  # noqa: BLE001 - as above; it is counted
-            if type(record) is Span or type(record) is Open:
-                self._num_lost_spans += 1
-            else:
-                self._num_lost_others += 1
-            return b""
+        with suppress(Exception):
+            line = self._encoder.encode(record) + b"\n"
+            if len(line) < MAX_LINE_BYTES:
+                return line
+        if type(record) is Span or type(record) is Open:
+            self._num_lost_spans += 1
+        else:
+            self._num_lost_others += 1
+        return b""
 
 
 def _take(queue: deque[Record], number: int) -> list[Record]:

@@ -13,9 +13,9 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from forebay.core.files import opener
+from forebay.core.files import opener, regular_opener
 from forebay.telemetry.tracing.records import Dropped
-from forebay.telemetry.tracing.trace_file import mark_as_written
+from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES, mark_as_written
 
 WHY = "budget"
 """Of the ``Dropped`` record in a segment whose spans were taken out."""
@@ -61,7 +61,7 @@ def _segments(folder: Path) -> tuple[int, list[Path]]:
     size = 0
     for path in folder.glob("*.jsonl"):
         with contextlib.suppress(FileNotFoundError):
-            stat = path.stat()
+            stat = path.lstat()
             size += stat.st_size
             found.append((stat.st_mtime_ns, path))
     return size, [path for _, path in sorted(found)]
@@ -89,13 +89,16 @@ def _without_all(segment: _Segment) -> Iterator[bytes] | None:
 def _shrink(path: Path, take: Callable[[_Segment], Iterator[bytes] | None]) -> Removed:
     try:
         # For writing too: some file systems lock nothing else.
-        file = path.open("r+b")
-    except FileNotFoundError:
+        file = os.fdopen(regular_opener(str(path), os.O_RDWR | os.O_CLOEXEC), "r+b")
+    except OSError:  # it is gone, or the run's own code has put something else there
         return Removed()
     with file:
-        is_free = mark_as_written(file.fileno())
-        if not is_free or os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+        is_free, found = mark_as_written(file.fileno()), os.fstat(file.fileno())
+        if not is_free or found.st_ino != path.stat().st_ino:
             return Removed()
+        if found.st_size > FOREIGN_BYTES:
+            path.unlink()
+            return Removed(num_bytes=found.st_size)
         segment = _opened(file)
         stays = take(segment)
         if stays is None:

@@ -9,7 +9,11 @@ import msgspec
 from forebay.core.files import make_folder, opener
 from forebay.telemetry.tracing.records import Head
 
+MAX_LINE_BYTES = 1 << 20
+"""A line is shorter, its end included."""
 SEGMENT_BYTES = 8 << 20
+FOREIGN_BYTES = 64 << 20
+"""No segment of ours gets so long: a longer file in a trace is of a run's own code."""
 _MIN_SEGMENT_BYTES = 64 << 10
 _SEGMENTS_OF_BUDGET = 16
 

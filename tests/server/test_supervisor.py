@@ -146,7 +146,7 @@ async def test_a_run_that_keeps_crashing_fails_with_traceback_and_last_lines(hos
     async with Supervisor(host, restart_pauses=AT_ONCE) as supervisor:
         await supervisor.launch(spec)
         outcome = await host.outcome()
-        tail = supervisor.log_tail(spec.run_dir, 3)
+        tail = await supervisor.log_tail(spec.run_dir, 3)
     assert (outcome.kind, outcome.num_attempts, outcome.error) == ("failed", 4, "KeyError: 'missing'")
     assert 'in run_rollout\n    {}["missing"]' in outcome.traceback
     assert [line for line in outcome.log_tail if line.startswith("attempt")] == [f"attempt {n}" for n in range(1, 5)]

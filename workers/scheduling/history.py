@@ -4,12 +4,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import BinaryIO, overload
 
 import msgspec
 
+from forebay.core.files import regular_opener
 from forebay.core.scheduling.policy import PastRollout
-from forebay.telemetry.tracing.read_trace import trace_files
+from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
 from forebay.telemetry.tracing.records import VERSION, Head, RolloutSummary
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
     """The finished rollouts in one file, in the order in which they ended."""
     bad: list[str] = []
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_opener) as file:
             found = [_past(summary, is_own) for summary in _finished(file, bad.append)]
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         logger.warning("what was recorded in %s cannot be read, and is not used: %s", path, error)
@@ -89,11 +90,12 @@ def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
     return found
 
 
-def _finished(file: Iterator[bytes], on_bad: Callable[[str], None]) -> Iterator[RolloutSummary]:
-    head = _heads.decode(next(file, b""))
+def _finished(file: BinaryIO, on_bad: Callable[[str], None]) -> Iterator[RolloutSummary]:
+    lines = bounded_lines(file)
+    head = _heads.decode(next(lines, (0, b""))[1])
     if head.version > VERSION:
         raise ValueError(f"version {head.version}, and {VERSION} is the newest that is known here")
-    for line in file:
+    for _, line in lines:
         if not (line.startswith(_SUMMARY) and line.endswith(b"\n")):  # half a line: it is being written
             continue
         try:

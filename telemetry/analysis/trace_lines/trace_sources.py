@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from forebay.telemetry.tracing.read_trace import decode_line, version_text
+from forebay.telemetry.tracing.read_trace import bounded_lines, decode_line, version_text
 from forebay.telemetry.tracing.records import VERSION, Head, Record
 
 _decode = msgspec.json.Decoder(Record).decode
@@ -96,9 +96,9 @@ class TraceSources:
         writer = self._new_writer("", 0, number)
         base, offset, of_other_version = 0, 0, False
         file.seek(0)
-        for count, line in enumerate(file, 1):
+        for count, (size, line) in enumerate(bounded_lines(file), 1):
             record = decode_line(line)
-            at, offset = offset, offset + len(line)
+            at, offset = offset, offset + size
             if record.__class__ is str:
                 if not line.isspace() and not of_other_version:
                     on_bad_line(name, count, record)

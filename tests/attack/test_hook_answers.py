@@ -1,0 +1,64 @@
+"""Answers of a run's hooks that never end cost the group that was asked about, and not the server's memory."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.conftest import MakeServer
+from tests.kit import ServerProcess, make_group, write_generator
+from tests.steady_load import resident_bytes
+
+LIMIT_BYTES = 16 << 20
+WRITES_TO_THE_SERVER = """
+import os, sys, threading
+TASK_TYPE = "floods"
+def run_rollout(data):
+    threading.Event().wait()
+def answer(length):
+    '''A frame that the server takes for the host's answer, on the socket that a hook can find.'''
+    channel = int(sys.argv[1])
+    os.write(channel, length.to_bytes(8, "big"))
+    while True:
+        os.write(channel, b"x" * (1 << 20))
+def is_valid_group(group, min_valid_group_size, task_type):
+    items = group[1]
+    if "floods" in items[0]["instance_id"]:
+        answer(1 << 40)
+    if "fails" in items[0]["instance_id"]:
+        raise ValueError("x" * (4 << 20))
+    return True, True
+def normalize_group_data(data, **_):
+    return data[0], [{**item, "pad": "x" * (LIMIT // 2)} for item in data[1]] if "long" in data[0] else data[1]
+"""
+
+
+@pytest.fixture
+def server(make_server: MakeServer) -> Iterator[ServerProcess]:
+    server = make_server(max_hook_answer_bytes=LIMIT_BYTES)
+    source = WRITES_TO_THE_SERVER.replace("LIMIT", str(LIMIT_BYTES))
+    write_generator(server.generators, source, "floods_generator.py")
+    return server
+
+
+def test_an_answer_beyond_the_bound_costs_its_group(server: ServerProcess) -> None:
+    run = server.start_run("floods", group_size=2)
+    run.write(*make_group("before", [0, 1]))
+    assert len(run.take(num_groups=1, wait_s=20)["data"]) == 2
+    before = resident_bytes(server)
+    for name, reason in [
+        ("floods", "its answer is longer than max_hook_answer_bytes (16777216)"),
+        ("long", "its answer is longer than max_hook_answer_bytes (16777216)"),
+        ("fails", "xxx"),
+    ]:
+        run.write(*make_group(name, [0, 1]))
+        run.read(num_groups=1, wait_s=0)
+        (group,) = [each for each in run.groups() if each["instance_id"] == name]
+        assert (group["state"], group["reason"]) == ("discarded", "hook_failed"), group
+        assert reason in group["detail"]
+        assert len(group["detail"]) < 1 << 20
+        assert resident_bytes(server) - before < 4 * LIMIT_BYTES
+    hosts = [each for each in psutil.Process(server.pid).children() if "hooks.host" in " ".join(each.cmdline())]
+    assert len(hosts) <= 1
+    run.write(*make_group("after", [0, 1]))
+    assert len(run.take(num_groups=1, wait_s=20)["data"]) == 2
