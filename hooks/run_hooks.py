@@ -20,6 +20,8 @@ from forebay.hooks.types import Contract, Event, HookInput, Processed, Sizes, St
 
 _GROUP_HOOKS = ("is_valid_group", *CONTRACT_HOOKS["A"], *CONTRACT_HOOKS["B"])
 _NOTIFY_GRACE_S = 5.0
+_MAX_META_BYTES = 16 << 20
+"""Of meta info as JSON, which is decoded in one piece on the loop."""
 
 
 class HookRunner:
@@ -154,6 +156,8 @@ class HookRunner:
             return defaults.meta_info(len({group.instance_id for group in groups}), len(rewards), rewards)
         request = host_messages.MetaInfo([(_key(group), await group.bodies()) for group in groups])
         reply = cast(host_messages.Described, await self._host.ask(request, hook, is_refusable=True))
+        if len(reply.meta_info) > _MAX_META_BYTES:
+            raise answer_checks.failure(hook, f"it returned {len(reply.meta_info)} bytes, of at most {_MAX_META_BYTES}")
         return cast(dict[str, Any], json.loads(reply.meta_info))
 
     def notify(self, event: Event, **payload: Any) -> None:

@@ -32,7 +32,7 @@ async def trace(run_id: str, services: Server) -> StreamingResponse:
 async def _lines(folder: Path) -> AsyncIterator[bytes]:
     for path in await asyncio.to_thread(trace_files, folder):
         try:
-            file = await asyncio.to_thread(open, path, "rb", opener=regular_opener)
+            file = await asyncio.to_thread(open, path, "rb", CHUNK_BYTES, opener=regular_opener)
         except OSError:  # the budget took it, or the run's own code has put something else there
             continue
         with file:

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from forebay.core.files import opener, regular_opener
+from forebay.core.files import regular_opener
 from forebay.telemetry.tracing.records import Dropped
 from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES, mark_as_written
 
@@ -128,7 +128,7 @@ def _rewrite(path: Path, file: BinaryIO, segment: _Segment, stays: list[bytes], 
     before = os.fstat(file.fileno())
     new = path.with_name(f".{path.name}.new")
     try:
-        with open(new, "wb", opener=opener) as copy:
+        with open(new, "wb", opener=regular_opener) as copy:
             copy.writelines([segment.head, msgspec.json.encode(dropped), b"\n", *stays])
         # The order of age stays as it was.
         os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))

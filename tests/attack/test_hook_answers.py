@@ -9,7 +9,7 @@ from tests.conftest import MakeServer
 from tests.kit import ServerProcess, make_group, write_generator
 from tests.steady_load import resident_bytes
 
-LIMIT_BYTES = 16 << 20
+LIMIT_BYTES = 32 << 20
 WRITES_TO_THE_SERVER = """
 import os, sys, threading
 TASK_TYPE = "floods"
@@ -32,6 +32,15 @@ def normalize_group_data(data, **_):
     return data[0], [{**item, "pad": "x" * (LIMIT // 2)} for item in data[1]] if "long" in data[0] else data[1]
 """
 
+LONG_META_INFO = """
+import threading
+TASK_TYPE = "meta"
+def run_rollout(data):
+    threading.Event().wait()
+def get_group_data_meta_info(temp_data):
+    return {"long": "x" * (17 << 20)}
+"""
+
 
 @pytest.fixture
 def server(make_server: MakeServer) -> Iterator[ServerProcess]:
@@ -45,12 +54,8 @@ def test_an_answer_beyond_the_bound_costs_its_group(server: ServerProcess) -> No
     run = server.start_run("floods", group_size=2)
     run.write(*make_group("before", [0, 1]))
     assert len(run.take(num_groups=1, wait_s=20)["data"]) == 2
-    before = resident_bytes(server)
-    for name, reason in [
-        ("floods", "its answer is longer than max_hook_answer_bytes (16777216)"),
-        ("long", "its answer is longer than max_hook_answer_bytes (16777216)"),
-        ("fails", "xxx"),
-    ]:
+    before, limit = resident_bytes(server), f"its answer is longer than max_hook_answer_bytes ({LIMIT_BYTES})"
+    for name, reason in [("floods", limit), ("long", limit), ("fails", "xxx")]:
         run.write(*make_group(name, [0, 1]))
         run.read(num_groups=1, wait_s=0)
         (group,) = [each for each in run.groups() if each["instance_id"] == name]
@@ -62,3 +67,14 @@ def test_an_answer_beyond_the_bound_costs_its_group(server: ServerProcess) -> No
     assert len(hosts) <= 1
     run.write(*make_group("after", [0, 1]))
     assert len(run.take(num_groups=1, wait_s=20)["data"]) == 2
+
+
+def test_meta_info_beyond_its_bound_is_replaced_by_the_built_in_one(make_server: MakeServer) -> None:
+    server = make_server()
+    write_generator(server.generators, LONG_META_INFO, "meta_generator.py")
+    run = server.start_run("meta", group_size=2)
+    run.write(*make_group("group", [0, 1]))
+    batch = run.take(num_groups=1, wait_s=20)
+    assert len(batch["data"]) == 2
+    assert "long" not in batch["meta_info"]
+    assert "of at most 16777216" in server.log()
