@@ -1,6 +1,7 @@
 """Files for nobody but their owner, whatever the umask says: samples, logs and code copies are.
 
 And files that last: what is written is on the disk, wholly or not at all, whatever happens to process or machine.
+And files that a run's own code may have replaced: ``regular_opener`` opens regular ones alone.
 """
 
 import os

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import InputRefused
-from forebay.core.ids import InstanceId, read_instance_id
+from forebay.core.ids import MAX_ID_LENGTH, InstanceId, read_instance_id
 from forebay.core.starts.payload_text import is_plain
 
 Message = dict[str, Any]
@@ -78,6 +78,8 @@ def _instance_id(value: object, number: int) -> InstanceId:
         raise BadRow(f"instance_id must be a string or a number, is {value!r:.100}")
     if isinstance(value, str) and not is_plain(value):
         raise BadRow("instance_id holds a NUL byte or half a surrogate pair")
+    if isinstance(value, str) and len(value) > MAX_ID_LENGTH:
+        raise BadRow(f"instance_id has {len(value)} characters, of at most {MAX_ID_LENGTH}")
     return read_instance_id(value)
 
 

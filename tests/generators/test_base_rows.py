@@ -44,6 +44,7 @@ def test_a_shuffle_keeps_the_numbers_and_differs_from_epoch_to_epoch(write_rows)
         ('{"prompt": [{"content": "a"}]}', 'must be an object with a "role"'),
         ('{"prompt": "a", "instance_id": true}', "instance_id must be a string or a number"),
         ('{"prompt": "a", "instance_id": [1]}', "instance_id must be a string or a number"),
+        ('{"prompt": "a", "instance_id": "' + "x" * 1_025 + '"}', "instance_id has 1025 characters, of at most 1024"),
         ('{"prompt": "a", "instance_id": "same"}', "'same' was on an earlier line already"),
     ],
 )
