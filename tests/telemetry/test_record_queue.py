@@ -66,3 +66,11 @@ def test_a_record_that_cannot_be_written_costs_itself_alone() -> None:
     records = drained(queue)
     assert [record.get("name") for record in records if record["kind"] == "span"] == ["engine", "engine"]
     assert records[-1]["spans"] == 1
+
+
+def test_a_line_longer_than_readers_take_is_lost_and_counted() -> None:
+    queue = RecordQueue(lambda: None)
+    queue.put(make_summary("x" * (1 << 20)))
+    queue.put(make_summary("uid"))
+    kept, dropped = drained(queue)
+    assert (kept["uid"], dropped["summaries"]) == ("uid", 1)
