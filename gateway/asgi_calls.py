@@ -137,7 +137,7 @@ class PassedOn:
             return translated_error(self._dialect, reply, self._id_header)
         try:
             return json_reply(reply.status, self._read(_decode_any(reply.content)), self._id_header)
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             lost = EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}")
             self._call.session.note_failure("engine", lost.status, lost.message)
             raise lost from None

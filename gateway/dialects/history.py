@@ -49,9 +49,16 @@ def assistant_message(message: Mapping[str, Any]) -> Fields:
 
 
 def _call(call: Mapping[str, Any]) -> Fields:
-    function = call["function"]
+    function = call.get("function") or {}
     plain = {"name": function.get("name") or "", "arguments": function.get("arguments") or ""}
     return {"id": call.get("id") or "", "type": "function", "function": plain}
+
+
+def count_of(usage: object, *names: str) -> int:
+    """The count under ``names`` in an engine's usage; 0 where there is none, or anything else in its place."""
+    for name in names:
+        usage = usage.get(name) if isinstance(usage, Mapping) else None
+    return usage if type(usage) is int and usage > 0 else 0
 
 
 def arguments_text(arguments: object) -> str:

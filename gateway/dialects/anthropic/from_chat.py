@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from forebay.gateway.dialects.errors import MessagesRefused
-from forebay.gateway.dialects.history import Fields, ReplyMemo, arguments_object, assistant_message
+from forebay.gateway.dialects.history import Fields, ReplyMemo, arguments_object, assistant_message, count_of
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -23,12 +23,12 @@ SIGNATURE = base64.b64encode(b"forebay").decode()
 def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
     """The message for a chat reply to the request ``body``. Raises ``MessagesRefused`` for a broken off answer."""
     choice = reply["choices"][0]
-    stop = stop_fields(choice["finish_reason"] or "", choice.get("matched_stop"), body.get("stop_sequences"))
+    stop = stop_fields(choice.get("finish_reason") or "", choice.get("matched_stop"), body.get("stop_sequences"))
     answer = assistant_message(choice["message"])
     if memo:
         memo.remember(answer)
     usage = usage_fields(reply.get("usage") or {})
-    return {**message(reply["model"], _blocks(answer), stop, usage), **edits_field(body)}
+    return {**message(reply.get("model") or str(body["model"]), _blocks(answer), stop, usage), **edits_field(body)}
 
 
 def from_tokenize(reply: Mapping[str, Any]) -> Fields:
@@ -92,7 +92,7 @@ def tool_use_block(call_id: str, name: str, given: Fields) -> Fields:
 def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequence[str] | None) -> Fields:
     """Why a message ended. Raises ``MessagesRefused`` where the engine broke it off: half an answer is none."""
     if finish_reason not in STOP_REASONS:
-        raise MessagesRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 500)
+        raise MessagesRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 502)
     if finish_reason == "stop" and matched_stop in (stop_sequences or []):
         return {"stop_reason": "stop_sequence", "stop_sequence": matched_stop}
     return {"stop_reason": STOP_REASONS[finish_reason], "stop_sequence": None}
@@ -100,14 +100,14 @@ def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequen
 
 def usage_fields(usage: Mapping[str, Any]) -> Fields:
     """Counts of tokens."""
-    prompt = usage.get("prompt_tokens") or 0
-    cached = min((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, prompt)
+    prompt = count_of(usage, "prompt_tokens")
+    cached = min(count_of(usage, "prompt_tokens_details", "cached_tokens"), prompt)
     return {
         # Anthropic counts without what came from the cache, OpenAI with it.
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage.get("completion_tokens") or 0,
+        "output_tokens": count_of(usage, "completion_tokens"),
     }
 
 

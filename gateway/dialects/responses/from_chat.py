@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_message
+from forebay.gateway.dialects.history import Fields, ReplyMemo, assistant_message, count_of
 from forebay.gateway.dialects.responses.request import (
     ENCRYPTED_REASONING,
     LOGPROBS,
@@ -35,18 +35,19 @@ def from_chat(
     answer = assistant_message(choice["message"])
     if memo:
         memo.remember(answer)
-    status = status_of(choice["finish_reason"])
+    finish_reason = choice.get("finish_reason")
+    status = status_of(finish_reason)
     # An answer that failed has items all the same: what was sampled until then, the last one unfinished.
     last = "completed" if status == "completed" else "incomplete"
     begun = response_object(
         request,
         new_id("resp"),
-        model=reply["model"],
+        model=reply.get("model") or request.model,
         output=_output_items(answer, request, last, choice.get("logprobs") if request.includes(LOGPROBS) else None),
-        created_at=reply.get("created") or int(time.time()),
+        created_at=int(time.time()),
         status=status,
     )
-    whole = ended(begun, choice["finish_reason"], reply.get("usage") or {})
+    whole = ended(begun, finish_reason, reply.get("usage") or {})
     if store and request.store is not False:
         store.add(whole, request.input_items)
     return whole
@@ -183,14 +184,14 @@ def _text(text: TextConfig | None) -> Fields:
 
 
 def _usage(usage: Mapping[str, Any]) -> Fields:
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = count_of(usage, "prompt_tokens_details", "cached_tokens")
     # OpenAI nests the count, SGLang has it at the top.
-    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
-    sampled, given = usage.get("completion_tokens") or 0, usage.get("prompt_tokens") or 0
+    reasoning = count_of(usage, "completion_tokens_details", "reasoning_tokens") or count_of(usage, "reasoning_tokens")
+    sampled, given = count_of(usage, "completion_tokens"), count_of(usage, "prompt_tokens")
     return {
         "input_tokens": given,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": reasoning or usage.get("reasoning_tokens") or 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": given + sampled,
     }
