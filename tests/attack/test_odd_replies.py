@@ -1,4 +1,4 @@
-"""Fields of an engine's answer that have odd shapes, in every protocol of agents: never an error of the gateway's own."""
+"""Odd fields of an engine's answer, in every protocol of agents: never an error of the gateway's own."""
 
 import json
 from collections.abc import Iterator
