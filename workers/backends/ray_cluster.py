@@ -2,10 +2,12 @@
 
 import logging
 import os
+import secrets
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.workers.members.worker_errors import WorkerError
@@ -14,6 +16,8 @@ NAMESPACE = "forebay"
 """Of actors: Ray's own default is another one for every process, in which no other process finds a detached group."""
 REACHING_S = 10.0
 """Ray itself goes on for minutes."""
+_TOKEN = secrets.token_hex(32)
+"""Of every cluster that this process starts: Ray reads one once, and makes one in a file that other users can read."""
 _connecting = threading.Lock()
 
 
@@ -21,7 +25,8 @@ def connect(address: str | None, namespace: str | None) -> str:
     """Be connected to a cluster, and return the namespace for actors.
 
     The one that this process is connected to already; that at ``address``, or ``RAY_ADDRESS``; without both, one is
-    started for this process alone. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if nobody answers.
+    started for this process alone, with a token. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if
+    nobody answers.
     """
     try:
         import ray
@@ -72,7 +77,7 @@ def has_other_machines() -> bool:
 def _initialise(address: str, namespace: str) -> None:
     import ray
 
-    with _no_usage_reports():
+    with _own_settings() if address == "local" else nullcontext():
         try:
             ray.init(
                 address=address,
@@ -84,18 +89,29 @@ def _initialise(address: str, namespace: str) -> None:
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             raise WorkerError(
                 f"the Ray cluster at {address} cannot be joined: {error}",
-                hint="its token must be known here: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH",
+                hint="its token must be known here: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; "
+                "a process that was in another cluster before keeps the token of that one",
             ) from error
 
 
 @contextmanager
-def _no_usage_reports() -> Iterator[None]:
-    """A cluster that is started meanwhile reports nothing to anybody, unless its user wants it to."""
-    name = "RAY_USAGE_STATS_ENABLED"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "0")
+def _own_settings() -> Iterator[None]:
+    """Settings of a cluster that is started for this process: its files and its token are closed to other users.
+
+    It reports nothing to Ray's makers, unless its user wants it to.
+    """
+    # Ray opens its own folder to everyone, with the output of workers in it: it goes into one that is closed.
+    own = {"RAY_TMPDIR": tempfile.mkdtemp(prefix="fbray", dir=os.environ.get("RAY_TMPDIR"))}
+    own["RAY_USAGE_STATS_ENABLED"] = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        own["RAY_AUTH_TOKEN"] = _TOKEN
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
