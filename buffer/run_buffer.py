@@ -204,7 +204,7 @@ class RunBuffer:
             for cause in losses.counts.keys() - self._logged_losses:
                 self._logged_losses.add(cause)
                 so_far = f"{losses.counts.total()} of {groups.num_closed} finished groups are lost so far"
-                logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause))
+                logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause, with_detail=False))
 
     def notify_closed(self, group: SampleGroup) -> None:
         """Let plugins know that a group takes no more samples."""

@@ -79,13 +79,13 @@ class Losses:
         reasons = "; ".join(self.reason_text(cause) for cause, _ in self.counts.most_common())
         return f"{self.counts.total()} of {num_finished} finished groups were lost: {reasons}"
 
-    def reason_text(self, cause: str) -> str:
-        """How many a reason took, what is wrong, and what to do about it."""
+    def reason_text(self, cause: str, *, with_detail: bool = True) -> str:
+        """How many a reason took, what is wrong, and what to do about it. A detail may quote a model's text."""
         if cause == DiscardReason.FILTERED and self._seen is not None:
             seen, allowed = range_text(self._seen), range_text(self._allowed)
             remedy = "start the run with one that holds them, or with null for any finite reward"
             why = f"their rewards are within {seen}, reward_range is {allowed}: {remedy}"
         else:
-            detail = self._last_details[cause]
+            detail = self._last_details[cause] if with_detail else ""
             why = REMEDIES[cause].format(run_id=self._run_id) + (f" (the last one: {detail})" if detail else "")
         return f"{self.counts[cause]} {cause}: {why}"

@@ -165,7 +165,7 @@ class Pipeline:
 
     def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
         if group.state in (GroupState.OPEN, GroupState.READY):
-            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
+            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error.logged)
             detail = f"{error}\n{error.traceback}".strip()
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
 
@@ -253,7 +253,8 @@ class Pipeline:
                 with self._timed("meta_info"):
                     return await self._hooks.meta_info(await self._meta_input(window))
             except (HookFailed, StorageFailed) as error:
-                logger.warning("get_group_data_meta_info failed, the built-in answer is used: %s", error)
+                what = error.logged if isinstance(error, HookFailed) else error
+                logger.warning("the built-in meta info is used: %s", what)
         return window.meta_info()
 
     async def _meta_input(self, window: MetaWindow) -> list[HookInput]:

@@ -83,7 +83,7 @@ async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, extra_key: s
         ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
         scores = await score(http, url, ids, start=start, extra_key=extra_key)
     except (EngineError, TimeoutError) as error:
-        logger.info("the logprobs that a stream left out stay unknown: %s", error)
+        logger.info("the logprobs that a stream left out stay unknown: %s", type(error).__name__)
         return turn
     asked = scores.logprobs[1:]
     # The weights may have changed since, or the temperature, which is not known, was not that of the scores.

@@ -43,7 +43,7 @@ async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any])
     try:
         return await _EngineReading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
     except (EngineError, TimeoutError) as error:
-        logger.warning("the parts of an aborted turn are joined as they are: %s", error)
+        logger.warning("the parts of an aborted turn are joined as they are: %s", type(error).__name__)
         return None
 
 

@@ -260,7 +260,9 @@ class Supervisor:
 
     async def _prepare_restart(self, run: _Supervised, report: Report) -> None:
         pause_s = run.pauses.next_s()
-        logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, _ending(report), pause_s)
+        # The words of a generator's error may be a model's.
+        why = "run_rollout raised (run.log has its traceback)" if report.error else _ending(report)
+        logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, why, pause_s)
         await self._abort_calls(run.spec)
         try:
             async with asyncio.timeout(pause_s):
