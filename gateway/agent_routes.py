@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.core.errors import BodyTooLarge, BufferFull
 from forebay.core.sample import WRITER_HEADER
@@ -17,7 +17,7 @@ from forebay.gateway.dialects import anthropic
 from forebay.gateway.dialects.dialect import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
-from forebay.gateway.off_loop import off_loop
+from forebay.gateway.off_loop import LARGE_BYTES, decoded_bytes, off_loop
 from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, Stalled, TooLarge
 from forebay.gateway.runs.foreign_runs import CapturedCall
 from forebay.gateway.runs.notes import UNRECORDED
@@ -26,7 +26,7 @@ from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
 from forebay.gateway.streaming import ChatCall
 from forebay.gateway.unrecorded import COMPLETIONS, EMBEDDINGS, UnrecordedCall
-from forebay.web.bodies import BodyBudget
+from forebay.web.bodies import BodyBudget, RequestBody
 from forebay.web.connection_limits import RequestStalled
 from forebay.web.replies import encode
 
@@ -85,7 +85,7 @@ class AgentRoutes:
     def _endpoint(self, handler: Handler, kind: type[Dialect]) -> Callable[[Request], Awaitable[Any]]:
         """An endpoint of Starlette, which asks of what it returns that it is an ASGI application."""
 
-        async def endpoint(request: Request) -> ASGIApp:
+        async def answer(request: Request) -> ASGIApp:
             try:
                 found = self._registry.agent(request.path_params["rollout_id"], key_of(request))
                 return await handler(request, found, kind(found[1].memory))
@@ -93,6 +93,16 @@ class AgentRoutes:
                 return refusal_reply(kind, refusal)
             except ProtocolRefused as refused:
                 return json_reply(refused.status, refused.body)
+
+        async def endpoint(request: Request) -> ASGIApp:
+            async def paid(scope: Scope, receive: Receive, send: Send) -> None:
+                try:
+                    await (await answer(request))(scope, receive, send)
+                finally:
+                    if body := getattr(request.state, "body", None):
+                        body.free()
+
+            return paid
 
         return endpoint
 
@@ -104,7 +114,7 @@ class AgentRoutes:
         return Exchange(_call(request, found), dialect, body)
 
     async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        chat = await off_loop(lambda content: dialect.to_chat(_object(content)), await self._body(request))
+        chat = await off_loop(lambda content: dialect.to_chat(_object(content)), await self._body(request, 3))
         _note(found, dialect.notes)
         return Exchange(_call(request, found), dialect, chat)
 
@@ -137,7 +147,7 @@ class AgentRoutes:
     async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         memo, notes = dialect.memory.memo, dialect.notes
         content = await off_loop(
-            lambda content: encode(anthropic.to_tokenize(_object(content), memo, notes)), await self._body(request)
+            lambda content: encode(anthropic.to_tokenize(_object(content), memo, notes)), await self._body(request, 3)
         )
         _note(found, dialect.notes)
         return PassedOn(_call(request, found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
@@ -151,10 +161,17 @@ class AgentRoutes:
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
         return raw_reply(reply.status, reply.body, headers)
 
-    async def _body(self, request: Request) -> bytes:
-        """Raises ``GatewayRefusal``, ``ClientGone``."""
+    async def _body(self, request: Request, num_copies: int = 1) -> bytes:
+        """Raises ``GatewayRefusal``, ``ClientGone``. A large body pays for what is decoded of it until it is answered.
+
+        ``num_copies`` are held at once: a translation holds the call in three forms.
+        """
         try:
             body = await self._bodies.read(request.scope, request.receive)
+            if len(body.data) > LARGE_BYTES:
+                request.state.body, content, body.data = body, body.data, b""
+                await self._pay(body, num_copies * decoded_bytes(content))
+                return content
         except BodyTooLarge as error:
             raise TooLarge(error.message) from None
         except BufferFull as error:
@@ -164,6 +181,14 @@ class AgentRoutes:
         # At once: a call may take many minutes, and its body is small beside what is recorded of it.
         body.free()
         return body.data
+
+    async def _pay(self, body: RequestBody, num_bytes: int) -> None:
+        room = self._bodies.room.num_bytes
+        if body.num_bytes + num_bytes > room:
+            hint = "send fewer messages, or raise max_bodies_bytes of the server"
+            raise TooLarge(f"decoded, the body takes about {num_bytes} bytes of memory, of {room}", hint=hint)
+        await body.unfold(num_bytes)
+        body.finish()
 
 
 def _object(content: bytes) -> dict[str, Any]:

@@ -68,8 +68,10 @@ def call_fields(
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    # A client may send anything; the engine refuses what is wrong.
-    return [dict(each) for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+    # A client may send anything; the engine refuses what is wrong. Copies are made only where they are kept.
+    if not isinstance(value, list | tuple):
+        return []
+    return [each if isinstance(each, dict) else dict(each) for each in value if isinstance(each, Mapping)]
 
 
 def token_ids(value: object) -> list[int] | None:

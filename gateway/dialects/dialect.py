@@ -120,7 +120,7 @@ class MessagesDialect(Dialect):
     """Anthropic's Messages."""
 
     def to_chat(self, body: Json) -> Json:
-        self.body = body
+        self.body = {name: value for name, value in body.items() if name != "messages"}
         return anthropic.to_chat(body, self.memory.memo, self.notes)
 
     def reply(self, chat: Json) -> Json:
