@@ -388,9 +388,6 @@ class HookFailed(ForebayError):
         super().__init__(f"hook {hook} failed: {message}", hint="see the group's traceback")
         self.hook = hook
         self.traceback = traceback
-        kind = message.partition(":")[0]
-        self.logged = f"hook {hook} failed" + (f" with {kind}" if kind.replace(".", "_").isidentifier() else "")
-        """For logs: what an exception or an answer says may be a model's text."""
 
 
 class MissingExtra(ForebayError, ImportError):

@@ -35,6 +35,13 @@ def raised(hook: str, error: BaseException) -> HookFailed:
     return failure(hook, traceback.format_exception_only(error)[-1].strip(), "".join(lines))
 
 
+def logged(error: HookFailed) -> str:
+    """The failure for a log, with the kind of exception alone: its words, or an answer, may be a model's text."""
+    what = f"hook {error.hook} failed"
+    kind = error.message.removeprefix(f"{what}: ").partition(":")[0]
+    return f"{what} with {kind}" if kind.replace(".", "_").isidentifier() else what
+
+
 def _skip_ours(trace: TracebackType | None) -> TracebackType | None:
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_OUR_FOLDERS):

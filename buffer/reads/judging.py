@@ -17,6 +17,7 @@ from forebay.core.group import LIVE, DiscardReason, GroupState, range_text
 from forebay.core.ids import InstanceId
 from forebay.core.run import RunSettings
 from forebay.hooks.advantages import is_valid_reward
+from forebay.hooks.answer_checks import logged
 from forebay.hooks.run_hooks import HookRunner
 from forebay.hooks.types import HookInput, Row, Sizes, Stage
 
@@ -165,7 +166,7 @@ class Pipeline:
 
     def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
         if group.state in (GroupState.OPEN, GroupState.READY):
-            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, error.logged)
+            logger.warning("group %s (%r) discarded: %s", group.group_id, group.instance_id, logged(error))
             detail = f"{error}\n{error.traceback}".strip()
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
 
@@ -253,7 +254,7 @@ class Pipeline:
                 with self._timed("meta_info"):
                     return await self._hooks.meta_info(await self._meta_input(window))
             except (HookFailed, StorageFailed) as error:
-                what = error.logged if isinstance(error, HookFailed) else error
+                what = logged(error) if isinstance(error, HookFailed) else error
                 logger.warning("the built-in meta info is used: %s", what)
         return window.meta_info()
 
