@@ -72,4 +72,5 @@ def decode_in_steps(content: bytes) -> Any:
 def _decoded(raw: bytes) -> Any:
     if len(raw) <= LARGE_BYTES or raw.lstrip()[:1] != b"[":
         return _decode(raw)
-    return [_decode(element) for element in _elements(raw)]
+    elements = _elements(raw)[::-1]
+    return [_decode(elements.pop()) for _ in range(len(elements))]  # each goes as soon as it is decoded
