@@ -135,7 +135,10 @@ _any = msgspec.json.Decoder()
 def read_chat(content: bytes) -> Json:
     """A whole chat completion. Raises ``EngineError`` for anything else."""
     read_json(content, _chat, CHAT)
-    return read_object(content, CHAT)
+    reply = read_object(content, CHAT)
+    for choice in reply["choices"]:
+        name_reasoning(choice["message"])
+    return reply
 
 
 def read_chunk(content: bytes) -> Json:
@@ -143,7 +146,20 @@ def read_chunk(content: bytes) -> Json:
     chunk = read_object(content, CHUNK)
     if not chunk.get("error"):
         read_json(content, _chunk, CHUNK)
+        _name_reasoning_in(chunk)
     return chunk
+
+
+def name_reasoning(message: Json) -> None:
+    """Give the reasoning in a message or delta the name that SGLang has for it; vLLM calls it ``reasoning``."""
+    thought = message.get("reasoning")
+    if isinstance(thought, str) and thought and not message.get("reasoning_content"):
+        message["reasoning_content"] = thought
+
+
+def _name_reasoning_in(chunk: Json) -> None:
+    for choice in chunk.get("choices") or ():
+        name_reasoning(choice.get("delta") or {})
 
 
 def check_chunk(fields: Json) -> None:
@@ -156,6 +172,7 @@ def check_chunk(fields: Json) -> None:
         msgspec.json.encode(fields)  # half a surrogate pair is no text that anybody could be sent
     except UNREADABLE as error:
         raise unreadable(fields, CHUNK, error) from error
+    _name_reasoning_in(fields)
 
 
 def read_generated(content: bytes) -> list[Json]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.core.errors import EngineError
 from forebay.core.task_row import Message
 from forebay.engines.capture.read_reply import turns_of_chat
+from forebay.engines.capture.reply_shape import name_reasoning
 from forebay.engines.capture.turn import ABORTED
 from forebay.engines.continuation.continued_call import Join, Rest, finish, finish_in_thread
 from forebay.engines.continuation.message import Whole, whole_message
@@ -125,8 +126,9 @@ def _finish_reason(reply: "ChatCompletion") -> str:
     return str(reason or "stop")
 
 
-def _answer(messages: Sequence[Message], reply: Mapping[str, Any], finish_reason: str) -> Answer:
-    """The messages with the reply to them, or with their last one as the reply goes on with it."""
+def _answer(messages: Sequence[Message], reply: dict[str, Any], finish_reason: str) -> Answer:
+    """The messages with the reply to them, or with their last one as the reply continues it."""
+    name_reasoning(reply)
     kept = {name: reply[name] for name in ("tool_calls", "reasoning_content") if reply.get(name)}
     # Content is never null: slime's readers take its length.
     content = reply.get("content") or ""
