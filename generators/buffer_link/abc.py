@@ -107,10 +107,10 @@ class Plan:
         return self.oversampling.num_spares(self.group_size) if self.oversampling else 0
 
 
-MAX_REPORTED_GROUPS = 1_000
+MAX_REPORTED_GROUPS = 500
 """What the server takes of each list of groups in one report, of workers, and of characters in a worker's text."""
-MAX_WORKERS = 4_096
-MAX_TEXT = 1_024
+MAX_WORKERS = 1_024
+MAX_TEXT = 512
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ Key = Annotated[tuple[Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH)
 Keys = Annotated[list[Key], Field(max_length=MAX_REPORTED_GROUPS)]
 GROUPS_AT_ONCE = 100
 """Between them other requests have their turn."""
-MAX_REPORT_BYTES = 16 << 20
+MAX_REPORT_BYTES = 2 << 20
+"""Decoded in one piece on the loop, which takes up to half a second."""
 MAX_COUNT_NAMES = 256
 """Over all processes of a run: each report that changes a count journals all of them."""
 Server = Annotated[Services, Depends(services_of)]
@@ -168,7 +169,7 @@ async def gateway(run_key: str, services: Server) -> dict[str, str]:
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
     """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
     body = await request.body()
-    if len(body) > MAX_REPORT_BYTES:  # it is read in one piece
+    if len(body) > MAX_REPORT_BYTES:
         raise InvalidInput(f"a report of {len(body)} bytes, of at most {MAX_REPORT_BYTES}", field="body")
     report = parse(ProgressBody, body)
     entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
