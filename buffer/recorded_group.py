@@ -16,11 +16,11 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import stretches
 from forebay.core.errors import BodyUnreadable
 from forebay.core.group import DiscardReason, GroupState
-from forebay.core.outcome import RolloutOutcome
 from forebay.core.sample import Incoming
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.provenance import splice
+from forebay.replay.recorded_sample import incoming
 from forebay.replay.sampled_tokens import sampled_tokens
 from forebay.replay.source import Source
 
@@ -234,26 +234,6 @@ def _is_rollout(sample: SampleRecord) -> bool:
 def stretches_of_bodies(samples: Sequence[SampleRecord]) -> Iterator[Sequence[SampleRecord]]:
     """``samples`` in parts whose bodies may be in memory together: up to ``CHUNK_BYTES``."""
     return (part for part, _ in stretches(samples, lambda sample: sample.place[-1], CHUNK_BYTES))
-
-
-def incoming(sample: SampleRecord, body: bytes) -> Incoming:
-    """A recorded sample as it is written once more, out of its columns: the body is not decoded."""
-    ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
-    return Incoming(
-        sample.uid,
-        sample.instance_id,
-        sample.reward,
-        sample.epoch,
-        None if sample.slot < 0 else sample.slot,
-        sample.error,
-        body,
-        (sample.reward_start, sample.reward_end) if sample.reward_end else None,
-        sample.rollout_id,
-        sample.oldest_version,
-        sample.fork,
-        RolloutOutcome(sample.rollout_outcome) if sample.rollout_outcome else ended,
-        sample.is_foreign,
-    )
 
 
 def _as_then(sample: SampleRecord, groups: Groups, _sample: Incoming, now_s: float) -> write.Placement:

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from forebay.buffer.recorded_group import Change, Recorded, incoming
+from forebay.buffer.recorded_group import Change, Recorded
 from forebay.buffer.rehearsal import Arrival, Rehearsal
 from forebay.buffer.store.abc import stretches
 from forebay.core.errors import BodyUnreadable, StorageFailed
 from forebay.core.run import RunSettings
 from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.outcomes import GroupOutcome
+from forebay.replay.recorded_sample import incoming
 from forebay.replay.source import Source
 
 GROUPS_AT_ONCE = 64

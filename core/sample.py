@@ -14,6 +14,8 @@ from forebay.core.outcome import REWARDED, RolloutOutcome
 from forebay.core.reward_place import Span, find_field
 from forebay.core.weight_versions import oldest_version
 
+MAX_FIELD_BYTES = 16 << 20
+"""Of a field that is read on arrival, but for ``messages``: as objects it takes up to thirty times as much."""
 LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
@@ -37,7 +39,7 @@ class _Head(msgspec.Struct):
 
     uid: Identifier | int | float
     instance_id: Identifier | int | float
-    messages: list[msgspec.Raw]
+    messages: msgspec.Raw
     reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     raw_reward: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     status: Any = None
@@ -93,6 +95,9 @@ class Incoming(msgspec.Struct, gc=False):
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
+_decode_large_head = msgspec.json.Decoder(
+    msgspec.defstruct("_LargeHead", [(name, msgspec.Raw, msgspec.UNSET) for name in SampleHead.__struct_fields__])
+).decode
 _decode_foreign_head = msgspec.json.Decoder(ForeignHead).decode
 
 
@@ -136,15 +141,27 @@ def _parse(body: bytes, *, is_foreign: bool) -> Head:
         # Most bodies are ASCII, which is seen many times faster than a text is decoded.
         if not body.isascii():
             body.decode()
+        if len(body) > MAX_FIELD_BYTES:
+            _check_fields(body, ForeignHead if is_foreign else SampleHead)
         head: Head = _decode_foreign_head(body) if is_foreign else _decode_head(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
+    if memoryview(head.messages)[:1] != b"[":
+        raise InvalidInput("messages: must be a list", field="messages", hint=_FIELD_HINTS["messages"])
     # Checked for the trainer's sake: Python reads no batch in which such a number stands.
     if len(body) > LONGEST_NUMBER and _may_hold_long_number(body):
         _check_numbers(body)
     return head
+
+
+def _check_fields(body: bytes, head: type[Head]) -> None:
+    fields = _decode_large_head(body)
+    for name in set(head.__struct_fields__) - {"messages"}:
+        raw = getattr(fields, name)
+        if isinstance(raw, msgspec.Raw) and memoryview(raw).nbytes > MAX_FIELD_BYTES:
+            raise InvalidInput(f"{name}: is longer than {MAX_FIELD_BYTES:,} bytes", field=name)
 
 
 def _may_hold_long_number(body: bytes) -> bool:

@@ -1,17 +1,23 @@
 """What a recording says of a run, its groups, samples and batches, wherever it lies: in a journal, or in a file."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from forebay.core.ids import InstanceId
+from forebay.core.sample import MAX_SLOT, Epoch
+
+Short = Annotated[str, msgspec.Meta(max_length=64)]
+"""What is noted in a run, or in each of its samples: no longer than Forebay makes it."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT + 1)]
+"""Slots of a group, at most as many as a group may have."""
 
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """What a run was started with, and how it stood when it was recorded. Without keys and credentials."""
 
-    run_id: str
-    name: str
+    run_id: Short
+    name: Short
     task_type: str
     origin: str
     """``slime`` or ``native``: what its ``payload`` leaves out has other defaults."""
@@ -21,12 +27,12 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Wall-clock seconds since the Unix epoch."""
     payload: dict[str, Any]
     """What it was started with, but for ``skip_instance_ids`` and what is secret."""
-    generator_sha256: str
+    generator_sha256: Short
     generator_hooks: list[str]
     """The hooks that its generator file implements."""
     generator_contract: str | None
     """Which of slime's contracts the file declares."""
-    input_sha256: str
+    input_sha256: Short
     """Of its input file's bytes, in hex; "" where that is not known."""
     weight_version: int | None
     """What its trainer last announced."""
@@ -37,7 +43,7 @@ class GroupRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     group_id: str
     instance_id: InstanceId
-    epoch: int
+    epoch: Epoch
     number: int
     """Place in the order in which the run's groups opened, from 1."""
     order: int
@@ -50,9 +56,9 @@ class GroupRecord(msgspec.Struct, kw_only=True, frozen=True):
     is_salvaged: bool
     opened_s: float
     closed_s: float | None
-    num_samples: int
+    num_samples: Count
     """Slots that had their sample."""
-    num_failed: int
+    num_failed: Count
 
 
 class SampleRecord(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -61,10 +67,10 @@ class SampleRecord(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     uid: str
     instance_id: InstanceId
     group_id: str
-    epoch: int
-    slot: int
+    epoch: Epoch
+    slot: Annotated[int, msgspec.Meta(ge=-1, le=MAX_SLOT)]
     """-1 when neither sent nor assigned."""
-    became: str
+    became: Literal["member", "late", "surplus"]
     """``member`` of its group, ``late`` or ``surplus``."""
     reward: float | None
     """None means that it failed; then ``error`` says why."""

@@ -7,15 +7,16 @@ from typing import Self
 
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.recording_reader import RecordingReader
+from forebay.replay.recording_schema import MAX_BODY_BYTES
 from forebay.replay.source import Source
 
 
 class RecordingFile(Source):
     """The file ``path``. Leave it with ``async with``, or ``close`` it."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         """Raises ``FileNotFoundError``, ``NotRecorded``; ``RecordingDamaged`` for no recording, or a newer format."""
-        self.recording = RecordingReader(path)
+        self.recording = RecordingReader(path, max_body_bytes)
         try:
             self._run = self.recording.run
         except BaseException:

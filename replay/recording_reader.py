@@ -14,6 +14,7 @@ from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.options import parse_steps
+from forebay.replay.recorded_sample import check_sample
 from forebay.replay.recording_rows import Damage, RecordingRows
 from forebay.replay.recording_schema import BATCHES, GROUPS, MAX_BODY_BYTES, META, SAMPLES, RecordingTable
 
@@ -94,9 +95,13 @@ class RecordingReader:
     be read. What a list lacks is in ``damage``.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or a newer format."""
+    def __init__(self, path: Path | str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or a newer format.
+
+        No body of more than ``max_body_bytes`` is unfolded.
+        """
         self.path = Path(path)
+        self._max_body_bytes = max_body_bytes
         self.damage: list[Damage] = []
         """What ``groups``, ``batches`` and ``calls`` left out."""
         self.frames = Frames()
@@ -176,20 +181,26 @@ class RecordingReader:
         return [self.sample(row) for row in rows]
 
     def body(self, sample: SampleRecord) -> bytes:
-        """The body of a sample of this recording, as it was stored. Raises ``RecordingDamaged``."""
+        """The body of a sample of this recording, as it was stored.
+
+        Raises ``RecordingDamaged``, also where a write over HTTP would not have taken it.
+        """
         _, seq, num_bytes = sample.place
         place = f"the body of sample {seq} ({sample.uid})"
         found = self.rows.ask(place, "SELECT body FROM samples WHERE seq = ?", seq)
         try:
-            return self.frames.content(found[0][0] if found else None, num_bytes)
+            body = self.frames.content(found[0][0] if found else None, num_bytes, most=self._max_body_bytes)
+            check_sample(sample, body)
         except ValueError as error:
+            place += f" of group {self._numbers.get(sample.group_id)}"
             raise self.rows.damaged(Damage(place, str(error))) from None
+        return body
 
     def sample(self, row: tuple[Any, ...]) -> SampleRecord:
         """The sample of a row of ``rows``. Raises ``RecordingDamaged``."""
         sample, values = self.rows.read(SAMPLES, row, SampleRecord)
-        if (sample.group_id, sample.slot, sample.fork, sample.uid) != values[1:5] or not isinstance(values[5], int):
-            raise self.rows.damaged(Damage(f"samples {values[0]}", "its columns are not what its fields say"))
+        if not isinstance(values[5], int):
+            raise self.rows.damaged(Damage(f"samples {values[0]}", "its num_bytes is not a number"))
         return msgspec.structs.replace(sample, place=(0, values[0], values[5]))
 
     def _num_rows(self, group_id: str) -> int:

@@ -10,7 +10,9 @@ import msgspec
 
 from forebay.core.errors import ForebayError
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.recording_schema import RecordingTable, checksum, open_recording
+from forebay.replay.model import GroupRecord, SampleRecord
+from forebay.replay.recorded_sample import check_group
+from forebay.replay.recording_schema import META, RecordingTable, checksum, open_recording
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 Values = tuple[Any, ...]
@@ -80,8 +82,11 @@ class RecordingRows:
         damage = problem(table, row)
         if damage is None:
             try:
-                return msgspec.json.decode(row[len(table.columns) - 1], type=kind), row
-            except (msgspec.DecodeError, TypeError, RecursionError) as error:  # the last two in a file of others
+                record = msgspec.json.decode(row[len(table.columns) - 1], type=kind)
+                _check(table, row, record)
+                return record, row
+            # All but the first in a file of others.
+            except (msgspec.DecodeError, TypeError, ValueError, RecursionError) as error:
                 damage = Damage(f"{table.name} {row[0]}", str(error))
         raise self.damaged(damage)
 
@@ -139,6 +144,15 @@ class RecordingRows:
                 raise
             except (OverflowError, MemoryError) as error:
                 raise sqlite3.DatabaseError(str(error)) from None
+
+
+def _check(table: RecordingTable, row: Values, record: msgspec.Struct) -> None:
+    """Raise ``ValueError`` for a record that no export makes of this row."""
+    if isinstance(record, GroupRecord | SampleRecord):
+        check_group(record)
+    columns = () if table is META else zip(table.columns[:-1], row, strict=False)
+    if any(getattr(record, name, value) != value for name, value in columns):
+        raise ValueError("its columns are not what its fields say")
 
 
 def problem(table: RecordingTable, row: Values) -> Damage | None:

@@ -4,6 +4,8 @@ import msgspec
 
 from forebay.core.binary_sample import Field, is_binary, unpack, value_of
 
+MAX_MASK_BYTES = 16 << 20
+"""Of a mask in JSON that is counted: as objects it takes sixteen times as much."""
 _ZERO = b"\0"
 
 
@@ -32,6 +34,8 @@ def _in_json(text: bytes) -> int:
     except (msgspec.DecodeError, RecursionError):  # stored by an earlier version, which let it pass
         return 0
     if isinstance(counted.loss_mask, msgspec.Raw):
+        if memoryview(counted.loss_mask).nbytes > MAX_MASK_BYTES:
+            return 0
         try:
             # Masks of zeros and ones; a weight between them is of a token that was sampled as well.
             return sum(map(bool, _decode_mask(counted.loss_mask)))

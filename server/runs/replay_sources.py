@@ -73,7 +73,7 @@ class ReplaySources:
             yield JournalSource(self._buffer.get(found).run, self._buffer.store)
             return
         try:
-            source = await self._check.threads.call(RecordingFile, Path(found))
+            source = await self._check.threads.call(RecordingFile, Path(found), self._check.max_body_bytes)
         except FileNotFoundError as error:
             hint = "the path is one on the server's machine; relative ones start at its working directory"
             raise NotRecorded(str(error), hint=hint, field="replay.source") from None

@@ -162,6 +162,7 @@ class InputCheck:
     def __init__(self, settings: Settings, working_dir: Path) -> None:
         self.limits = InputLimits([root.resolve() for root in settings.input_roots], settings.max_input_line_bytes)
         self.threads = FileThreads(settings.input_wait_s)
+        self.max_body_bytes = settings.max_body_bytes
         self._settings = settings
         self._working_dir = working_dir
 

@@ -8,6 +8,7 @@ import msgspec
 
 from forebay.core.binary_sample import pack
 from forebay.core.ids import group_id
+from forebay.core.sample import read_any_sample
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.recording_writer import RecordingWriter
 
@@ -69,7 +70,14 @@ def sample_record(group: GroupRecord, slot: int, **changes: Any) -> SampleRecord
         rollout_outcome="ok",
         is_foreign=False,
     )
-    return msgspec.structs.replace(sample, **changes)
+    sample = msgspec.structs.replace(sample, **changes)
+    return with_reward_place(sample, body_of(sample))
+
+
+def with_reward_place(sample: SampleRecord, body: bytes) -> SampleRecord:
+    """The sample, which says where its reward stands in ``body``."""
+    start, end = read_any_sample(body).reward_span or (0, 0)
+    return msgspec.structs.replace(sample, reward_start=start, reward_end=end)
 
 
 def batch_record(number: int, groups: Iterable[int], **changes: Any) -> BatchRecord:
@@ -84,10 +92,14 @@ def batch_record(number: int, groups: Iterable[int], **changes: Any) -> BatchRec
     return msgspec.structs.replace(batch, **changes)
 
 
+def json_of(sample: SampleRecord) -> bytes:
+    named = {"uid": sample.uid, "instance_id": sample.instance_id, "messages": [], "reward": sample.reward}
+    return msgspec.json.encode({**named, "text": "é " * 20})
+
+
 def body_of(sample: SampleRecord) -> bytes:
     """JSON for slot 0, the binary form for others."""
-    text = msgspec.json.encode({"uid": sample.uid, "messages": [], "reward": sample.reward, "text": "é " * 20})
-    return text if sample.slot == 0 else pack(text, bytes(range(240)), bytes(240), bytes(60))
+    return json_of(sample) if sample.slot == 0 else pack(json_of(sample), bytes(range(240)), bytes(240), bytes(60))
 
 
 def write_recording(path: Path, num_groups: int = 3, **run: Any) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from forebay.core.binary_sample import pack
 from forebay.core.errors import InvalidInput, StorageFailed
 from forebay.replay import recording_writer
 from forebay.replay.errors import NotRecorded, RecordingDamaged
@@ -24,8 +25,10 @@ from tests.replay.recordings.recording_kit import (
     batch_record,
     body_of,
     group_record,
+    json_of,
     run_record,
     sample_record,
+    with_reward_place,
     write_recording,
 )
 
@@ -84,7 +87,9 @@ def test_several_threads_read_a_file_at_once(tmp_path: Path) -> None:
     chance = random.Random(3)
     group = group_record(1)
     samples = [sample_record(group, slot) for slot in range(8)]
-    bodies = [chance.randbytes(20_000) * 3 + bytes(range(256)) * 500 for _ in samples]
+    tokens = [chance.randbytes(20_000) * 3 + bytes(range(256)) * 500 for _ in samples]
+    bodies = [pack(json_of(sample), each) for sample, each in zip(samples, tokens, strict=True)]
+    samples = [with_reward_place(*each) for each in zip(samples, bodies, strict=True)]
     with RecordingWriter(path, run_record()) as writer:
         for sample, body in zip(samples, bodies, strict=True):
             writer.add_sample(sample, body)

@@ -1,0 +1,60 @@
+"""A recorded sample as the write that it is, and what a file may say of one: what a write over HTTP would have made."""
+
+from forebay.core.binary_sample import is_binary
+from forebay.core.errors import InvalidInput
+from forebay.core.ids import MAX_ID_LENGTH, group_id
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.sample import Incoming, read_any_sample, read_sample
+from forebay.replay.model import GroupRecord, SampleRecord
+
+
+def incoming(sample: SampleRecord, body: bytes) -> Incoming:
+    """A recorded sample as it is written once more, out of its columns: the body is not decoded."""
+    ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
+    return Incoming(
+        sample.uid,
+        sample.instance_id,
+        sample.reward,
+        sample.epoch,
+        None if sample.slot < 0 else sample.slot,
+        sample.error,
+        body,
+        (sample.reward_start, sample.reward_end) if sample.reward_end else None,
+        sample.rollout_id,
+        sample.oldest_version,
+        sample.fork,
+        RolloutOutcome(sample.rollout_outcome) if sample.rollout_outcome else ended,
+        sample.is_foreign,
+    )
+
+
+def check_group(record: GroupRecord | SampleRecord) -> None:
+    """Raise ``ValueError`` unless the group has the id of its instance and epoch, and a write may name that instance."""
+    text = str(record.instance_id)
+    if not 0 < len(text) <= MAX_ID_LENGTH or "\0" in text:
+        raise ValueError("its instance_id is one that no write may have")
+    if record.group_id != group_id(record.instance_id, record.epoch):
+        raise ValueError("its group_id is not that of its instance_id and epoch")
+
+
+def check_sample(sample: SampleRecord, body: bytes) -> None:
+    """Raise ``ValueError`` unless a write over HTTP takes the body, and finds in it what is recorded of the sample."""
+    recorded = incoming(sample, body)
+    try:
+        found = _read(sample, body)
+    except InvalidInput as error:
+        raise ValueError(f"no write takes its body: {error.message}") from None
+    if found.epoch is None:  # then the buffer chose a group and a slot for it
+        found.epoch, found.slot = recorded.epoch, None
+    if found.slot is None:
+        found.slot = recorded.slot
+    wrong = [name for name in Incoming.__struct_fields__ if getattr(found, name) != getattr(recorded, name)]
+    if wrong:
+        raise ValueError(f"its body has another {', '.join(wrong)}")
+
+
+def _read(sample: SampleRecord, body: bytes) -> Incoming:
+    # Either route may have taken a JSON body: what the strict one takes, the lenient one reads alike.
+    if is_binary(body):
+        return read_any_sample(body)
+    return read_sample(body, is_lenient=True, is_foreign=sample.is_foreign)

@@ -1,0 +1,111 @@
+"""Recordings that somebody else made, to do harm: their rows and bodies pass what a write passes, or are refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.replay.recording_writer import RecordingWriter
+from tests.attack.hostile_files import forebay_in_time
+from tests.conftest import MakeServer
+from tests.kit import ServerProcess
+from tests.replay.recordings.recording_kit import group_record, json_of, run_record, sample_record, with_reward_place
+from tests.replay.replay_kit import groups_of, read_all, start_replay, until_ended
+
+BODIES = {
+    "an array": b"[1,2,3]",
+    "a number": b"17",
+    "no JSON": b'{"uid":',
+    "no UTF-8": b'{"uid":"\xff","instance_id":"task-2","messages":[],"reward":0.0}',
+    "cut off arrays": b"\xf8FBS\xff\xff\xff\x7f\xff\xff\xff\xff\xff\xff\xff\xff{}",
+    "messages that are none": b'{"uid":"a","instance_id":"task-2","messages":3,"reward":0.0}',
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "a reward behind its end": {"reward_start": 20, "reward_end": -8000},
+    "a reward before the body": {"reward_start": -8000, "reward_end": 20},
+    "a reward beyond the body": {"reward_start": 20, "reward_end": 1 << 40},
+    "a reward in another place": {"reward_start": 1, "reward_end": 3},
+    "another reward": {"reward": 0.5},
+    "another instance": {"instance_id": "task-3"},
+    "another uid": {"uid": "mine"},
+    "an epoch below 0": {"epoch": -1},
+    "an epoch beyond all": {"epoch": 1 << 63},
+    "a slot beyond all": {"slot": 1 << 40},
+    "an unknown end": {"rollout_outcome": "??"},
+    "a part of its own": {"became": "leader"},
+}
+
+
+@pytest.fixture(scope="module")
+def target(module_servers: MakeServer) -> Iterator[ServerProcess]:
+    """A server with samples of another run in its journal."""
+    server = module_servers()
+    run = server.start_run(group_size=2, name="secret")
+    for number in range(8):
+        run.write({"uid": f"u{number}", "instance_id": f"i{number}", "messages": [], "reward": 1, "x": "SECRET" * 500})
+    yield server
+    assert server.client.get("/healthz").status_code == 200
+
+
+def write_hostile(path: Path, body: bytes | None = None, **fields: Any) -> None:
+    """Three groups of two samples; the first sample of the second is what nobody could have written."""
+    with RecordingWriter(path, run_record()) as writer:
+        for number in (1, 2, 3):
+            group = group_record(number)
+            for slot in range(2):
+                sample = sample_record(group, slot)
+                is_hostile = number == 2 and slot == 0
+                text = body if is_hostile and body is not None else json_of(sample)
+                sample = sample if text is body else with_reward_place(sample, text)
+                writer.add_sample(msgspec.structs.replace(sample, **fields) if is_hostile else sample, text)
+            writer.add_group(group)
+
+
+def check_refused(server: ServerProcess, path: Path) -> None:
+    """The hostile group alone is refused, by every command and by a replay, whose trainer reads the others."""
+    verified = forebay_in_time("recording", "verify", path, "--json")
+    assert verified.returncode == 1, verified.stdout
+    assert {damage["place"].split(" (")[0] for damage in json.loads(verified.stdout)["damage"]} & {
+        "the body of sample 3",
+        "samples 3",
+        f"group {group_record(2).group_id}",
+    }
+    assert forebay_in_time("recording", "show", path).returncode == 0
+    run = start_replay(server, str(path))
+    view = until_ended(run)
+    assert (view["state"], view["counts"]["replay_hits"], view["counts"]["replay_misses"]) == ("finished", 4, 2)
+    assert groups_of(run)["task-2", 0]["reason"] == "unreadable"
+    rows = [row for batch in read_all(run, size=1) for row in batch]
+    assert {row["instance_id"] for row in rows} == {"task-1", "task-3"}
+    assert "SECRET" not in json.dumps(rows)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_that_no_write_takes_costs_its_group(target: ServerProcess, tmp_path: Path, kind: str) -> None:
+    write_hostile(tmp_path / "a.fbr", BODIES[kind])
+    check_refused(target, tmp_path / "a.fbr")
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_a_row_that_its_body_does_not_bear_out_costs_its_group(target: ServerProcess, tmp_path: Path, kind: str) -> None:
+    write_hostile(tmp_path / "a.fbr", **FIELDS[kind])
+    check_refused(target, tmp_path / "a.fbr")
+
+
+def test_the_group_is_named_with_its_number(tmp_path: Path) -> None:
+    write_hostile(tmp_path / "a.fbr", b"[1,2,3]")
+    verified = forebay_in_time("recording", "verify", tmp_path / "a.fbr")
+    assert "of group 2: no write takes its body" in verified.stdout
+
+
+def test_no_body_is_longer_than_that_of_a_write(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server(max_body_bytes=20_000)
+    sample = sample_record(group_record(2), 0)
+    write_hostile(tmp_path / "a.fbr", json_of(sample).replace(b'"text":', b'"pad":"%b","text":' % (b"x" * 20_000)))
+    run = start_replay(server, str(tmp_path / "a.fbr"))
+    assert until_ended(run)["counts"] == {"replay_hits": 4, "replay_misses": 2}
+    assert groups_of(run)["task-2", 0]["reason"] == "unreadable"
+    assert "more than 20,000" in server.log()
