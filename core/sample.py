@@ -148,7 +148,7 @@ def _parse(body: bytes, *, is_foreign: bool) -> Head:
         raise _wrong_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
-    if memoryview(head.messages)[:1] != b"[":
+    if memoryview(head.messages)[0] != ord("["):
         raise InvalidInput("messages: must be a list", field="messages", hint=_FIELD_HINTS["messages"])
     # Checked for the trainer's sake: Python reads no batch in which such a number stands.
     if len(body) > LONGEST_NUMBER and _may_hold_long_number(body):

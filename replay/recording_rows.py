@@ -19,6 +19,8 @@ Values = tuple[Any, ...]
 """What a row has in the columns of its table."""
 
 ROWS_PER_LOOK = 256
+MIN_ROW_BYTES = 16
+"""That a row takes in a file: each has a checksum."""
 MAX_KEYS_IN_VAIN = 1 << 17
 """That are looked for without finding a row, 8 s or so: whoever made the file may have put any key in it."""
 
@@ -96,6 +98,7 @@ class RecordingRows:
         ``last`` is the highest key, if it is known: where the table is damaged, rows behind are looked for up to there.
         """
         after, found_at, top = 0, 0, last or 0
+        room = self.path.stat().st_size // MIN_ROW_BYTES
         query = f"SELECT {table.selection} FROM {table.name} WHERE {table.key} > ? ORDER BY 1 LIMIT {ROWS_PER_LOOK}"  # noqa: S608 - our own names
         while True:
             try:
@@ -114,6 +117,10 @@ class RecordingRows:
                     return
                 continue
             if not rows:
+                return
+            room -= len(rows)
+            if room < 0:  # its pages lead in circles
+                yield Damage(table.name, "it has more rows than there is room for in the file")
                 return
             after += 1
             for row in rows:

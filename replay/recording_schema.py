@@ -3,9 +3,11 @@
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,6 +42,10 @@ CREATE TABLE code (
   checksum BLOB NOT NULL, content BLOB NOT NULL, UNIQUE (start, path))
 """
 """Of a run that was exported with its code; other files do not have it. ``content`` is such a frame, too."""
+
+SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+FIRST_STEPS, STEPS_PER_BYTE, STEPS_AT_ONCE = 1_000_000, 4, 10_000
+"""Of SQLite's machine. Where it checks all of a file with the shortest rows, it takes half a step for a byte."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -95,6 +101,29 @@ def create(path: Path) -> sqlite3.Connection:
     return connection
 
 
+class BoundedConnection(sqlite3.Connection):
+    """Ends a statement with an error that takes more steps than a file of its length has cause for.
+
+    Pages of a file may lead in circles, through which SQLite would go for ever.
+    """
+
+    _most = _left = 0
+
+    def set_steps(self, most: int) -> None:
+        """Let each statement take up to ``most``."""
+        self._most = most
+        self.set_progress_handler(self._is_beyond, STEPS_AT_ONCE)
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        """As ever."""
+        self._left = self._most // STEPS_AT_ONCE
+        return super().execute(*given)
+
+    def _is_beyond(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
 WHAT_MAKES_ONE = "forebay recording export RUN FILE makes one, and forebay engine record"
 
 
@@ -107,11 +136,12 @@ def open_recording(path: Path) -> sqlite3.Connection:
     if not is_there:
         raise FileNotFoundError(f"there is no recording {str(path)!r:.200}")
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
+        num_bytes = sum(each.stat().st_size for each in (path, path.with_name(f"{path.name}-wal")) if each.is_file())
+        connection.set_steps(FIRST_STEPS + num_bytes * STEPS_PER_BYTE)
     except sqlite3.OperationalError as error:  # it may not be read
         raise RecordingDamaged(f"{path.name}: {error}") from None
-    # Whoever made the file may have put more into it than tables.
-    connection.execute("PRAGMA trusted_schema = OFF")
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -134,16 +164,26 @@ def open_recording(path: Path) -> sqlite3.Connection:
     return connection
 
 
+@cache
+def _entries() -> frozenset[tuple[bytes, ...]]:
+    """What the schema of a recording may have."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(f"{TABLES}{CODE_TABLE}")
+        connection.text_factory = bytes
+        return frozenset(connection.execute(SCHEMA))
+
+
 def _stranger(connection: sqlite3.Connection) -> str:
-    """What else than tables and their indexes a file has: a view may never end, a trigger runs when calls are added."""
-    query = """
-    SELECT type, name FROM sqlite_master
-    WHERE NOT (type = 'index' OR (type = 'table' AND sql LIKE 'CREATE TABLE %')) LIMIT 1
-    """
+    """What a schema has besides our tables as we make them: a view may never end, a column be made of anything."""
+    connection.text_factory = bytes  # a name may be no text
     try:
-        found = connection.execute(query).fetchone()
-    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        entries: list[tuple[object, ...]] = connection.execute(SCHEMA).fetchall()
+    except sqlite3.DatabaseError:
         return ""  # damaged: whoever reads a table will be told
-    if found is None:
+    finally:
+        connection.text_factory = str
+    strange = next((each for each in entries if each not in _entries()), None)
+    if strange is None:
         return ""
-    return f"a virtual table ({found[1]!r:.100})" if found[0] == "table" else f"a {found[0]!s:.20} ({found[1]!r:.100})"
+    kind, name = (str(each, "utf-8", "replace") if isinstance(each, bytes) else str(each) for each in strange[:2])
+    return f"a {kind:.20} ({name!r:.100})"

@@ -168,4 +168,7 @@ def _read_calls(recording: RecordingReader) -> Iterator[RecordedCall | Damage]:
                 yield Damage(f"calls {row[0]}", str(error))
             else:
                 yield RecordedCall(row[0], row[-1], request, reply)
+        if rows and rows[-1][0] <= after:  # its pages lead in circles
+            yield Damage("calls", f"behind call {after} comes call {rows[-1][0]}")
+            return
         after = rows[-1][0] if rows else None

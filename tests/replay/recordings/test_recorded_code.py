@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.core.errors import InvalidInput, StorageFailed
-from forebay.replay.recording_schema import CODE
+from forebay.replay.recording_schema import CODE, CODE_TABLE
 from forebay.replay.recording_writer import RecordingWriter
 from forebay.replay.recordings import code_folders, recorded_code
 from forebay.replay.recordings.code_folders import plain_files, read_plain, write_code
@@ -171,6 +171,12 @@ def test_no_entry_leaves_its_folder_or_takes_the_place_of_another(tmp_path: Path
         )
     for number, name in enumerate(NOT_PATHS):
         forge(path, CODE, f"number = {number + 7}", path=name)
+    with closing(sqlite3.connect(path)) as database, database:  # and say that it has kept them
+        database.execute("CREATE INDEX own ON code (start, path)")
+        database.execute("PRAGMA writable_schema = ON")
+        index = "UPDATE sqlite_master SET name = 'sqlite_autoindex_code_1', sql = NULL WHERE name = 'own'"
+        database.execute(index)
+        database.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'code'", (CODE_TABLE.strip(),))
     with Recording.open(path) as recording:
         named = [each for each in recording.verify() if each.place.startswith("code ")]
         written = write_code(recording, out)
