@@ -1,11 +1,16 @@
 """A recorded sample as the write that it is, and what a file may say of one: what a write over HTTP would have made."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import MAX_ID_LENGTH, group_id
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.sample import Incoming, read_any_sample, read_sample
 from forebay.replay.model import GroupRecord, SampleRecord
+
+MAX_DEPTH = 200
 
 
 def incoming(sample: SampleRecord, body: bytes) -> Incoming:
@@ -28,8 +33,22 @@ def incoming(sample: SampleRecord, body: bytes) -> Incoming:
     )
 
 
+def check_payload(payload: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for one that is nested so deeply that no function could go through it."""
+    level: list[Any] = [payload]
+    for _ in range(MAX_DEPTH):
+        level = [item for each in level if isinstance(each, dict | list) for item in _items(each)]
+        if not level:
+            return
+    raise ValueError(f"its payload is nested more than {MAX_DEPTH} levels deep")
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
 def check_group(record: GroupRecord | SampleRecord) -> None:
-    """Raise ``ValueError`` unless the group has the id of its instance and epoch, and a write may name that instance."""
+    """Raise ``ValueError`` unless it has the id of its instance and epoch, and a write may name that instance."""
     text = str(record.instance_id)
     if not 0 < len(text) <= MAX_ID_LENGTH or "\0" in text:
         raise ValueError("its instance_id is one that no write may have")

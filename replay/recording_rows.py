@@ -10,8 +10,8 @@ import msgspec
 
 from forebay.core.errors import ForebayError
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.model import GroupRecord, SampleRecord
-from forebay.replay.recorded_sample import check_group
+from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
+from forebay.replay.recorded_sample import check_group, check_payload
 from forebay.replay.recording_schema import META, RecordingTable, checksum, open_recording
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -157,6 +157,8 @@ def _check(table: RecordingTable, row: Values, record: msgspec.Struct) -> None:
     """Raise ``ValueError`` for a record that no export makes of this row."""
     if isinstance(record, GroupRecord | SampleRecord):
         check_group(record)
+    if isinstance(record, RunRecord):
+        check_payload(record.payload)
     columns = () if table is META else zip(table.columns[:-1], row, strict=False)
     if any(getattr(record, name, value) != value for name, value in columns):
         raise ValueError("its columns are not what its fields say")

@@ -17,6 +17,13 @@ _is_secret_name = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 ).fullmatch
+_is_address_name = re.compile(
+    r"(.*[_.-])?(.*ur[il]|addr(ess)?|endpoint|host(name)?|prox(y|ie)|webhook|server)(e?s)?", re.IGNORECASE
+).fullmatch
+# A scheme, a name with a port (not the time of a day), or the numbers of an address.
+_holds_address = re.compile(
+    r"://|(^|[\s,;@])(?=[^\s:]*[a-z.])[\w.-]+:\d{1,5}\b|\[[\da-f:]+\]|\b\d+(\.\d+){3}\b", re.IGNORECASE
+).search
 _login = re.compile(r"(?<=://)[^/?#\s]*@")
 _key_in_query = re.compile(r"(?<=[?&])((?:api[_-]?key|access[_-]?token|key|token|password)=)[^&\s]+", re.IGNORECASE)
 
@@ -37,6 +44,23 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [cleaned(each) for each in value]
     return _text(value) if isinstance(value, str) else value
+
+
+def is_own_affair(name: str, value: Any) -> bool:
+    """Whether a field of a payload holds, however deep, an address or what is named like a secret: never of a file."""
+    left = [(name, value)]
+    while left:  # no recursion: a file may be nested as deeply as its reader allows
+        name, value = left.pop()
+        if value in (None, "") or isinstance(value, bool):
+            continue
+        if _is_secret_name(name) or _is_address_name(name) or (isinstance(value, str) and _holds_address(value)):
+            return True
+        if isinstance(value, dict):
+            left += value.items()
+            left += (("", key) for key in value)
+        elif isinstance(value, list):
+            left += (("", each) for each in value)
+    return False
 
 
 def without_keys(path: str) -> str:

@@ -10,12 +10,14 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.errors import InvalidInput, StartRefused
 from forebay.core.group import SLIME_REWARD_RANGE
 from forebay.core.run import WORKING, Origin, Run
+from forebay.core.starts.payload_text import check_texts
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.replay.chosen_groups import check_bodies
 from forebay.replay.conditions import in_words, is_as_recorded, may_differ, must_agree
 from forebay.replay.errors import NotRecorded, ReplayDiffers
 from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import ReplayOptions
+from forebay.replay.recording_secrets import is_own_affair
 from forebay.replay.source import Source
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_contents import InputContents
@@ -29,8 +31,6 @@ OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
 """What means nothing to a run without a process."""
 NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
 """What a run without a process takes over from nobody."""
-OF_ITS_MACHINE = frozenset({"remote_engine_url"})
-"""What is not taken over from a file: whoever made it would get the prompts."""
 GROUP_SIZE_NAMES = frozenset({"num_repeat_per_sample", "group_size"})
 CODE = "generator_sha256"
 
@@ -141,7 +141,11 @@ class ReplayStarts:
         _check_options(options)
         async with self._sources.opened(options, await self._sources.find(options)) as source:
             recorded = source.run
-        return {**_taken_over(recorded, payload, origin, options), **payload, "replay": given}
+        taken = _taken_over(recorded, payload, origin, options)
+        if options.is_file:
+            check_texts(taken)
+            _check_own_affairs(taken)
+        return {**taken, **payload, "replay": given}
 
     @asynccontextmanager
     async def planned(self, request: StartRequest, wait_s: float) -> AsyncIterator[ReplayPlan | None]:
@@ -207,7 +211,7 @@ def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] |
         return None
     first = missing[0]
     place = f"group {first.group_id} of instance {first.instance_id!r}, epoch {first.epoch}"
-    return {"num_groups": len(missing), "first": f"{place}: {reasons[first.group_id]}"}
+    return {"num_groups": len(missing), "first": f"{place}: {reasons[first.group_id]}"[:2_000]}
 
 
 def _in_words(left_out: Mapping[str, Any] | None) -> list[str]:
@@ -240,11 +244,22 @@ def _check_process(request: StartRequest) -> None:
             raise InvalidInput(f"{name} does nothing for a run that is only replayed", hint="leave it out", field=name)
 
 
+def _check_own_affairs(taken: Mapping[str, Any]) -> None:
+    """Raise ``InvalidInput`` that lists what a start has to say itself: whoever made a file would get the prompts."""
+    if names := sorted(name for name, value in taken.items() if is_own_affair(name, value)):
+        raise InvalidInput(
+            f"the file names addresses or keys, which are not taken over from it: {', '.join(names)}"[:2_000],
+            hint="name each in the start (--engine-url URL, --set FIELD=VALUE), with null to do without",
+            field=names[0],
+        )
+
+
 def _taken_over(
     recorded: RunRecord, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
 ) -> dict[str, Any]:
-    left_out = OF_ONE_START | (frozenset() if options.needs_process else NOT_NEEDED)
-    left_out |= OF_ITS_MACHINE if options.is_file else frozenset()
+    left_out = OF_ONE_START | payload.keys() | (frozenset() if options.needs_process else NOT_NEEDED)
+    if options.is_file and options.mode == "only":  # what is only judged again asks no engine
+        left_out |= {"remote_engine_url"}
     if GROUP_SIZE_NAMES & payload.keys():
         left_out |= GROUP_SIZE_NAMES
     taken = {name: value for name, value in recorded.payload.items() if name not in left_out}

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from forebay.replay.recording_writer import RecordingWriter
+from forebay.replay.recordings.recording import Recording
 from tests.attack.hostile_files import forebay_in_time
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess
+from tests.kit import ServerProcess, assert_error
 from tests.replay.recordings.recording_kit import group_record, json_of, run_record, sample_record, with_reward_place
 from tests.replay.replay_kit import groups_of, read_all, start_replay, until_ended
 
@@ -90,7 +91,7 @@ def test_a_body_that_no_write_takes_costs_its_group(target: ServerProcess, tmp_p
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_a_row_that_its_body_does_not_bear_out_costs_its_group(target: ServerProcess, tmp_path: Path, kind: str) -> None:
+def test_a_row_that_its_body_does_not_prove_costs_its_group(target: ServerProcess, tmp_path: Path, kind: str) -> None:
     write_hostile(tmp_path / "a.fbr", **FIELDS[kind])
     check_refused(target, tmp_path / "a.fbr")
 
@@ -109,3 +110,45 @@ def test_no_body_is_longer_than_that_of_a_write(make_server: MakeServer, tmp_pat
     assert until_ended(run)["counts"] == {"replay_hits": 4, "replay_misses": 2}
     assert groups_of(run)["task-2", 0]["reason"] == "unreadable"
     assert "more than 20,000" in server.log()
+
+
+OWN_AFFAIRS: dict[str, Any] = {
+    "judge_url": "http://evil.example/judge",
+    "api_key": "sk-mine",
+    "remote_engine_url": "http://evil.example:30000",
+    "reward": {"models": [{"at": "evil.example:8000"}]},
+    "judges": {"http://evil.example": 1.0},
+    "proxies": ["10.0.0.1"],
+    "verifier": {"hf_token": "mine"},
+}
+
+
+def test_addresses_and_keys_of_a_file_have_to_be_named_by_the_start(target: ServerProcess, tmp_path: Path) -> None:
+    path, plain = tmp_path / "a.fbr", {"task_type": "idle", "group_size": 2, "num_epoch": 1, "column": "a: b, 12:30"}
+    with RecordingWriter(path, run_record(payload={**plain, **OWN_AFFAIRS})) as writer:
+        writer.add_group(group_record(1, num_samples=0))
+    asked = {"source": str(path), "mode": "cache"}
+    error = assert_error(target.client.post("/v1/runs", json={"replay": asked}), 422, "invalid_input", "api_key")
+    assert error["message"].endswith(f"not taken over from it: {', '.join(sorted(OWN_AFFAIRS))}")
+    named = dict.fromkeys(OWN_AFFAIRS) | {"api_key": "sk-own"}
+    del named["remote_engine_url"]  # which only what generates asks for
+    run = start_replay(target, str(path), **named)
+    until_ended(run)
+    exported = forebay_in_time("recording", "export", run.run_id, tmp_path / "own.fbr", "--url", target.url)
+    assert exported.returncode == 0, exported.stderr
+    with Recording.open(tmp_path / "own.fbr") as recording:
+        assert recording.run.payload["judge_url"] is None
+        assert "evil" not in json.dumps(recording.run.payload)
+
+
+def test_a_payload_that_no_start_may_have_is_refused(target: ServerProcess, tmp_path: Path) -> None:
+    deep: Any = "x"
+    for _ in range(700):
+        deep = {"x": deep}
+    for payload, status in (({"column": "a\0b"}, 422), ({"deep": deep}, 507)):
+        path = tmp_path / f"{next(iter(payload))}.fbr"
+        with RecordingWriter(path, run_record(payload={"task_type": "idle", "group_size": 2, **payload})) as writer:
+            writer.add_group(group_record(1, num_samples=0))
+        reply = target.client.post("/v1/runs", json={"replay": str(path)})
+        assert reply.status_code == status, reply.text
+        assert forebay_in_time("recording", "show", path).returncode == (status == 507)

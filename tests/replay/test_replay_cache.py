@@ -15,7 +15,7 @@ from forebay.engines.scripted import ScriptedCall
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.e2e.reading import run_process_of
-from tests.kit import ServerProcess, poll_until
+from tests.kit import ServerProcess, assert_error, poll_until
 from tests.replay.modes_kit import (
     GROUP_SIZE,
     Answers,
@@ -301,8 +301,9 @@ def test_no_prompt_goes_to_an_engine_that_only_a_file_names(
         finished(recorded)
         assert forebay("recording", "export", recorded.run_id, replay["source"]).code == 0
         there.forget()
-        (warning,) = start_replay(server, replay).wait_for_state("failed")["warnings"]
-        assert "no engine is given" in warning
+        refused = server.client.post("/v1/runs", json={"replay": replay})
+        error = assert_error(refused, 422, "invalid_input", field="remote_engine_url")
+        assert error["message"].endswith("not taken over from it: remote_engine_url")
         with scripted(here) as own:
             finished(start_replay(server, replay, remote_engine_url=own.url))
     assert (here.asked, there.asked) == (["row-0"], [])
