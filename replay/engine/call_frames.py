@@ -6,7 +6,7 @@ follows from them, so that nothing of a row changes unseen.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,8 @@ MAX_REQUEST_BYTES = 64 << 20
 """Of a request's body, as the embedded engines take it."""
 MAX_PARTS_BYTES = 512 << 20
 """Of a reply with its head; what is larger is not recorded."""
+MAX_HEAD_BYTES = 16 << 20
+"""Of the line before its bytes; as objects it takes up to thirty times as much."""
 COLUMNS = "seq, lane, digest, nth, method, path, request, status, headers, parts, began_s"
 Row = tuple[int, str, bytes, int, str, str, bytes, int, str, bytes, float]
 Part = tuple[float, bytes]
@@ -54,10 +56,10 @@ class PartsHead(msgspec.Struct, frozen=True):
     seq: int
     nth: int
     began_s: float
-    status: int
-    headers: dict[str, str]
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
+    headers: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[\t -~\u0080-\u00ff]*\Z")]]
     is_whole: bool
-    parts: list[tuple[int, float]]
+    parts: list[tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(ge=0)]]]
 
 
 class DamagedRow(Exception):
@@ -78,6 +80,14 @@ def encode_call(place: Place, request: CallRequest, reply: CallReply, compress: 
     return place.seq, *names, compress(request.body), reply.status, _encode(headers).decode(), parts, place.began_s
 
 
+def checked_row(row: tuple[object, ...]) -> Row:
+    """The row, if its columns have the types that we write: SQLite keeps any. Raises ``DamagedRow``."""
+    try:
+        return msgspec.convert(row, Row)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise DamagedRow(f"its columns are not of their types: {error}") from None
+
+
 def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
     """What a row holds. Raises ``DamagedRow`` for one in which anything has changed."""
     seq, lane, digest, nth, method, path, request_frame, status, headers, parts_frame, began_s = row
@@ -89,6 +99,8 @@ def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
     if (request.digest, request.lane) != (digest, lane):
         raise DamagedRow("its request is not that of its digest and lane")
     line, _, content = _content(frames, parts_frame, "parts", MAX_PARTS_BYTES).partition(b"\n")
+    if len(line) > MAX_HEAD_BYTES:
+        raise DamagedRow(f"its parts have a head of {len(line):,} bytes")
     try:
         head = _head.decode(line)
     except msgspec.MsgspecError as error:

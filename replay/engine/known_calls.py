@@ -9,7 +9,15 @@ from pathlib import Path
 
 from forebay.replay.differences import first_difference
 from forebay.replay.engine.answers import AllGiven, EqualAnswers, likeness
-from forebay.replay.engine.call_frames import COLUMNS, MAX_REQUEST_BYTES, CallReply, DamagedRow, Row, decode_call
+from forebay.replay.engine.call_frames import (
+    COLUMNS,
+    MAX_REQUEST_BYTES,
+    CallReply,
+    DamagedRow,
+    Row,
+    checked_row,
+    decode_call,
+)
 from forebay.replay.engine.call_request import CallRequest, counted
 from forebay.replay.recording_reader import Frames
 from forebay.replay.recording_schema import VERSION, open_recording
@@ -175,7 +183,7 @@ class KnownCalls:
             raise DamagedRow(str(error)) from None
         if row is None:
             raise DamagedRow(NOT_THERE)
-        return row  # type: ignore[no-any-return]  # sqlite3 knows no types; decode_call looks at each
+        return checked_row(row)
 
     def _read(self, seq: int) -> tuple[CallRequest, CallReply]:
         if seq in self.damaged:
