@@ -6,6 +6,7 @@ follows from them, so that nothing of a row changes unseen.
 """
 
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -108,6 +109,8 @@ def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:
     written = head.seq, head.nth, head.began_s, head.status, _encode(head.headers).decode()
     if written != (seq, nth, began_s, status, headers) or sum(size for size, _ in head.parts) != len(content):
         raise DamagedRow("its columns are not what its parts say")
+    if content and head.status in (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED):
+        raise DamagedRow(f"its status, {head.status}, is of replies without a body")
     parts, start = [], 0
     for size, at_s in head.parts:
         parts.append((at_s, content[start : start + size]))

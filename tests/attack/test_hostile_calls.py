@@ -22,6 +22,7 @@ REPLIES: dict[str, dict[str, Any]] = {
     "a status beyond 599": {"status": 1000},
     "a status below 0": {"status": -1},
     "a status of any length": {"status": 10**30},
+    "a body that its status rules out": {"status": 204},
     "two headers in one": {"content_type": "text/plain\r\nset-cookie: a=b"},
     "a header that is not Latin": {"content_type": "text/\u0101"},
     "a part that goes back": {"parts": [(0.0, b"ab"), (-1.0, b"c")]},
