@@ -35,6 +35,10 @@ _INT64 = range(-(2**63), 2**63)
 _ARRAY_TYPES = re.compile(r"O|<U[0-9]{1,6}")
 
 
+FIRST_TEXT_BYTES, TEXT_BYTES_PER_BYTE = 16 << 20, 256
+"""What arrays of texts may take in memory, by the length of the JSON they are in: each text has the longest's room."""
+
+
 class NotStorable(ForebayError, TypeError):
     """A value, or something in it, has no form in a dump."""
 
@@ -88,6 +92,8 @@ def pack(value: object, place: str = "result") -> Packed:
         tree = msgspec.json.encode(packer.pack(value))
     except RecursionError:
         raise NotStorable(f"{place} is nested too deeply, or contains itself") from None
+    if packer.text_bytes > _most_text_bytes(tree):
+        raise NotStorable(f"{place} has arrays of texts most of whose room is empty: {packer.text_bytes:,} bytes")
     tensors = sorted(packer.tensors.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
     return Packed(tree, dict(tensors))
 
@@ -95,6 +101,8 @@ def pack(value: object, place: str = "result") -> Packed:
 class _Packer:
     def __init__(self, place: str) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.text_bytes = 0
+        """What its arrays of texts take in memory."""
         self._path = [place]
 
     def pack(self, value: Any) -> Any:
@@ -136,6 +144,7 @@ class _Packer:
             return {"$tensor": self._add(array), "as": "numpy"}
         if isinstance(array, Scalar):
             return {"$scalar": self.pack(array.value), "dtype": array.dtype}
+        self.text_bytes += _text_bytes(array)
         return {"$array": self._items(array.items), "dtype": array.dtype, "shape": array.shape}
 
     def _items(self, items: Any) -> list[Any]:
@@ -202,12 +211,21 @@ def unpack(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
     Raises ``InvalidInput`` where a codec is missing, ``MissingExtra`` without NumPy or torch where the value has their
     arrays, and ``ValueError`` or ``KeyError`` where ``tree`` was never made by ``pack``.
     """
-    return _Unpacker(tensors).unpack(msgspec.json.decode(tree))
+    return _Unpacker(tensors, _most_text_bytes(tree)).unpack(msgspec.json.decode(tree))
+
+
+def _most_text_bytes(tree: bytes | bytearray) -> int:
+    return FIRST_TEXT_BYTES + TEXT_BYTES_PER_BYTE * len(tree)
+
+
+def _text_bytes(array: ObjectArray) -> int:
+    return 0 if array.dtype == "O" else 4 * int(array.dtype[2:]) * len(array.items)
 
 
 class _Unpacker:
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], most_text_bytes: int) -> None:
         self._tensors = tensors
+        self._text_bytes_left = most_text_bytes
         self._forms: dict[str, Callable[[dict[str, Any]], Any]] = {
             "$tensor": self._tensor,
             "$array": self._array,
@@ -242,7 +260,11 @@ class _Unpacker:
     def _array(self, tree: dict[str, Any]) -> Any:
         if not _ARRAY_TYPES.fullmatch(tree["dtype"]):
             raise ValueError(f"no type of an array: {tree['dtype']!r}")
-        return to_object_array(ObjectArray(tree["dtype"], tuple(tree["shape"]), self.unpack(tree["$array"])))
+        array = ObjectArray(tree["dtype"], tuple(tree["shape"]), self.unpack(tree["$array"]))
+        self._text_bytes_left -= _text_bytes(array)
+        if self._text_bytes_left < 0:  # before there is room for it
+            raise ValueError("its arrays of texts take far more memory than there is in its files")
+        return to_object_array(array)
 
     def _object(self, tree: dict[str, Any]) -> Any:
         name = tree["$object"]
