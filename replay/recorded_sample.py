@@ -1,6 +1,5 @@
 """A recorded sample as the write that it is, and what a file may say of one: what a write over HTTP would have made."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from forebay.core.binary_sample import is_binary
@@ -37,14 +36,10 @@ def check_payload(payload: dict[str, Any]) -> None:
     """Raise ``ValueError`` for one that is nested so deeply that no function could go through it."""
     level: list[Any] = [payload]
     for _ in range(MAX_DEPTH):
-        level = [item for each in level if isinstance(each, dict | list) for item in _items(each)]
-        if not level:
-            return
-    raise ValueError(f"its payload is nested more than {MAX_DEPTH} levels deep")
-
-
-def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+        dicts = [item for each in level if isinstance(each, dict) for item in each.values()]
+        level = dicts + [item for each in level if isinstance(each, list) for item in each]
+    if level:
+        raise ValueError(f"its payload is nested more than {MAX_DEPTH} levels deep")
 
 
 def check_group(record: GroupRecord | SampleRecord) -> None:

@@ -96,10 +96,7 @@ class RecordingReader:
     """
 
     def __init__(self, path: Path | str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or a newer format.
-
-        No body of more than ``max_body_bytes`` is unfolded.
-        """
+        """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or a newer format."""
         self.path = Path(path)
         self._max_body_bytes = max_body_bytes
         self.damage: list[Damage] = []
@@ -181,10 +178,7 @@ class RecordingReader:
         return [self.sample(row) for row in rows]
 
     def body(self, sample: SampleRecord) -> bytes:
-        """The body of a sample of this recording, as it was stored.
-
-        Raises ``RecordingDamaged``, also where a write over HTTP would not have taken it.
-        """
+        """The body of a sample, as it was stored. Raises ``RecordingDamaged``, also for one that no write takes."""
         _, seq, num_bytes = sample.place
         place = f"the body of sample {seq} ({sample.uid})"
         found = self.rows.ask(place, "SELECT body FROM samples WHERE seq = ?", seq)

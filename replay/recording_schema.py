@@ -102,26 +102,19 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 class BoundedConnection(sqlite3.Connection):
-    """Ends a statement with an error that takes more steps than a file of its length has cause for.
+    """Ends a statement after ``most_steps``: pages of a file may lead in circles, in which SQLite would never end."""
 
-    Pages of a file may lead in circles, through which SQLite would go for ever.
-    """
-
-    _most = _left = 0
-
-    def set_steps(self, most: int) -> None:
-        """Let each statement take up to ``most``."""
-        self._most = most
-        self.set_progress_handler(self._is_beyond, STEPS_AT_ONCE)
+    most_steps = steps = 0
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
-        """As ever."""
-        self._left = self._most // STEPS_AT_ONCE
+        """Execute a statement, within ``most_steps``."""
+        self.steps = 0
+        self.set_progress_handler(self._is_beyond, STEPS_AT_ONCE)
         return super().execute(*given)
 
     def _is_beyond(self) -> bool:
-        self._left -= 1
-        return self._left < 0
+        self.steps += STEPS_AT_ONCE
+        return self.steps > self.most_steps
 
 
 WHAT_MAKES_ONE = "forebay recording export RUN FILE makes one, and forebay engine record"
@@ -139,7 +132,8 @@ def open_recording(path: Path) -> sqlite3.Connection:
         address = f"{path.absolute().as_uri()}?mode=ro"
         connection = sqlite3.connect(address, uri=True, check_same_thread=False, factory=BoundedConnection)
         num_bytes = sum(each.stat().st_size for each in (path, path.with_name(f"{path.name}-wal")) if each.is_file())
-        connection.set_steps(FIRST_STEPS + num_bytes * STEPS_PER_BYTE)
+        connection.most_steps = FIRST_STEPS + num_bytes * STEPS_PER_BYTE
+        connection.execute("PRAGMA trusted_schema = OFF")
     except sqlite3.OperationalError as error:  # it may not be read
         raise RecordingDamaged(f"{path.name}: {error}") from None
     try:
@@ -164,18 +158,22 @@ def open_recording(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _latin(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
 @cache
-def _entries() -> frozenset[tuple[bytes, ...]]:
+def _entries() -> frozenset[tuple[object, ...]]:
     """What the schema of a recording may have."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(f"{TABLES}{CODE_TABLE}")
-        connection.text_factory = bytes
+        connection.text_factory = _latin
         return frozenset(connection.execute(SCHEMA))
 
 
 def _stranger(connection: sqlite3.Connection) -> str:
     """What a schema has besides our tables as we make them: a view may never end, a column be made of anything."""
-    connection.text_factory = bytes  # a name may be no text
+    connection.text_factory = _latin  # a name may be no text
     try:
         entries: list[tuple[object, ...]] = connection.execute(SCHEMA).fetchall()
     except sqlite3.DatabaseError:
@@ -185,5 +183,4 @@ def _stranger(connection: sqlite3.Connection) -> str:
     strange = next((each for each in entries if each not in _entries()), None)
     if strange is None:
         return ""
-    kind, name = (str(each, "utf-8", "replace") if isinstance(each, bytes) else str(each) for each in strange[:2])
-    return f"a {kind:.20} ({name!r:.100})"
+    return f"a {strange[0]!s:.20} ({strange[1]!r:.100})"

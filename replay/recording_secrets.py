@@ -51,15 +51,14 @@ def is_own_affair(name: str, value: Any) -> bool:
     left = [(name, value)]
     while left:  # no recursion: a file may be nested as deeply as its reader allows
         name, value = left.pop()
-        if value in (None, "") or isinstance(value, bool):
-            continue
-        if _is_secret_name(name) or _is_address_name(name) or (isinstance(value, str) and _holds_address(value)):
+        if value and (_is_secret_name(name) or _is_address_name(name)) and not isinstance(value, bool):
+            return True
+        if isinstance(value, str) and _holds_address(value):
             return True
         if isinstance(value, dict):
-            left += value.items()
-            left += (("", key) for key in value)
+            left += [*value.items(), *(("", key) for key in value)]
         elif isinstance(value, list):
-            left += (("", each) for each in value)
+            left += [("", each) for each in value]
     return False
 
 

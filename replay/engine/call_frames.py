@@ -81,12 +81,13 @@ def encode_call(place: Place, request: CallRequest, reply: CallReply, compress: 
     return place.seq, *names, compress(request.body), reply.status, _encode(headers).decode(), parts, place.began_s
 
 
-def checked_row(row: tuple[object, ...]) -> Row:
+def typed_row(row: tuple[object, ...]) -> Row:
     """The row, if its columns have the types that we write: SQLite keeps any. Raises ``DamagedRow``."""
     try:
-        return msgspec.convert(row, Row)
+        typed: Row = msgspec.convert(row, Row)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise DamagedRow(f"its columns are not of their types: {error}") from None
+    return typed
 
 
 def decode_call(row: Row, frames: Frames) -> tuple[CallRequest, CallReply]:

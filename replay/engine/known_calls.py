@@ -15,8 +15,8 @@ from forebay.replay.engine.call_frames import (
     CallReply,
     DamagedRow,
     Row,
-    checked_row,
     decode_call,
+    typed_row,
 )
 from forebay.replay.engine.call_request import CallRequest, counted
 from forebay.replay.recording_reader import Frames
@@ -183,7 +183,7 @@ class KnownCalls:
             raise DamagedRow(str(error)) from None
         if row is None:
             raise DamagedRow(NOT_THERE)
-        return checked_row(row)
+        return typed_row(row)
 
     def _read(self, seq: int) -> tuple[CallRequest, CallReply]:
         if seq in self.damaged:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from forebay.core.errors import ForebayError
-from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, checked_row, decode_call
+from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, decode_call, typed_row
 from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.model import RunRecord
 from forebay.replay.recording_reader import RecordingMade, RecordingReader
@@ -163,7 +163,7 @@ def _read_calls(recording: RecordingReader) -> Iterator[RecordedCall | Damage]:
         )
         for row in rows:
             try:
-                request, reply = decode_call(checked_row(row), recording.frames)
+                request, reply = decode_call(typed_row(row), recording.frames)
             except DamagedRow as error:
                 yield Damage(f"calls {row[0]}", str(error))
             else:

@@ -35,7 +35,7 @@ _INT64 = range(-(2**63), 2**63)
 _ARRAY_TYPES = re.compile(r"O|<U[0-9]{1,6}")
 
 
-FIRST_TEXT_BYTES, TEXT_BYTES_PER_BYTE = 16 << 20, 256
+FIRST_TEXT_BYTES, TEXT_BYTES_PER_BYTE = 16 << 20, 1_024
 """What arrays of texts may take in memory, by the length of the JSON they are in: each text has the longest's room."""
 
 
@@ -92,8 +92,6 @@ def pack(value: object, place: str = "result") -> Packed:
         tree = msgspec.json.encode(packer.pack(value))
     except RecursionError:
         raise NotStorable(f"{place} is nested too deeply, or contains itself") from None
-    if packer.text_bytes > _most_text_bytes(tree):
-        raise NotStorable(f"{place} has arrays of texts most of whose room is empty: {packer.text_bytes:,} bytes")
     tensors = sorted(packer.tensors.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
     return Packed(tree, dict(tensors))
 
@@ -101,8 +99,6 @@ def pack(value: object, place: str = "result") -> Packed:
 class _Packer:
     def __init__(self, place: str) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.text_bytes = 0
-        """What its arrays of texts take in memory."""
         self._path = [place]
 
     def pack(self, value: Any) -> Any:
@@ -144,7 +140,6 @@ class _Packer:
             return {"$tensor": self._add(array), "as": "numpy"}
         if isinstance(array, Scalar):
             return {"$scalar": self.pack(array.value), "dtype": array.dtype}
-        self.text_bytes += _text_bytes(array)
         return {"$array": self._items(array.items), "dtype": array.dtype, "shape": array.shape}
 
     def _items(self, items: Any) -> list[Any]:
@@ -211,15 +206,8 @@ def unpack(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
     Raises ``InvalidInput`` where a codec is missing, ``MissingExtra`` without NumPy or torch where the value has their
     arrays, and ``ValueError`` or ``KeyError`` where ``tree`` was never made by ``pack``.
     """
-    return _Unpacker(tensors, _most_text_bytes(tree)).unpack(msgspec.json.decode(tree))
-
-
-def _most_text_bytes(tree: bytes | bytearray) -> int:
-    return FIRST_TEXT_BYTES + TEXT_BYTES_PER_BYTE * len(tree)
-
-
-def _text_bytes(array: ObjectArray) -> int:
-    return 0 if array.dtype == "O" else 4 * int(array.dtype[2:]) * len(array.items)
+    most_text_bytes = FIRST_TEXT_BYTES + TEXT_BYTES_PER_BYTE * len(tree)
+    return _Unpacker(tensors, most_text_bytes).unpack(msgspec.json.decode(tree))
 
 
 class _Unpacker:
@@ -261,8 +249,8 @@ class _Unpacker:
         if not _ARRAY_TYPES.fullmatch(tree["dtype"]):
             raise ValueError(f"no type of an array: {tree['dtype']!r}")
         array = ObjectArray(tree["dtype"], tuple(tree["shape"]), self.unpack(tree["$array"]))
-        self._text_bytes_left -= _text_bytes(array)
-        if self._text_bytes_left < 0:  # before there is room for it
+        self._text_bytes_left -= 4 * int(array.dtype[2:] or 0) * len(array.items)
+        if self._text_bytes_left < 0:
             raise ValueError("its arrays of texts take far more memory than there is in its files")
         return to_object_array(array)
 

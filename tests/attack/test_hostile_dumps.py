@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy
 import pytest
 
 from forebay.replay.skip import SkipManager
@@ -52,12 +51,3 @@ def test_a_dump_of_a_few_kilobytes_does_not_fill_the_memory(
     SkipManager.init(config(tmp_path))
     assert rollouts.at(1)["call"] == 2
     assert "is not used: no value can be made of it" in warnings_of(caplog)[0]
-
-
-def test_what_could_not_be_loaded_is_not_dumped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    SkipManager.init(config(tmp_path))
-    rollouts, short = Rollouts(), numpy.array(["x"] * 100, "<U100")
-    assert [rollouts.at(1, short)["call"] for _ in range(2)] == [1, 1]
-    wide = numpy.array(["x"] * 100, "<U60000")
-    assert [rollouts.at(2, wide)["call"] for _ in range(2)] == [2, 3]
-    assert "most of whose room is empty" in caplog.text
