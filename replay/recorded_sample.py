@@ -1,5 +1,6 @@
 """A recorded sample as the write that it is, and what a file may say of one: what a write over HTTP would have made."""
 
+from functools import partial
 from typing import Any
 
 from forebay.core.binary_sample import is_binary
@@ -55,7 +56,9 @@ def check_sample(sample: SampleRecord, body: bytes) -> None:
     """Raise ``ValueError`` unless a write over HTTP takes the body, and finds in it what is recorded of the sample."""
     recorded = incoming(sample, body)
     try:
-        found = _read(sample, body)
+        # Either route may have taken a JSON body: what the strict one takes, the lenient one reads alike.
+        lenient = partial(read_sample, is_lenient=True, is_foreign=sample.is_foreign)
+        found = read_any_sample(body) if is_binary(body) else lenient(body)
     except InvalidInput as error:
         raise ValueError(f"no write takes its body: {error.message}") from None
     if found.epoch is None:  # then the buffer chose a group and a slot for it
@@ -65,10 +68,3 @@ def check_sample(sample: SampleRecord, body: bytes) -> None:
     wrong = [name for name in Incoming.__struct_fields__ if getattr(found, name) != getattr(recorded, name)]
     if wrong:
         raise ValueError(f"its body has another {', '.join(wrong)}")
-
-
-def _read(sample: SampleRecord, body: bytes) -> Incoming:
-    # Either route may have taken a JSON body: what the strict one takes, the lenient one reads alike.
-    if is_binary(body):
-        return read_any_sample(body)
-    return read_sample(body, is_lenient=True, is_foreign=sample.is_foreign)

@@ -19,8 +19,6 @@ Values = tuple[Any, ...]
 """What a row has in the columns of its table."""
 
 ROWS_PER_LOOK = 256
-MIN_ROW_BYTES = 16
-"""That a row takes in a file: each has a checksum."""
 MAX_KEYS_IN_VAIN = 1 << 17
 """That are looked for without finding a row, 8 s or so: whoever made the file may have put any key in it."""
 
@@ -98,7 +96,7 @@ class RecordingRows:
         ``last`` is the highest key, if it is known: where the table is damaged, rows behind are looked for up to there.
         """
         after, found_at, top = 0, 0, last or 0
-        room = self.path.stat().st_size // MIN_ROW_BYTES
+        room = self.path.stat().st_size // 16  # bytes of a checksum, which each row has
         query = f"SELECT {table.selection} FROM {table.name} WHERE {table.key} > ? ORDER BY 1 LIMIT {ROWS_PER_LOOK}"  # noqa: S608 - our own names
         while True:
             try:

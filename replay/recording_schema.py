@@ -137,25 +137,26 @@ def open_recording(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:  # it may not be read
         raise RecordingDamaged(f"{path.name}: {error}") from None
     try:
+        _check_format(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
-        connection.close()
         raise RecordingDamaged(f"{path.name} is no recording: {error}", hint=WHAT_MAKES_ONE) from None
-    if application != APPLICATION_ID or version > VERSION:
-        connection.close()
-        if application != APPLICATION_ID:
-            raise RecordingDamaged(
-                f"{path.name} is no recording: it is another database, or empty", hint=WHAT_MAKES_ONE
-            )
+    if application == APPLICATION_ID and version != VERSION:
         hint = "read it with the version of Forebay that wrote it, or with a later one"
         raise RecordingDamaged(f"{path.name} has format {version}, and this Forebay knows {VERSION}", hint=hint)
-    if stranger := _stranger(connection):
-        connection.close()
-        raise RecordingDamaged(
-            f"{path.name} is no recording: it has {stranger}, which no recording has", hint=WHAT_MAKES_ONE
-        )
-    return connection
+    stranger = _stranger(connection) if application == APPLICATION_ID else ""
+    if stranger or application != APPLICATION_ID:
+        reason = f"it has {stranger}, which no recording has" if stranger else "it is another database, or empty"
+        raise RecordingDamaged(f"{path.name} is no recording: {reason}", hint=WHAT_MAKES_ONE)
 
 
 def _latin(raw: bytes) -> str:

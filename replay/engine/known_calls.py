@@ -20,7 +20,7 @@ from forebay.replay.engine.call_frames import (
 )
 from forebay.replay.engine.call_request import CallRequest, counted
 from forebay.replay.recording_reader import Frames
-from forebay.replay.recording_schema import VERSION, open_recording
+from forebay.replay.recording_schema import open_recording
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +159,9 @@ class KnownCalls:
 
     def _check_format(self) -> None:
         try:
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             problems = [text for (text,) in self._connection.execute("PRAGMA integrity_check")]
         except sqlite3.DatabaseError as error:
-            problems, version = [str(error)], VERSION
-        if version != VERSION:
-            problems = [*problems, f"its format is {version}, which there is not"]
+            problems = [str(error)]
         if problems != ["ok"]:
             for problem in problems:
                 self._note(0, problem)
