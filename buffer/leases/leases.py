@@ -180,7 +180,7 @@ class Leases:
     async def extend(self, batch_id: str, lease_s: float | None) -> BatchRow:
         """Let a lease begin anew, also an expired one whose groups are still there, for ``lease_s`` if that is given.
 
-        Raises ``BatchNotFound``, ``BatchAcked``, ``LeaseLost``.
+        Raises ``BatchNotFound``, ``BatchAcked``, ``LeaseLost``, ``StorageFailed``.
         """
         async with self.steady([batch_id]) as [row]:
             if row.state is BatchState.ACKED:
@@ -192,9 +192,12 @@ class Leases:
                 row.state = BatchState.LEASED
                 # Its window was given back when it expired, and counts for another batch now.
                 self.held[batch_id] = Lease(row, self.buffer.new_window(), has_arrived=True)
+            is_stored = not rows and lease_s in (None, row.lease_s)
             row.lease_s = row.lease_s if lease_s is None else lease_s
             self._renew(self.held[batch_id])
-            await self.buffer.record(*rows, row)
+            # A restart lets every lease begin again: when this one last did need not be known.
+            if not is_stored:
+                await self.buffer.record(*rows, row)
         return row
 
     @asynccontextmanager

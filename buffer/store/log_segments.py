@@ -4,6 +4,7 @@ Reading one segment from a place to its end, across whatever is damaged in it.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -117,6 +118,8 @@ class SegmentScan:
 
 SEGMENT_BYTES = 256 * 1024 * 1024
 PROBE_NAME = "probe.tmp"
+SEGMENT_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8})\.log")
+"""Names that ``segment_path`` makes; any other file in the folder is left alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -345,8 +348,8 @@ class SegmentLog:
         return self._active
 
     def _numbers(self) -> list[int]:
-        names = (Path(name) for name in self._files.list(self._directory))
-        return sorted(int(name.stem) for name in names if name.suffix == ".log" and name.stem.isdigit())
+        names = map(SEGMENT_NAME.fullmatch, self._files.list(self._directory))
+        return sorted(int(name[1]) for name in names if name is not None)
 
     def _size_on_disk(self, segment: int) -> int:
         file = self._files.open_read(segment_path(self._directory, segment))
