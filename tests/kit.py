@@ -210,7 +210,8 @@ def _ok(response: httpx.Response) -> Json:
 class ServerProcess:
     """``forebay serve`` as its own process, with its files below ``directory``. Settings go by the environment.
 
-    ``is_preloaded`` has it forked from a process that has loaded its modules.
+    ``is_preloaded`` has it forked from a process that has loaded its modules. ``command_prefix`` is a program that
+    starts it, as ``nice`` does.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class ServerProcess:
         config: Path | None = None,
         flags: Sequence[str] = (),
         is_preloaded: bool = False,
+        command_prefix: Sequence[str] = (),
         **settings: object,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -239,6 +241,7 @@ class ServerProcess:
         self._env = dict(env or {})
         self._is_preloaded = is_preloaded
         self._flags = [*(["--config", str(config)] if config else []), *flags]
+        self._command_prefix = command_prefix
         settings.setdefault("reserve_bytes", 1 << 20)  # the disk of those who run tests is small
         self.settings = {f"FOREBAY_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[str] | preloaded.ForkedServer | None = None
@@ -261,7 +264,7 @@ class ServerProcess:
         with self.log_path.open("a") as log:
             forked = preloaded.launch(["serve", *flags], self.directory, env, log) if self._is_preloaded else None
             self._process = forked or subprocess.Popen(
-                [sys.executable, "-m", "forebay.server.cli", "serve", *flags],
+                [*self._command_prefix, sys.executable, "-m", "forebay.server.cli", "serve", *flags],
                 cwd=self.directory,
                 env=env,
                 stdout=subprocess.PIPE,

@@ -54,7 +54,7 @@ class BodyBudget:
                 if connection is None:
                     message = await receive()
                 else:
-                    connection.is_awaited = True
+                    connection.is_awaited = connection.has_sent_body = True
                     message = await receive()
                     connection.is_awaited = False
                 if message["type"] == "http.disconnect":

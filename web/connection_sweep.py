@@ -1,6 +1,13 @@
-"""Connections that keep a server waiting: found by one timer for all of them, however many packets they send."""
+"""Connections that keep a server waiting: found by one timer for all of them, however many packets they send.
+
+It bounds their number as well: the files that a server must open have descriptors left.
+"""
 
 import asyncio
+import resource
+import sys
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from forebay.web.connection_limits import ConnectionLimits
@@ -9,11 +16,16 @@ INTERVAL_S = 1.0
 LINGER_S = 2.0
 """A client that was refused has so long to read why: one that is cut off while it sends would find nothing to read."""
 
+NUM_WEIGHED = 64
+"""Idle connections of which one is closed where there are too many: to look at all would slow each new one down."""
+
 
 class SweptConnection(Protocol):
     """What is asked of a connection."""
 
     loop: asyncio.AbstractEventLoop
+    has_sent_body: bool
+    """Whether a body of its requests was read: keys are asked for before that."""
 
     @property
     def waits_for(self) -> str:
@@ -30,6 +42,12 @@ class SweptConnection(Protocol):
 
     def end_wait(self, waited_for: str) -> None:
         """It owed this for too long."""
+
+
+def most_connections() -> int:
+    """Half of the descriptors that this process may have: journal, engines and run processes need the others."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
 
 
 class _Standing(NamedTuple):
@@ -51,12 +69,20 @@ class ConnectionSweep:
             "take": limits.idle_timeout_s,
             "end": LINGER_S,
         }
+        self._most = most_connections()
         self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
         self._seen: dict[SweptConnection, _Standing | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: SweptConnection) -> None:
-        """Look at it from now on."""
+        """Look at it from now on. Where there are too many, the oldest that waits for a request is closed, or this one.
+
+        Those that never sent a body go first.
+        """
+        if len(self._seen) >= self._most:
+            idle = (each for each in self._seen if each.waits_for in ("idle", "head"))
+            oldest = islice(idle, NUM_WEIGHED)
+            min(oldest, key=attrgetter("has_sent_body"), default=connection).end_wait("take")
         self._seen[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(self._interval_s, self._sweep, connection.loop)

@@ -129,6 +129,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         """Whether somebody reads the body just now."""
         self.is_late = False
         """The body stood still for too long: whoever reads it is to answer, then the connection is closed."""
+        self.has_sent_body = False
         self.is_watched = False
         """Somebody else sees to it that the reply is taken in time."""
 
