@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from forebay.buffer.change_records import MakeTrace, no_trace
@@ -18,13 +19,11 @@ from forebay.buffer.restore import load_run, read_back
 from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.log_records import check_fits
-from forebay.buffer.store.rows import RunRow, StartRow
+from forebay.buffer.store.rows import RunRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EntryTooLarge, RunNotFound, StorageFailed
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run
-from forebay.core.starts.run_start import RunStart
 from forebay.core.tasks import TaskSet
 from forebay.hooks.run_hooks import HookRunner
 
@@ -74,6 +73,10 @@ class Buffer:
         self._tasks = TaskSet()
         self._retiring = TaskSet()
         self._advancing: set[str] = set()
+        self._awake: dict[str, Entry] = {}
+        """The runs that a tick looks at; one that has ended only after a change."""
+        self.at_rest: set[str] = set()
+        """Runs for ``CodeCopies`` to look at: they have had their last tick, or bodies of theirs were removed."""
         self._recovering: asyncio.Task[None] | None = None
         self._healthy = asyncio.Event()
 
@@ -153,15 +156,6 @@ class Buffer:
             raise
         return entry
 
-    def check_start(self, start: RunStart) -> None:
-        """Raise ``EntryTooLarge`` for a start that no store takes: before anything is changed for its sake."""
-        check_fits(StartRow(run_id="", document=start.document()))
-
-    def notify_started(self, run_id: str) -> None:
-        """Notify of ``run_started``: once the run has the hooks that it keeps, and before its process starts."""
-        run, buffer = self.get(run_id).run, self.get(run_id).buffer
-        buffer.hooks.notify("run_started", run_id=run.run_id, task_type=run.task_type, name=run.name)
-
     async def update(self, run_id: str, change: Callable[[Run], None]) -> None:
         """Change a run and store it, waiting out a full disk."""
         while True:
@@ -187,16 +181,22 @@ class Buffer:
             hooks = self._hooks[run.run_id] = self._make_hooks(run)
             await hooks.__aenter__()
         given = (run, self.store, self._clock, hooks, self._remembered_samples, self._make_trace(run))
-        return RunBuffer(*given, active_s=active_s, on_failure=self._recover_soon, is_start_stored=is_start_stored)
+        called = (self._recover_soon, partial(self._wake, run.run_id))
+        return RunBuffer(*given, *called, active_s=active_s, is_start_stored=is_start_stored)
+
+    def _wake(self, run_id: str) -> None:
+        if (entry := self._entries.get(run_id)) is not None:
+            self._awake[run_id] = entry
 
     def _register(self, entry: Entry) -> None:
         run = entry.run
-        self._entries[run.run_id] = entry
+        self._entries[run.run_id] = self._awake[run.run_id] = entry
         self._by_key[run.run_key] = run.run_id
         self._note_newest(run)
 
     def _forget(self, run: Run) -> None:
         self._entries.pop(run.run_id, None)
+        self._awake.pop(run.run_id, None)
         self._by_key.pop(run.run_key, None)
         # The run before it, if there is one, is the newest of its name again.
         self._newest.clear()
@@ -274,13 +274,6 @@ class Buffer:
             await buffer.record(*(group.row for group in result.changed), *batches, *buffer.run_rows())
         buffer.news.notify()
 
-    async def go_on(self, entry: Entry) -> None:
-        """Let a run go on under another start's settings; who has which batch stays. Raises ``StorageFailed``."""
-        buffer = entry.buffer
-        async with buffer.lock:
-            buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
-            await buffer.save_run()
-
     async def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
         """What another process of this run must not generate, as a multiset."""
         entry = self.get(run_id)
@@ -297,9 +290,13 @@ class Buffer:
     async def tick(self) -> None:
         """Do what is due in every run; those in which it is still being done since an earlier tick are left out."""
         # A slow hook may hold up a run for longer than a tick takes.
-        idle = [entry for entry in self.entries if entry.run.run_id not in self._advancing]
-        for entry in self.entries:  # also of runs that have ended: what they left can still be with a trainer
+        idle = [entry for entry in self._awake.values() if entry.run.run_id not in self._advancing]
+        for entry in list(self._awake.values()):  # also ended ones: what they left can still be with a trainer
             expire_leases(entry.delivery.leases)
+        for entry in idle:
+            if entry.run.has_ended and not entry.delivery.leases.held and not entry.buffer.gone.is_held:
+                del self._awake[entry.run.run_id]  # what is done below is the last of it until something changes
+                self.at_rest.add(entry.run.run_id)
         await asyncio.gather(*(self._advance(entry) for entry in idle))
 
     async def _advance(self, entry: Entry) -> None:

@@ -17,7 +17,7 @@ looked up, once, whenever one of them is not in memory.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from operator import attrgetter
 
@@ -39,12 +39,21 @@ Place = tuple[InstanceId, int | None]
 class GoneRows:
     """What of one run is in memory, and what only in the store."""
 
-    def __init__(self, run: Run, groups: Groups, batches: Batches, store: Store, remembered_samples: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        groups: Groups,
+        batches: Batches,
+        store: Store,
+        remembered_samples: int,
+        on_recall: Callable[[], None],
+    ) -> None:
+        """``on_recall`` is called with whatever is to be forgotten again."""
         self.uids = KnownUids()
         self.is_complete = True
         """Whether no group of the run is in the store alone."""
         self._run, self._groups, self._batches, self._store = run, groups, batches, store
-        self.remembered_samples = remembered_samples
+        self.remembered_samples, self._on_recall = remembered_samples, on_recall
         self._whole: set[InstanceId] = set()
         """Once not everything is in memory: the instances whose newest groups are."""
         self._wanted: dict[Place, None] = {}
@@ -99,6 +108,7 @@ class GoneRows:
             # What was forgotten while the index was asked was perhaps not yet in it.
             if num_forgotten == self._num_forgotten:
                 break
+        self._on_recall()
         for each in found:
             self._take(each)
         self._note_whole(instances)
@@ -162,13 +172,20 @@ class GoneRows:
         return sorted((row for row in known.values() if not states or row.state in states), key=attrgetter("number"))
 
     def _recall(self, rows: Iterable[GroupRow]) -> None:
+        self._on_recall()
         for row in rows:
             if self._groups.recall(row):
                 self.uids.mark_done(row.group_id)
 
     def _recall_batches(self, rows: Iterable[BatchRow]) -> None:
+        self._on_recall()
         for row in rows:
             self._batches.recall(row)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is forgotten just now."""
+        return self._num_holders > 0
 
     @contextmanager
     def nothing_forgotten(self) -> Iterator[None]:

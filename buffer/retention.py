@@ -223,6 +223,7 @@ class Retention:
             raise
         if is_removed:
             self._replays.forget(segment.number)
+            self._buffer.at_rest.update(bodies.run_id for bodies in segment.groups)
             done.num_segments_freed += 1
             done.num_bytes_freed += segment.num_bytes
         else:

@@ -68,9 +68,10 @@ class RunBuffer:
         hooks: HookRunner,
         remembered_samples: int,
         trace: TraceSink,
+        on_failure: Callable[[], None],
+        on_change: Callable[[], None],
         *,
         active_s: float,
-        on_failure: Callable[[], None],
         is_start_stored: bool = False,
     ) -> None:
         self.run = run
@@ -84,7 +85,7 @@ class RunBuffer:
         self.groups = Groups(run.run_id, run.settings, self.changes.group_changed, first_epochs=Counter(run.base_skip))
         self.batches = Batches(run.run_id)
         self.window = self.new_window()
-        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples)
+        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples, on_change)
         self.uids = self.gone.uids
         self.counts: Counter[str] = Counter()
         """Samples accepted since this server started, by what became of them."""
@@ -108,7 +109,7 @@ class RunBuffer:
         """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
         self.pending: dict[str, Future[None]] = {}
         """By uid, the samples that the disk does not have yet; done when it has them."""
-        self._on_failure = on_failure
+        self._on_failure, self._on_change = on_failure, on_change
         self.update_clock()
 
     # --- writing things down
@@ -117,6 +118,7 @@ class RunBuffer:
         """Hand a change to the store, as it is now; refused while memory is ahead of the disk."""
         if self.has_failed:
             return self._refused()
+        self._on_change()
         self.changes.rows_changed(rows)
         # In memory the change is made already; if this fails, the run is loaded again from what the store has.
         try:

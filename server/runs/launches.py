@@ -113,7 +113,9 @@ class Launches:
             if run.state is not RunState.VALIDATING:
                 return  # it was stopped meanwhile
             if run.num_starts == 1:
-                parts.buffer.notify_started(run_id)
+                # The run has the hooks that it keeps, and no process yet.
+                started = {"run_id": run_id, "task_type": run.task_type, "name": run.name}
+                parts.buffer.get(run_id).buffer.hooks.notify("run_started", **started)
             if run.is_fed:
                 parts.replays.begin(run_id)
                 return

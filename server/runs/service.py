@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer import write
+from forebay.buffer.store.log_records import check_fits
+from forebay.buffer.store.rows import StartRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id, new_run_key
@@ -84,7 +86,8 @@ class RunService:
         """
         payload = await self._parts.replay_starts.completed(payload, origin)
         request = StartRequest.parse(payload, origin, defaults_of(payload, self._parts.defaults.missing_in(payload)))
-        self._buffer.check_start(request.start)
+        # A start that no store takes: before anything is changed for its sake.
+        check_fits(StartRow(run_id="", document=request.start.document()))
         if origin == "native":
             return await self._start_natively(request, name)
         async with self._starting[name]:
@@ -271,7 +274,9 @@ class RunService:
         # Without a name a native start must not make a stream's run that of the default name.
         entry.run.name = name if name or origin == "slime" else entry.run.name
         if keeps_deliveries(request, origin):
-            await self._buffer.go_on(entry)
+            async with entry.buffer.lock:
+                entry.buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
+                await entry.buffer.save_run()
         else:
             await self._buffer.reconcile(entry, request.listed)
         await write.expect_repeats(self._buffer.get(run_id).buffer)

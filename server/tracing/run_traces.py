@@ -22,8 +22,10 @@ def start_of(run: Run) -> int:
 class RunTrace:
     """What the server records of one run. The first record opens a file; ``rest`` closes it."""
 
-    def __init__(self, run: Run, settings_of: Callable[[Run], TraceSettings]) -> None:
+    def __init__(self, run: Run, settings_of: Callable[[Run], TraceSettings], busy: "dict[str, RunTrace]") -> None:
+        """It is among the ``busy`` ones from each record on."""
         self.run = run
+        self._busy = busy
         self.reads = ReadRecords(self, lambda: self.run.weight_version)
         self.last_record_s = 0.0
         """By ``time.monotonic``."""
@@ -48,6 +50,7 @@ class RunTrace:
 
     def write(self, record: Record) -> None:
         self.last_record_s = monotonic()
+        self._busy[self.run.run_id] = self
         self._current().write(record)
 
     def write_if_open(self, record: Record) -> None:
@@ -96,11 +99,15 @@ class RunTraces:
         self.folder_of = folder_of
         self.max_bytes = max_bytes
         self._traces: dict[str, RunTrace] = {}
+        self.busy: dict[str, RunTrace] = {}
+        """Those to look after: of runs that have not ended, or of which something was recorded since the last look."""
 
     def of(self, run: Run) -> RunTrace:
         """The trace of a run, which goes on when the run is loaded again."""
-        trace = self._traces.setdefault(run.run_id, RunTrace(run, self.settings))
+        trace = self._traces.setdefault(run.run_id, RunTrace(run, self.settings, self.busy))
         trace.run = run
+        if not run.has_ended:
+            self.busy[run.run_id] = trace
         return trace
 
     def get(self, run_id: str) -> RunTrace:

@@ -29,8 +29,6 @@ class TraceUpkeep:
         self._every_s = every_s
         self._tail = TraceTail()
         self._looking = asyncio.Lock()
-        self._busy: set[str] = set()
-        """Runs that had not ended when they were looked at last, or had something recorded since."""
         self._tasks = TaskSet()
         self._watch = LoopWatch()
 
@@ -66,22 +64,17 @@ class TraceUpkeep:
         """Do all of it once."""
         async with self._looking:
             now_s = monotonic()
-            for trace in self._traces.all:
-                run_id, is_over = trace.run.run_id, trace.run.has_ended and now_s - trace.last_record_s > IDLE_S
-                if is_over and run_id not in self._busy:
-                    continue
+            for run_id, trace in list(self._traces.busy.items()):
+                is_over = trace.run.has_ended and now_s - trace.last_record_s > IDLE_S
                 if is_over:
                     trace.reads.flush()
-                    self._busy.discard(run_id)
-                else:
-                    self._busy.add(run_id)
+                    self._traces.busy.pop(run_id, None)
                 await asyncio.to_thread(self._look_at, trace, is_over)
 
     async def read_on(self) -> None:
         """Bring the numbers up to date."""
         async with self._looking:
-            busy = [trace for trace in self._traces.all if trace.run.run_id in self._busy or not trace.run.has_ended]
-            await asyncio.to_thread(self._read_all, busy)
+            await asyncio.to_thread(self._read_all, list(self._traces.busy.values()))
 
     def _rest_all(self) -> None:
         for trace in self._traces.all:
