@@ -152,7 +152,7 @@ class Buffer:
         try:
             await buffer.save_run()
         except BaseException:  # a run that is not stored does not exist
-            self._forget(run)
+            self.forget(run)
             raise
         return entry
 
@@ -194,9 +194,11 @@ class Buffer:
         self._by_key[run.run_key] = run.run_id
         self._note_newest(run)
 
-    def _forget(self, run: Run) -> None:
+    def forget(self, run: Run) -> None:
+        """Know nothing of a run that is not stored."""
         self._entries.pop(run.run_id, None)
         self._awake.pop(run.run_id, None)
+        self.at_rest.discard(run.run_id)
         self._by_key.pop(run.run_key, None)
         # The run before it, if there is one, is the newest of its name again.
         self._newest.clear()
@@ -210,7 +212,7 @@ class Buffer:
 
         What the old ones made of a group counts only as long as its batch is with a trainer.
         """
-        async with self._locked(run_id) as buffer:
+        async with self.locked(run_id) as buffer:
             # Under the lock, so that no group is judged half by the old hooks and half by the new.
             old, buffer.hooks = buffer.hooks, self._make_hooks(buffer.run)
             self._hooks[run_id] = buffer.hooks
@@ -223,7 +225,7 @@ class Buffer:
         self._retiring.start(hooks.__aexit__(None, None, None))
 
     @asynccontextmanager
-    async def _locked(self, run_id: str) -> AsyncIterator[RunBuffer]:
+    async def locked(self, run_id: str) -> AsyncIterator[RunBuffer]:
         """The run with its lock held, also if a recovery replaced it while the lock was waited for."""
         while True:
             buffer = self.get(run_id).buffer
@@ -294,7 +296,7 @@ class Buffer:
         for entry in list(self._awake.values()):  # also ended ones: what they left can still be with a trainer
             expire_leases(entry.delivery.leases)
         for entry in idle:
-            if entry.run.has_ended and not entry.delivery.leases.held and not entry.buffer.gone.is_held:
+            if entry.run.has_ended and not entry.delivery.leases.held and not entry.buffer.gone.num_holders:
                 del self._awake[entry.run.run_id]  # what is done below is the last of it until something changes
                 self.at_rest.add(entry.run.run_id)
         await asyncio.gather(*(self._advance(entry) for entry in idle))

@@ -39,27 +39,21 @@ Place = tuple[InstanceId, int | None]
 class GoneRows:
     """What of one run is in memory, and what only in the store."""
 
-    def __init__(
-        self,
-        run: Run,
-        groups: Groups,
-        batches: Batches,
-        store: Store,
-        remembered_samples: int,
-        on_recall: Callable[[], None],
-    ) -> None:
-        """``on_recall`` is called with whatever is to be forgotten again."""
+    def __init__(self, run: Run, groups: Groups, batches: Batches, store: Store, remembered_samples: int) -> None:
         self.uids = KnownUids()
         self.is_complete = True
         """Whether no group of the run is in the store alone."""
         self._run, self._groups, self._batches, self._store = run, groups, batches, store
-        self.remembered_samples, self._on_recall = remembered_samples, on_recall
+        self.remembered_samples = remembered_samples
+        self.on_recall: Callable[[], None] = lambda: None
+        """Called where something comes back that is to be forgotten again."""
         self._whole: set[InstanceId] = set()
         """Once not everything is in memory: the instances whose newest groups are."""
         self._wanted: dict[Place, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._num_forgotten = 0
-        self._num_holders = 0
+        self.num_holders = 0
+        """While there are any, nothing is forgotten."""
         self._is_forgetting = False
 
     # --- finding them again
@@ -108,7 +102,7 @@ class GoneRows:
             # What was forgotten while the index was asked was perhaps not yet in it.
             if num_forgotten == self._num_forgotten:
                 break
-        self._on_recall()
+        self.on_recall()
         for each in found:
             self._take(each)
         self._note_whole(instances)
@@ -172,29 +166,24 @@ class GoneRows:
         return sorted((row for row in known.values() if not states or row.state in states), key=attrgetter("number"))
 
     def _recall(self, rows: Iterable[GroupRow]) -> None:
-        self._on_recall()
+        self.on_recall()
         for row in rows:
             if self._groups.recall(row):
                 self.uids.mark_done(row.group_id)
 
     def _recall_batches(self, rows: Iterable[BatchRow]) -> None:
-        self._on_recall()
+        self.on_recall()
         for row in rows:
             self._batches.recall(row)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether nothing is forgotten just now."""
-        return self._num_holders > 0
 
     @contextmanager
     def nothing_forgotten(self) -> Iterator[None]:
         """Within it every group and every batch that is in memory stays there."""
-        self._num_holders += 1
+        self.num_holders += 1
         try:
             yield
         finally:
-            self._num_holders -= 1
+            self.num_holders -= 1
 
     async def rows_of(self, group_ids: Iterable[str]) -> dict[str, GroupRow]:
         """The rows of those of these groups that are not in memory. Raises ``StorageFailed``."""
@@ -241,21 +230,21 @@ class GoneRows:
 
         Raises ``StorageFailed``.
         """
-        if not self._num_holders:
+        if not self.num_holders:
             self._batches.forget_oldest(self.remembered_samples)
         for key in self._groups.done:
             self.uids.mark_done(key)
         self._groups.done.clear()
         # Not for every single group: the store is asked to bring its index up to date for it.
         is_due = self.uids.num_done > self.remembered_samples + self.remembered_samples // 8
-        if not is_due or self._num_holders or self._is_forgetting:
+        if not is_due or self.num_holders or self._is_forgetting:
             return
         self._is_forgetting = True
         chosen = {key: self.uids.num_of(key) for key in self.uids.take_oldest(self.remembered_samples)}
         try:
             # Whatever is looked up later is looked up in the index.
             await self._store.catch_up()
-            if not self._num_holders:
+            if not self.num_holders:
                 for key in [key for key, size in chosen.items() if self._forget(key, size)]:
                     del chosen[key]
         finally:

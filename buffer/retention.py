@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
@@ -17,7 +17,7 @@ from forebay.buffer.retention_rules import FOR_REPLAYS, FOR_WANT_OF_ROOM, Keep, 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
 from forebay.buffer.store.rows import BatchRow, GroupRow
-from forebay.core.errors import StorageFailed
+from forebay.core.errors import Conflict, StorageFailed
 from forebay.core.group import LIVE, GroupState
 from forebay.core.tasks import TaskSet
 
@@ -113,6 +113,28 @@ class Retention:
         """
         # A caller that goes away must not leave a segment half removed.
         return await asyncio.shield(self._tasks.start(self._collect(surveys)))
+
+    async def remove_run(self, run_id: str, remove_files: Callable[[str], Awaitable[None]]) -> None:
+        """Remove an ended run, its files first. Bodies go when nothing else in their segment is needed.
+
+        Raises ``RunNotFound``, ``Conflict``, ``StorageFailed``; then it can be asked for again.
+        """
+        # Under the lock: a collection would write again behind the removal what it has looked up.
+        async with self._lock, self._buffer.locked(run_id) as buffer:
+            if not buffer.run.has_ended:
+                raise Conflict(f"run {run_id} has not ended", hint=f"`forebay stop {run_id}` ends it")
+            if self._buffer.sources[run_id]:
+                raise Conflict(f"run {run_id} is being replayed", hint="stop its replays, or wait for their end")
+            self._check_healthy()
+            buffer.has_failed = True  # nothing more of it is stored
+            buffer.news.close()
+            await remove_files(run_id)
+            try:
+                await self._buffer.store.remove_run(run_id)
+            except StorageFailed:
+                self._buffer.look_after_store()
+                raise
+            self._buffer.forget(buffer.run)
 
     async def _collect(self, surveys: bool) -> Collection:
         async with self._lock:

@@ -85,7 +85,8 @@ class RunBuffer:
         self.groups = Groups(run.run_id, run.settings, self.changes.group_changed, first_epochs=Counter(run.base_skip))
         self.batches = Batches(run.run_id)
         self.window = self.new_window()
-        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples, on_change)
+        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples)
+        self.gone.on_recall = on_change
         self.uids = self.gone.uids
         self.counts: Counter[str] = Counter()
         """Samples accepted since this server started, by what became of them."""

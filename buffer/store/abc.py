@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from forebay.buffer.store.rows import (
+    REMOVED,
     BatchRow,
     CheckpointRow,
     FoundGroup,
@@ -273,6 +274,14 @@ class Store(ABC):
         """Sizes and faults, without touching the disk."""
 
     # --- removing whole segments. Only one caller at a time.
+
+    async def remove_run(self, run_id: str) -> None:
+        """Forget everything of a run but its bodies, which go with their segments. Raises ``StorageFailed``.
+
+        Nothing of the run may be appended behind it.
+        """
+        row = RunRow(run_id=run_id, name="", task_type="", state=REMOVED, created_at_s=0.0, active_s=0.0, document={})
+        await self.append([row])
 
     @abstractmethod
     async def has_bodies(self, run_id: str) -> bool:

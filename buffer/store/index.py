@@ -212,6 +212,9 @@ class Index:
         _write_rows(
             connection, index_rows.insert, (index_rows.columns_to_values(row, segment) for row, segment in kept)
         )
+        removed = [(row.run_id,) for row, _ in fold.runs.values() if row.is_removed]
+        for table in ("starts", "groups", "batches", "checkpoints", "samples", "active_times"):
+            connection.executemany(f"DELETE FROM {table} WHERE run_id = ?", removed)  # noqa: S608 - names of ours
 
     def _write_active(self, connection: sqlite3.Connection, fold: Fold) -> None:
         for run_id, change in fold.active.items():

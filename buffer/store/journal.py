@@ -229,6 +229,10 @@ class JournalStore(Store):
             takes_writes=self._writer is None or not self._writer.has_failed,
         )
 
+    async def remove_run(self, run_id: str) -> None:
+        await super().remove_run(run_id)
+        self._bodies_in.clear()
+
     async def has_bodies(self, run_id: str) -> bool:
         return any(map(self._log.has, await self._ask(partial(removal.segments_of, run_id=run_id))))
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 from msgspec.structs import astuple, replace
 
@@ -80,6 +80,8 @@ class MemoryStore(Store):
         elif isinstance(row, RunRow):
             self._runs[row.run_id] = row
             self._raise_active(row.run_id, row.active_s)
+            if row.is_removed:
+                self._remove(row.run_id)
         elif isinstance(row, StartRow):
             self._starts[row.run_id] = row
         elif isinstance(row, BatchRow):
@@ -89,6 +91,14 @@ class MemoryStore(Store):
         elif isinstance(row, TickRow):
             self._active[row.run_id] = row.active_s
         # A `ColumnsRow` tells what is here anyway: a segment that goes takes nothing but bodies with it.
+
+    def _remove(self, run_id: str) -> None:
+        del self._runs[run_id], self._active[run_id]
+        self._starts.pop(run_id, None)
+        tables: list[dict[Any, Any]] = [self._groups, self._samples, self._batches, self._checkpoints]
+        for rows in tables:
+            for key in [key for key in rows if key[0] == run_id]:
+                del rows[key]
 
     def _apply_sample(self, row: SampleRow, location: Location) -> None:
         # Taken out first, so that a replaced sample moves to the end.

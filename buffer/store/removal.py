@@ -18,6 +18,7 @@ from forebay.buffer.store.index import TABLES, batches
 from forebay.buffer.store.index_rows import Table
 from forebay.buffer.store.log_segments import LogDamage, SegmentLog
 from forebay.buffer.store.rows import (
+    REMOVED,
     BatchRow,
     CheckpointRow,
     ColumnsRow,
@@ -150,11 +151,14 @@ class Known:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._runs = set(self._column("SELECT run_id FROM runs"))
+        self._removed = set(self._column("SELECT run_id FROM runs WHERE state = ?", REMOVED))
         self._keys: dict[tuple[str, str], set[object]] = {}
         self._uids: dict[tuple[str, str], set[str]] = {}
 
     def has(self, row: Row) -> bool:
-        """Whether there is a value, this or a later one, for the key of ``row``."""
+        """Whether there is a value, this or a later one, for the key of ``row``, or its run was removed."""
+        if row.run_id in self._removed:
+            return True
         if isinstance(row, SampleRow):
             return row.uid in self._uids_of(row.run_id, row.group_id)
         if isinstance(row, ColumnsRow):

@@ -11,6 +11,10 @@ Outcome = Literal["member", "late", "surplus"]
 """What became of a sample: in a group; after its group had closed; beyond what its group can hold."""
 
 
+REMOVED = "removed"
+"""The state of a run in place of which nothing is known. This row stays: records from before may stay, too."""
+
+
 class RunRow(msgspec.Struct, tag="run", kw_only=True):
     """A run as it is now. ``document`` holds what only the buffer and the server interpret."""
 
@@ -23,6 +27,11 @@ class RunRow(msgspec.Struct, tag="run", kw_only=True):
     active_s: float
     """How long the run's deadlines have been counting."""
     document: dict[str, Any]
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether everything else of the run goes with this row."""
+        return self.state == REMOVED
 
 
 class StartRow(msgspec.Struct, tag="start", kw_only=True):

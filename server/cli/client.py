@@ -48,6 +48,12 @@ class ServerClient:
 
         return self._ask(Call("POST", path, _encoded(body or {}), JSON_BODY))
 
+    def delete(self, path: str) -> dict[str, Any]:
+        """The reply to a DELETE."""
+        from forebay.client.calls.flow import Call
+
+        return self._ask(Call("DELETE", path))
+
     def save(self, path: str, file: "ByteSink") -> None:
         """Write the reply to a GET, which may be long, to ``file``."""
         from forebay.client.calls.flow import Call, decoded

@@ -1,6 +1,8 @@
 """``forebay gc``."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
@@ -22,9 +24,16 @@ REASONS = {
 """Why bodies are kept, in words."""
 
 
-def command(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+def command(
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Remove this ended run first, by id or name.")] = "",
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
     """Remove stored samples that nobody can ask for any more, and show what is kept and why."""
     with ServerClient(url, token) as server:
+        if run:
+            server.delete(f"/v1/runs/{server.find_run(run)['run_id']}")
         done = server.post("/v1/gc")
     if as_json:
         print_json(done)

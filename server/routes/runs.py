@@ -1,5 +1,6 @@
 """Runs: start, list, inspect, stop, read the log; and the generators that they can be started with."""
 
+import asyncio
 from enum import Enum
 from typing import Annotated, Any
 
@@ -45,6 +46,16 @@ async def stop(run_id: str, services: Server) -> dict[str, Any]:
     """End the run's process. Its data stays, and what is complete can still be read."""
     await services.runs.stop(run_id)
     return _view(run_id, services)
+
+
+@router.delete("/runs/{run_id}", tags=RUNS)
+async def remove(run_id: str, services: Server) -> dict[str, Any]:
+    """Remove a run that has ended, with everything that is stored of it."""
+    services.buffer.get(run_id)
+    await asyncio.to_thread(services.traces.get(run_id).rest)  # else it could make its folder again
+    await services.runs.remove(run_id, services.retention)
+    services.traces.forget(run_id)
+    return {"run_id": run_id}
 
 
 @router.get("/runs/{run_id}/log", tags=RUNS)

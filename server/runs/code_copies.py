@@ -5,7 +5,7 @@ import logging
 from typing import Self
 
 from forebay.buffer.buffer import Buffer, Entry
-from forebay.core.errors import ForebayError, RunNotFound
+from forebay.core.errors import ForebayError
 from forebay.core.tasks import TaskSet
 from forebay.server.runs.folders import RunFolders
 
@@ -40,8 +40,6 @@ class CodeCopies:
             run_id = self._buffer.at_rest.pop()
             try:
                 await self._remove_unneeded(self._buffer.get(run_id))
-            except RunNotFound:
-                continue
             except BaseException:  # the next look is about it again
                 self._buffer.at_rest.add(run_id)
                 raise

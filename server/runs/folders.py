@@ -94,7 +94,7 @@ class RunFolders:
             await asyncio.to_thread(remove_code, self._of_start(run.run_id, number))
 
     async def remove(self, run_id: str) -> None:
-        """Leave nothing of a run that was never taken in."""
+        """Leave no file of a run."""
         await asyncio.to_thread(shutil.rmtree, self._runs_dir / run_id, ignore_errors=True)
 
     def make_hooks(self, run: Run) -> HookRunner:

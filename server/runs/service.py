@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer import write
+from forebay.buffer.retention import Retention
 from forebay.buffer.store.log_records import check_fits
 from forebay.buffer.store.rows import StartRow
 from forebay.core.clock import Clock, SystemClock
@@ -315,6 +316,11 @@ class RunService:
             await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
             await self._parts.records.end(run_id, RunState.STOPPED, "stopped")
+
+    async def remove(self, run_id: str, retention: Retention) -> None:
+        """Remove an ended run, its files as well. Raises as ``Retention.remove_run``."""
+        async with self._launches.lock(run_id):  # no other start resumes it meanwhile
+            await retention.remove_run(run_id, self._parts.folders.remove)
 
     def code_copies(self, run_id: str) -> list[tuple[int, Path]]:
         """By starts, the folders with the run's copies of its code. Raises ``RunNotFound``."""

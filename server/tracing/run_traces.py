@@ -114,6 +114,11 @@ class RunTraces:
         """That of a run that was loaded."""
         return self._traces[run_id]
 
+    def forget(self, run_id: str) -> None:
+        """Know nothing of a run that was removed."""
+        self.busy.pop(run_id, None)
+        del self._traces[run_id]
+
     def reads(self, run_id: str) -> ReadRecords:
         """The reads of that run."""
         return self._traces[run_id].reads

@@ -6,7 +6,7 @@ from forebay.buffer.retention_rules import Keep
 from forebay.server.cli.gc_command import REASONS
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer
-from tests.kit import make_group
+from tests.kit import make_group, poll_until
 
 
 def test_gc_removes_what_is_over_the_budget_and_tells_what_is_kept(forebay: Forebay, make_server: MakeServer) -> None:
@@ -33,6 +33,25 @@ def test_gc_removes_what_is_over_the_budget_and_tells_what_is_kept(forebay: Fore
     assert "0 bytes in 0 segments" in again.out
     assert f"{done['num_bytes']:,} bytes in {done['num_segments']} segment" in again.out
     run.stop()
+
+
+def test_gc_of_a_run_removes_it(forebay: Forebay, make_server: MakeServer) -> None:
+    server = make_server(segment_bytes=65_536)
+    target = ["--url", server.url]
+    run = server.start_run(group_size=2, name="mine")
+    for instance in range(20):
+        run.write(*make_group(instance, [0.0, 1.0], text="x" * 8_000))
+    refused = forebay("gc", "--run", "mine", *target)
+    assert refused.code == 1
+    assert f"run {run.run_id} has not ended" in refused.err
+    assert f"`forebay stop {run.run_id}`" in refused.err
+    run.take(num_groups=20)
+    run.stop()
+    poll_until(lambda: run.view()["has_ended"])
+    done = json.loads(forebay("gc", "--run", "mine", "--json", *target).out)
+    assert done["num_segments_freed"] > 0
+    assert server.client.get("/v1/runs").json()["runs"] == []
+    assert "knows no run 'mine'" in forebay("gc", "--run", "mine", *target).err
 
 
 def test_gc_without_a_server_says_so(forebay: Forebay) -> None:
