@@ -195,7 +195,7 @@ class Buffer:
         self._note_newest(run)
 
     def forget(self, run: Run) -> None:
-        """Know nothing of a run that is not stored."""
+        """Drop a run that is not stored."""
         self._entries.pop(run.run_id, None)
         self._awake.pop(run.run_id, None)
         self.at_rest.discard(run.run_id)

@@ -131,9 +131,8 @@ class Retention:
             await remove_files(run_id)
             try:
                 await self._buffer.store.remove_run(run_id)
-            except StorageFailed:
+            finally:
                 self._buffer.look_after_store()
-                raise
             self._buffer.forget(buffer.run)
 
     async def _collect(self, surveys: bool) -> Collection:

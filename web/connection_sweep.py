@@ -44,12 +44,6 @@ class SweptConnection(Protocol):
         """It owed this for too long."""
 
 
-def most_connections() -> int:
-    """Half of the descriptors that this process may have: journal, engines and run processes need the others."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
-
-
 class _Standing(NamedTuple):
     """Where a connection stood, and since when."""
 
@@ -69,7 +63,9 @@ class ConnectionSweep:
             "take": limits.idle_timeout_s,
             "end": LINGER_S,
         }
-        self._most = most_connections()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Journal, engines and run processes need the other half of the descriptors.
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
         self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
         self._seen: dict[SweptConnection, _Standing | None] = {}
         self._timer: asyncio.TimerHandle | None = None

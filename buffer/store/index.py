@@ -24,6 +24,7 @@ from forebay.buffer.store.index_rows import Fold, Table
 from forebay.buffer.store.log_records import LogEntry, Position
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.rows import (
+    REMOVED,
     BatchRow,
     CheckpointRow,
     GroupRow,
@@ -212,8 +213,8 @@ class Index:
         _write_rows(
             connection, index_rows.insert, (index_rows.columns_to_values(row, segment) for row, segment in kept)
         )
-        removed = [(row.run_id,) for row, _ in fold.runs.values() if row.is_removed]
-        for table in ("starts", "groups", "batches", "checkpoints", "samples", "active_times"):
+        removed = [(row.run_id,) for row, _ in fold.runs.values() if row.state == REMOVED]
+        for table in ("starts", "groups", "batches", "checkpoints", "samples"):
             connection.executemany(f"DELETE FROM {table} WHERE run_id = ?", removed)  # noqa: S608 - names of ours
 
     def _write_active(self, connection: sqlite3.Connection, fold: Fold) -> None:

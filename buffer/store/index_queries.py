@@ -33,7 +33,7 @@ def runs(connection: sqlite3.Connection) -> list[RunRow]:
     """Every run with its active seconds, oldest first."""
     cursor = connection.execute(f"SELECT {RUNS.selection('r')} FROM runs r ORDER BY r.created_at_s, r.seq")
     active_s = active_times(connection)
-    rows = [row for row in RUNS.rows(cursor) if not row.is_removed]
+    rows = list(RUNS.rows(cursor))
     for row in rows:
         if row.run_id not in active_s:
             raise IndexDamaged("a run has no active seconds")

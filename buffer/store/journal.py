@@ -22,6 +22,7 @@ from forebay.buffer.store.log_writer import Append, Job, LogWriter
 from forebay.buffer.store.removal import Clearing, Removals
 from forebay.buffer.store.reserve import Reserve
 from forebay.buffer.store.rows import (
+    REMOVED,
     BatchRow,
     CheckpointRow,
     FoundGroup,
@@ -155,7 +156,7 @@ class JournalStore(Store):
         return self._writer is not None and self._writer.is_on_reserve
 
     async def load_runs(self) -> list[RunRow]:
-        return await self._ask(index_queries.runs)
+        return [row for row in await self._ask(index_queries.runs) if row.state != REMOVED]
 
     async def load_start(self, run_id: str) -> StartRow | None:
         return await self._ask(partial(index_queries.start, run_id=run_id))

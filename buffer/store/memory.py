@@ -12,6 +12,7 @@ from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
 from forebay.buffer.store.removal import Removals
 from forebay.buffer.store.rows import (
+    REMOVED,
     BatchRow,
     CheckpointRow,
     FoundGroup,
@@ -80,7 +81,7 @@ class MemoryStore(Store):
         elif isinstance(row, RunRow):
             self._runs[row.run_id] = row
             self._raise_active(row.run_id, row.active_s)
-            if row.is_removed:
+            if row.state == REMOVED:
                 self._remove(row.run_id)
         elif isinstance(row, StartRow):
             self._starts[row.run_id] = row

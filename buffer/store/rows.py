@@ -28,11 +28,6 @@ class RunRow(msgspec.Struct, tag="run", kw_only=True):
     """How long the run's deadlines have been counting."""
     document: dict[str, Any]
 
-    @property
-    def is_removed(self) -> bool:
-        """Whether everything else of the run goes with this row."""
-        return self.state == REMOVED
-
 
 class StartRow(msgspec.Struct, tag="start", kw_only=True):
     """What a run was last started with, with its lists of ids: written with each start, not with each report."""

@@ -51,8 +51,8 @@ async def stop(run_id: str, services: Server) -> dict[str, Any]:
 @router.delete("/runs/{run_id}", tags=RUNS)
 async def remove(run_id: str, services: Server) -> dict[str, Any]:
     """Remove a run that has ended, with everything that is stored of it."""
-    services.buffer.get(run_id)
-    await asyncio.to_thread(services.traces.get(run_id).rest)  # else it could make its folder again
+    # Its trace could make its folder again.
+    await asyncio.to_thread(services.traces.get(services.buffer.get(run_id).run.run_id).rest)
     await services.runs.remove(run_id, services.retention)
     services.traces.forget(run_id)
     return {"run_id": run_id}

@@ -100,9 +100,9 @@ class SampleRouter:
         services, body = self._services, None
         # No layer more than these: a write has a few dozen microseconds in all.
         try:
-            entry = find(services, name)  # before the body: an unknown run costs no room for it
+            find(services, name)  # before the body: an unknown run costs no room for it
             body = await services.bodies.read(scope, receive)
-            await route.answer(SampleCall(services, entry, body, scope, receive, send))
+            await route.answer(SampleCall(services, find(services, name), body, scope, receive, send))
         except ForebayError as error:
             await send_json(send, error.status, encode(route.error_reply(error)), error_headers(error))
         except ClientGone:  # nobody is there to be answered

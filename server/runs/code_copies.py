@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Self
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError
 from forebay.core.tasks import TaskSet
 from forebay.server.runs.folders import RunFolders
@@ -37,22 +37,15 @@ class CodeCopies:
     async def remove_unneeded(self) -> None:
         """Remove the copies of each run at rest that has no body left. Raises ``StorageFailed``, OSError."""
         while self._buffer.at_rest:
-            run_id = self._buffer.at_rest.pop()
-            try:
-                await self._remove_unneeded(self._buffer.get(run_id))
-            except BaseException:  # the next look is about it again
-                self._buffer.at_rest.add(run_id)
-                raise
-
-    async def _remove_unneeded(self, entry: Entry) -> None:
-        run = entry.run
-        if not entry.buffer.is_exhausted or not await asyncio.to_thread(self._folders.has_code, run):
-            return
-        has_bodies = await self._buffer.store.has_bodies(run.run_id)
-        # Asked again: it may have been resumed or rewound meanwhile.
-        if not has_bodies and entry.buffer.is_exhausted:
-            await self._folders.remove_code(run)
-            logger.debug("run %s: its copy of the generator is removed", run.run_id)
+            entry = self._buffer.get(self._buffer.at_rest.pop())
+            run = entry.run
+            if not entry.buffer.is_exhausted or not await asyncio.to_thread(self._folders.has_code, run):
+                continue
+            has_bodies = await self._buffer.store.has_bodies(run.run_id)
+            # Asked again: it may have been resumed or rewound meanwhile.
+            if not has_bodies and entry.buffer.is_exhausted:
+                await self._folders.remove_code(run)
+                logger.debug("run %s: its copy of the generator is removed", run.run_id)
 
     async def _keep_removing(self) -> None:
         while True:
@@ -61,3 +54,4 @@ class CodeCopies:
                 await self.remove_unneeded()
             except (ForebayError, OSError) as error:
                 logger.warning("code that no run needs any more cannot be removed for now: %s", error)
+                self._buffer.at_rest.update(entry.run.run_id for entry in self._buffer.entries)

@@ -23,7 +23,6 @@ class RunTrace:
     """What the server records of one run. The first record opens a file; ``rest`` closes it."""
 
     def __init__(self, run: Run, settings_of: Callable[[Run], TraceSettings], busy: "dict[str, RunTrace]") -> None:
-        """It is among the ``busy`` ones from each record on."""
         self.run = run
         self._busy = busy
         self.reads = ReadRecords(self, lambda: self.run.weight_version)
@@ -115,7 +114,7 @@ class RunTraces:
         return self._traces[run_id]
 
     def forget(self, run_id: str) -> None:
-        """Know nothing of a run that was removed."""
+        """Drop the trace of a run that was removed."""
         self.busy.pop(run_id, None)
         del self._traces[run_id]
 

@@ -85,7 +85,7 @@ async def test_a_rebuilt_index_knows_of_the_removal_though_its_segment_went_firs
     (path / "index.sqlite").unlink()
     async with open_buffer(JournalStore(path, segment_bytes=SEGMENT_BYTES)) as buffer:
         assert [entry.run.run_id for entry in buffer.entries] == ["kept"]
-        for table in ("starts", "groups", "batches", "samples", "active_times"):
+        for table in ("starts", "groups", "batches", "samples"):
             assert query(path, f"SELECT count(*) FROM {table} WHERE run_id = 'removed'") == [0]
 
 
