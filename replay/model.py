@@ -10,7 +10,6 @@ from forebay.core.sample import MAX_SLOT, Epoch
 Short = Annotated[str, msgspec.Meta(max_length=64)]
 """What is noted in a run, or in each of its samples: no longer than Forebay makes it."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT + 1)]
-"""Slots of a group, at most as many as a group may have."""
 
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""A recorded sample as the write that it is, and what a file may say of one: what a write over HTTP would have made."""
+"""A recorded sample as a write, and the checks of what a file says: only what a write over HTTP would have stored."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ MAX_DEPTH = 200
 
 
 def incoming(sample: SampleRecord, body: bytes) -> Incoming:
-    """A recorded sample as it is written once more, out of its columns: the body is not decoded."""
+    """The write of a recorded sample, made of its columns: the body is not decoded."""
     ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
     return Incoming(
         sample.uid,

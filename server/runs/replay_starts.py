@@ -245,7 +245,7 @@ def _check_process(request: StartRequest) -> None:
 
 
 def _check_own_affairs(taken: Mapping[str, Any]) -> None:
-    """Raise ``InvalidInput`` that lists what a start has to say itself: whoever made a file would get the prompts."""
+    """Raise ``InvalidInput`` that lists what a start has to name itself: the author of a file could get the prompts."""
     if names := sorted(name for name, value in taken.items() if is_own_affair(name, value)):
         raise InvalidInput(
             f"the file names addresses or keys, which are not taken over from it: {', '.join(names)}"[:2_000],

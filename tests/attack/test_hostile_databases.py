@@ -63,7 +63,7 @@ PLANTED = [columns_of_a_function, checks_of_a_function, view_without_a_name, ind
 
 
 def lead_in_circles(path: Path, table: str) -> None:
-    """Give the table so many rows that no time suffices: five levels of pages that name one below 2,000 times."""
+    """Give the table more rows than there is time for: five levels of pages that name the one below 2,000 times."""
     with closing(sqlite3.connect(path)) as database:
         (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     content = bytearray(path.read_bytes())

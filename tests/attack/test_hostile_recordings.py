@@ -52,7 +52,7 @@ def target(module_servers: MakeServer) -> Iterator[ServerProcess]:
 
 
 def write_hostile(path: Path, body: bytes | None = None, **fields: Any) -> None:
-    """Three groups of two samples; the first sample of the second is what nobody could have written."""
+    """Three groups of two samples; the first sample of the second is one that no write makes."""
     with RecordingWriter(path, run_record()) as writer:
         for number in (1, 2, 3):
             group = group_record(number)
