@@ -7,8 +7,8 @@ field by which a replayed sample says which one it is, ``sampled_tokens`` what n
 
 ``recording_file`` is an exported file as a source. ``recording_reader`` reads it, row by row (``recording_rows``), and
 ``recording_writer`` makes one; ``recording_schema`` has the tables, ``recording_seal`` the last line, and
-``recording_secrets`` says what no file has. ``recorded_sample`` checks what a file says. ``recordings`` is what is done with such files: exporting, checking,
-comparing two.
+``recording_secrets`` says what no file has. ``recorded_sample`` checks what a file says. ``recordings`` is what is done
+with such files: exporting, checking, comparing two.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
