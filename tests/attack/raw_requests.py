@@ -33,7 +33,9 @@ def reply_to(opened: socket.socket, sent: bytes) -> RawReply:
     """Send, and read one reply: the first, whatever it is. Raises ``TimeoutError`` if none comes."""
     opened.sendall(sent)
     with opened.makefile("rb") as stream:
-        told = b"".join(iter(stream.readline, b"\r\n"))
+        told = b""
+        while (line := stream.readline()) not in (b"\r\n", b""):  # the second where the connection was closed
+            told += line
         assert told, "the connection was closed without a reply"
         fields = dict(line.split(b": ", 1) for line in told.lower().splitlines()[1:])
         body = stream.read(int(fields.get(b"content-length", b"0")))
