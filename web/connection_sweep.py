@@ -77,8 +77,7 @@ class ConnectionSweep:
         """
         if len(self._seen) >= self._most:
             idle = (each for each in self._seen if each.waits_for in ("idle", "head"))
-            oldest = islice(idle, NUM_WEIGHED)
-            min(oldest, key=attrgetter("has_sent_body"), default=connection).end_wait("take")
+            min(islice(idle, NUM_WEIGHED), key=attrgetter("has_sent_body"), default=connection).end_wait("take")
         self._seen[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(self._interval_s, self._sweep, connection.loop)
