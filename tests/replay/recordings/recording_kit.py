@@ -70,7 +70,12 @@ def sample_record(group: GroupRecord, slot: int, **changes: Any) -> SampleRecord
         rollout_outcome="ok",
         is_foreign=False,
     )
-    sample = msgspec.structs.replace(sample, **changes)
+    return msgspec.structs.replace(sample, **changes)
+
+
+def written_sample(group: GroupRecord, slot: int) -> SampleRecord:
+    """The sample of the body that ``body_of`` makes."""
+    sample = sample_record(group, slot)
     return with_reward_place(sample, body_of(sample))
 
 
@@ -108,7 +113,7 @@ def write_recording(path: Path, num_groups: int = 3, **run: Any) -> dict[str, by
     with RecordingWriter(path, run_record(**run)) as writer:
         for number in range(1, num_groups + 1):
             group = group_record(number)
-            samples = [sample_record(group, slot) for slot in range(2)]
+            samples = [written_sample(group, slot) for slot in range(2)]
             bodies |= {sample.uid: body_of(sample) for sample in samples}
             for sample in samples:
                 writer.add_sample(sample, bodies[sample.uid])

@@ -11,7 +11,7 @@ from forebay.replay.recordings.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, make_group
-from tests.replay.recordings.recording_kit import batch_record, body_of, group_record, run_record, sample_record
+from tests.replay.recordings.recording_kit import batch_record, body_of, group_record, run_record, written_sample
 from tests.replay.replay_kit import read_all, start_replay, until_ended
 
 __all__ = ["forebay"]
@@ -119,7 +119,7 @@ def write_with_left_out(path: Path, *left_out: int) -> None:
         for number in (1, 2, 3):
             group = group_record(number)
             for slot in range(1 if number in left_out else 2):
-                sample = sample_record(group, slot)
+                sample = written_sample(group, slot)
                 writer.add_sample(sample, body_of(sample))
             writer.add_group(group, "the disk is worn" if number in left_out else "")
         writer.add_batch(batch_record(1, (1, 2, 3), step=7))
@@ -135,7 +135,7 @@ def test_what_was_written_of_such_a_group_is_dropped_and_a_whole_file_differs(tm
             assert list(recording.left_out) == [group_record(number).group_id]
             others = [group for group in recording.groups("7") if group.number != number]
             bodies = {s.uid: recording.body(s) for group in others for s in recording.samples(group.group_id)}
-            assert bodies == {s.uid: body_of(s) for g in others for s in (sample_record(g, 0), sample_record(g, 1))}
+            assert bodies == {s.uid: body_of(s) for g in others for s in (written_sample(g, 0), written_sample(g, 1))}
             assert (recording.made.num_samples, recording.made.num_bytes) == (4, sum(map(len, bodies.values())))
         outcome = forebay("recording", "diff", tmp_path / "a.fbr", path)
         assert outcome.code == 1

@@ -30,6 +30,7 @@ from tests.replay.recordings.recording_kit import (
     sample_record,
     with_reward_place,
     write_recording,
+    written_sample,
 )
 
 
@@ -55,7 +56,7 @@ def test_what_was_written_is_read_byte_for_byte(tmp_path: Path) -> None:
         assert recording.batches() == [batch_record(n, [n], step=n + 10) for n in (1, 2, 3)]
         first = recording.samples(group_record(1).group_id)
         assert [msgspec.structs.replace(each, place=(0, 0, 0)) for each in first] == [
-            sample_record(group_record(1), slot) for slot in range(2)
+            written_sample(group_record(1), slot) for slot in range(2)
         ]
         assert bodies_of(recording) == bodies
         assert (recording.made.num_samples, recording.made.num_bytes) == (6, sum(map(len, bodies.values())))
