@@ -32,9 +32,8 @@ def command(
 ) -> None:
     """Remove stored samples that nobody can ask for any more, and show what is kept and why."""
     with ServerClient(url, token) as server:
-        if run:
-            server.delete(f"/v1/runs/{server.find_run(run)['run_id']}")
-        done = server.post("/v1/gc")
+        gone = server.delete(f"/v1/runs/{server.find_run(run)['run_id']}")["run_id"] if run else None
+        done = {"removed_run_id": gone, **server.post("/v1/gc")}
     if as_json:
         print_json(done)
     else:
@@ -49,6 +48,7 @@ def storage_text(num_bytes: int, num_segments: int) -> str:
 def _show(done: dict[str, Any]) -> None:
     budget, over = done["max_bytes"], done["num_bytes_over"]
     facts = {
+        "run": f"{done['removed_run_id']} is removed" if done["removed_run_id"] else "",
         "removed": storage_text(done["num_bytes_freed"], done["num_segments_freed"]),
         "stored": storage_text(done["num_bytes"], done["num_segments"]),
         "budget": f"{budget:,} bytes" if budget else "",
