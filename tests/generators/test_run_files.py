@@ -1,5 +1,6 @@
 """The copy of a generator that a run keeps, and its log."""
 
+import resource
 from pathlib import Path
 
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER
@@ -79,10 +80,19 @@ def test_a_log_keeps_the_newest_output_within_its_limit(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_a_full_disk_refuses_is_lost_without_an_error() -> None:
-    log = OutputFile(Path("/dev/full"), limit_bytes=4_000)
-    log.write(b"lost")
+def test_what_the_disk_refuses_is_lost_without_an_error(tmp_path: Path) -> None:
+    path = log_path(tmp_path)
+    log = OutputFile(path, limit_bytes=4_000)
+    log.write(b"kept\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(b"kept\n"), hard))
+    try:
+        log.write(b"lost\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log.write(b"kept, too\n")
     log.close()
+    assert read_tail(path, 10) == ["kept", "kept, too"]
 
 
 def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:

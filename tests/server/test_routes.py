@@ -23,7 +23,7 @@ GOOD = [0.0, 1.0, 0.0, 1.0]
 
 NATIVE = {
     "/v1/runs": {"get", "post"},
-    "/v1/runs/{run_id}": {"get"},
+    "/v1/runs/{run_id}": {"delete", "get"},
     "/v1/runs/{run_id}/stop": {"post"},
     "/v1/runs/{run_id}/log": {"get"},
     "/v1/runs/{run_id}/samples": {"post"},
