@@ -17,6 +17,10 @@ _LONGEST_SHOWN = 200
 _OUR_FOLDERS = (str(Path(__file__).parent), str(Path(pluggy.__file__).parent))
 
 
+_QUOTE_NOTHING = ("it took longer than ", "its answer is longer than ", "its process died ")
+"""Beginnings of what is said of a host itself."""
+
+
 def misanswer(hook: str, answer: object, wanted: str) -> HookFailed:
     """The error for an answer of the wrong shape: it shows the answer and says what was wanted."""
     shown = repr(answer)
@@ -38,7 +42,10 @@ def raised(hook: str, error: BaseException) -> HookFailed:
 def logged(error: HookFailed) -> str:
     """The failure for a log, with the kind of exception alone: its words, or an answer, may be a model's text."""
     what = f"hook {error.hook} failed"
-    kind = error.message.removeprefix(f"{what}: ").partition(":")[0]
+    words = error.message.removeprefix(f"{what}: ")
+    if words.startswith(_QUOTE_NOTHING):
+        return f"{what}: {words}"
+    kind = words.partition(":")[0]
     return f"{what} with {kind}" if kind.replace(".", "_").isidentifier() else what
 
 

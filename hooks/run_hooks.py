@@ -157,7 +157,8 @@ class HookRunner:
         request = host_messages.MetaInfo([(_key(group), await group.bodies()) for group in groups])
         reply = cast(host_messages.Described, await self._host.ask(request, hook, is_refusable=True))
         if len(reply.meta_info) > _MAX_META_BYTES:
-            raise answer_checks.failure(hook, f"it returned {len(reply.meta_info)} bytes, of at most {_MAX_META_BYTES}")
+            what = f"its answer is longer than {_MAX_META_BYTES} bytes ({len(reply.meta_info)})"
+            raise answer_checks.failure(hook, what)
         return cast(dict[str, Any], json.loads(reply.meta_info))
 
     def notify(self, event: Event, **payload: Any) -> None:

@@ -77,4 +77,4 @@ def test_meta_info_beyond_its_bound_is_replaced_by_the_built_in_one(make_server:
     batch = run.take(num_groups=1, wait_s=20)
     assert len(batch["data"]) == 2
     assert "long" not in batch["meta_info"]
-    assert "of at most 16777216" in server.log()
+    assert "its answer is longer than 16777216 bytes" in server.log()
