@@ -77,10 +77,11 @@ class ServerLink(Link):
 
     async def report(self, progress: ProgressReport) -> None:
         groups = {name: getattr(progress, name) for name in ("opened", "idle", "busy", "short")}
-        while max(map(len, groups.values())) > MAX_REPORTED_GROUPS:
-            first = {name: keys[:MAX_REPORTED_GROUPS] for name, keys in groups.items()}
-            await self._ask(json_call("POST", "progress", first, TIMEOUT_S))
-            groups = {name: keys[MAX_REPORTED_GROUPS:] for name, keys in groups.items()}
+        for name, keys in groups.items():  # `opened` first: the others are of groups that the server knows
+            for start in range(0, len(keys) - MAX_REPORTED_GROUPS, MAX_REPORTED_GROUPS):
+                first = {name: keys[start : start + MAX_REPORTED_GROUPS]}
+                await self._ask(json_call("POST", "progress", first, TIMEOUT_S))
+            groups[name] = keys[-(len(keys) % MAX_REPORTED_GROUPS or MAX_REPORTED_GROUPS) :]
         workers = None if progress.workers is None else list(map(_worker, progress.workers[:MAX_WORKERS]))
         body: dict[str, Any] = {
             **groups,
