@@ -161,16 +161,16 @@ class AgentRoutes:
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
         return raw_reply(reply.status, reply.body, headers)
 
-    async def _body(self, request: Request, num_copies: int = 1) -> bytes:
+    async def _body(self, request: Request, num_forms: int = 1) -> bytes:
         """Raises ``GatewayRefusal``, ``ClientGone``. A large body pays for what is decoded of it until it is answered.
 
-        ``num_copies`` are held at once: a translation holds the call in three forms.
+        ``num_forms``: a translation holds the call in three.
         """
         try:
             body = await self._bodies.read(request.scope, request.receive)
             if len(body.data) > LARGE_BYTES:
                 request.state.body, content, body.data = body, body.data, b""
-                await self._pay(body, num_copies * decoded_bytes(content))
+                await self._pay(body, decoded_bytes(content, num_forms))
                 return content
         except BodyTooLarge as error:
             raise TooLarge(error.message) from None

@@ -53,9 +53,12 @@ async def off_loop_if(is_large: bool, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if is_large else work()
 
 
-def decoded_bytes(content: bytes) -> int:
-    """Roughly what the JSON in ``content`` takes once it is decoded: small objects take many times their text."""
-    return len(content) + 500 * content.count(b"{") + 50 * content.count(b",")
+def decoded_bytes(content: bytes, num_forms: int) -> int:
+    """Roughly what the JSON in ``content`` takes once it is decoded, in ``num_forms`` forms that share their texts.
+
+    Small objects take many times their text.
+    """
+    return len(content) + num_forms * (500 * content.count(b"{") + 50 * content.count(b","))
 
 
 def decode_in_steps(content: bytes) -> Any:
