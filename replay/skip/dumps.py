@@ -94,9 +94,11 @@ class DumpFolder:
         Raises ``DumpUnusable``, also where there is something else.
         """
         folder = self.path / str(step)
+        # Before the file is looked for: a whole dump may take the place at any moment.
+        is_free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
         raw = _read_file(folder / META_FILE, MAX_META_BYTES)
         if raw is None:
-            if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+            if is_free:
                 return None
             raise DumpUnusable(f"it has no {META_FILE}: no dump of Forebay")
         meta = _read_meta(bytes(raw))
