@@ -108,9 +108,10 @@ class Plan:
 
 
 MAX_REPORTED_GROUPS = 500
-"""What the server takes of each list of groups in one report, of workers, and of characters in a worker's text."""
+"""Groups in each list of one report; the server refuses more, as it does beyond the next two."""
 MAX_WORKERS = 1_024
 MAX_TEXT = 512
+"""Characters in a text about a worker."""
 
 
 @dataclass(frozen=True)

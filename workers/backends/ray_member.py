@@ -53,11 +53,13 @@ def actor_class() -> type:
             self.is_made = asyncio.Event()
 
         async def master(self) -> tuple[str, int]:
+            import socket
+
             import ray
 
-            from forebay.workers.members.worker_spec import free_port
-
-            return ray.util.get_node_ip_address(), free_port()
+            with socket.socket() as bound:  # nothing of ours: `begin` has yet to compare the versions
+                bound.bind(("", 0))
+                return ray.util.get_node_ip_address(), bound.getsockname()[1]
 
         async def begin(self, wanted: dict[str, str], frames: Any, master: Any) -> Any:
             import ray
