@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.e2e.engines import GatedScript, scripted
 from tests.e2e.payloads import numbered_rows
-from tests.kit import Json, NativeRun, ServerProcess
+from tests.kit import Json, NativeRun, ServerProcess, poll_until
 
 GROUP_SIZE = 4
 NUM_ROWS = 3
@@ -28,7 +28,7 @@ def test_sub_agents_are_forks_and_failures_have_their_outcomes(server: ServerPro
         run = server.start_run(**payload | {"task_type": "sub_agent", "group_size": GROUP_SIZE})
         groups = read_to_the_end(run)
         assert run.wait_for_state("finished")["outcomes"]["environment_failure"] == GROUP_SIZE
-    view = run.view()
+    view = poll_until(lambda: view if (view := run.view())["has_ended"] else {})
     assert (view["outcomes"]["judge_failure"], view["discarded"]) == (GROUP_SIZE, {"failed": 2})
     for rows in groups:
         by_rollout: dict[str, list[Json]] = defaultdict(list)
