@@ -208,6 +208,10 @@ class RunBuffer:
                 self._logged_losses.add(cause)
                 so_far = f"{losses.counts.total()} of {groups.num_closed} finished groups are lost so far"
                 logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause, with_detail=False))
+        text = losses.samples_text(groups.num_closed, groups.settings)
+        if text and "out_of_range" not in self._logged_losses:
+            self._logged_losses.add("out_of_range")
+            logger.warning("run %s: %s", self.run.run_id, text)
 
     def notify_closed(self, group: SampleGroup) -> None:
         """Let plugins know that a group takes no more samples."""

@@ -17,6 +17,7 @@ import msgspec
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
+from forebay.buffer.same_uid import distinct_uid
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.binary_sample import head_of
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
@@ -92,14 +93,16 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
 
 
 async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) -> Receipt:
-    """As ``write``, but looks up what memory does not know, and waits up to ``wait_s`` seconds for room.
+    """As ``write`` for slime's routes: looks up what memory does not know, and waits up to ``wait_s`` seconds for room.
 
-    Raises ``BufferFull`` after them.
+    Without an epoch, the same uid with another body is another sample. Raises ``BufferFull`` after ``wait_s``.
     """
     patience: Patience | None = None
     while True:
         if not buffer.gone.knows(sample.instance_id, sample.epoch):
             await buffer.gone.look_up([(sample.instance_id, sample.epoch)])
+        if sample.epoch is None:
+            sample.uid = await distinct_uid(buffer, sample)
         try:
             return write(buffer, sample)
         except BufferFull:

@@ -210,10 +210,11 @@ _FIELD_HINTS = {
 def _ending(head: Head, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
     """How the rollout ended, its reward if that counts, and else the error."""
     outcome = None if head.outcome is None else _outcome(head, is_lenient=is_lenient)
-    # A failure never has a reward, whatever stands in its body.
-    if head.status == "failed" or (outcome is not None and outcome not in REWARDED):
-        return outcome or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
     reward = _finite_number(head.reward)
+    # A failure of ours never has a reward, whatever stands in its body. What others call so is theirs, with a reward.
+    is_failed = head.status == "failed" and (reward is None or not isinstance(head, ForeignHead))
+    if is_failed or (outcome is not None and outcome not in REWARDED):
+        return outcome or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
     if reward is not None:
         return outcome or RolloutOutcome.OK, reward, ""
     if not is_lenient:

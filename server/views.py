@@ -98,6 +98,9 @@ def alarm_view(entry: Entry) -> dict[str, Any] | None:
     if groups.losses.are_too_many(groups.num_closed, settings):
         texts.append(groups.losses.text(groups.num_closed))
         reasons |= groups.losses.counts
+    if text := groups.losses.samples_text(groups.num_closed, settings):
+        texts.append(text)
+        reasons["out_of_range"] = groups.losses.num_outside
     return {"message": ". ".join(texts), "reasons": reasons} if texts else None
 
 

@@ -23,6 +23,10 @@ class KnownUids:
     def __iter__(self) -> Iterator[str]:
         return iter(self._group_of)
 
+    def group_of(self, uid: str) -> str:
+        """The id of the group that the sample with this uid names. Raises ``KeyError`` for one that is not here."""
+        return self._group_of[uid]
+
     def add(self, uid: str, group_id: str) -> None:
         """A sample names the group."""
         self._group_of[uid] = group_id

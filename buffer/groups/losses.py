@@ -6,6 +6,7 @@ no more than ``alarm_lost_ratio`` of the finished groups is lost without a word:
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import DiscardReason, RewardRange, range_text
@@ -57,6 +58,15 @@ class Losses:
         self._seen: RewardRange | None = None
         """The least and the greatest reward of the groups that the run's range took."""
         self._allowed: RewardRange | None = None
+        self._num_rewards = self.num_outside = 0
+        """Of groups that are ready: rewards, and those outside the range, whose samples the built-in filter drops."""
+
+    def note_rewards(self, rewards: Sequence[float], outside: Sequence[float], allowed: RewardRange | None) -> None:
+        """A group is ready, without its samples that have the rewards ``outside``."""
+        self._num_rewards += len(rewards)
+        self.num_outside += len(outside)
+        if outside:
+            self._see(min(rewards), max(rewards), allowed)
 
     def note(self, row: GroupRow, settings: RunSettings) -> None:
         """Take a discarded group into account."""
@@ -66,9 +76,11 @@ class Losses:
         self.counts[cause] += 1
         self._last_details[cause] = row.detail.partition("\n")[0][:LONGEST_DETAIL]
         if row.lowest_reward is not None and row.highest_reward is not None:
-            low, high = self._seen or (row.lowest_reward, row.highest_reward)
-            self._seen = min(low, row.lowest_reward), max(high, row.highest_reward)
-            self._allowed = settings.reward_range
+            self._see(row.lowest_reward, row.highest_reward, settings.reward_range)
+
+    def _see(self, lowest: float, highest: float, allowed: RewardRange | None) -> None:
+        low, high = self._seen or (lowest, highest)
+        self._seen, self._allowed = (min(low, lowest), max(high, highest)), allowed
 
     def are_too_many(self, num_finished: int, settings: RunSettings) -> bool:
         """Whether more of the ``num_finished`` groups were lost than goes without a word."""
@@ -82,10 +94,19 @@ class Losses:
     def reason_text(self, cause: str, *, with_detail: bool = True) -> str:
         """How many a reason took, what is wrong, and what to do about it. A detail may quote a model's text."""
         if cause == DiscardReason.FILTERED and self._seen is not None:
-            seen, allowed = range_text(self._seen), range_text(self._allowed)
-            remedy = "start the run with one that holds them, or with null for any finite reward"
-            why = f"their rewards are within {seen}, reward_range is {allowed}: {remedy}"
+            why = self._range_text()
         else:
             detail = self._last_details[cause] if with_detail else ""
             why = REMEDIES[cause].format(run_id=self._run_id) + (f" (the last one: {detail})" if detail else "")
         return f"{self.counts[cause]} {cause}: {why}"
+
+    def samples_text(self, num_finished: int, settings: RunSettings) -> str:
+        """What is lost of groups that are delivered, because of ``reward_range``; "" if that is not too much."""
+        if num_finished < LEAST_FINISHED or self.num_outside <= settings.alarm_lost_ratio * self._num_rewards:
+            return ""
+        return f"{self.num_outside} of {self._num_rewards} samples of ready groups are left out: {self._range_text()}"
+
+    def _range_text(self) -> str:
+        seen, allowed = range_text(self._seen), range_text(self._allowed)
+        remedy = "start the run with one that holds them, or with null for any finite reward"
+        return f"their rewards are within {seen}, reward_range is {allowed}: {remedy}"

@@ -160,9 +160,14 @@ class Pipeline:
         """
         self._buffer.move(group, GroupState.READY)
         hooks = self._hooks
-        rewards = (sample.reward for sample in group.samples if sample.reward is not None)
-        if not hooks.in_host("process") and not all(is_valid_reward(reward, hooks.reward_range) for reward in rewards):
+        if hooks.in_host("process"):
+            return
+        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        outside = [reward for reward in rewards if not is_valid_reward(reward, hooks.reward_range)]
+        if outside:
             await self.stage(group)
+        if group.state is GroupState.READY:
+            self._groups.losses.note_rewards(rewards, outside, hooks.reward_range)
 
     def _discard_failed(self, group: SampleGroup, error: HookFailed) -> None:
         if group.state in (GroupState.OPEN, GroupState.READY):

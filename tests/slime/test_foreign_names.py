@@ -193,7 +193,7 @@ def test_a_uid_counts_as_its_text(route: tuple[SlimeRun, str], sent: str, text: 
     run, path = route
     body = json.dumps(make_sample(uid="UID", instance_id=f"uid {sent}")).replace('"UID"', sent).encode()
     assert send(run, path, body)["duplicate"] is False
-    assert send(run, path, make_sample(uid=text))["duplicate"] is True
+    assert send(run, path, make_sample(uid=text, instance_id=f"uid {sent}"))["duplicate"] is True
     (group,) = (group for group in run.groups() if group["instance_id"] == f"uid {sent}")
     (sample,) = run.client.get(f"{run.path}/groups/{group['group_id']}", params={"bodies": True}).json()["samples"]
     assert sample["uid"] == text

@@ -1,0 +1,52 @@
+"""The same uid with another body over slime's routes: a sample of its own, as in slime's buffer.
+
+Generators there may number their samples alike in every pass over the input. The native routes keep to the uid alone.
+"""
+
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from forebay.buffer.run_buffer import RunBuffer
+from forebay.core.binary_sample import as_json
+from forebay.core.ids import MAX_ID_LENGTH
+from forebay.core.sample import Incoming
+
+LEFT_OUT = ("uid", "tokens", "loss_mask", "logprobs", "token_spans", "weight_version", "weight_versions", "retokenized")
+"""The uid, which may be `7` or `"7"`; and what the gateway adds to a sample, but not to its repetition."""
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+async def distinct_uid(buffer: RunBuffer, sample: Incoming) -> str:
+    """The sample's uid, or one with a digest of its body if another body was stored under its own.
+
+    Raises ``StorageFailed``.
+    """
+    if sample.uid not in buffer.uids:
+        return sample.uid
+    digest = _digest(sample.body)
+    if await _stored_digest(buffer, sample.uid) == digest:
+        return sample.uid
+    return f"{sample.uid[: MAX_ID_LENGTH - len(digest) - 1]}~{digest}"
+
+
+async def _stored_digest(buffer: RunBuffer, uid: str) -> str:
+    """Of the body that is stored under ``uid``; "" if retention has removed it."""
+    group_id = buffer.uids.group_of(uid)  # before anything is awaited: it may leave memory meanwhile
+    await buffer.store.catch_up()
+    for stored in await buffer.store.samples(buffer.run.run_id, group_id):
+        if stored.row.uid == uid and buffer.store.holds(stored.location):
+            [body] = await buffer.store.read([stored.location])
+            return _digest(as_json(body))
+    return ""
+
+
+def _digest(body: bytes) -> str:
+    with suppress(msgspec.DecodeError, RecursionError):  # numbers too large for float64, or lists too deep
+        fields = {name: value for name, value in _decode(body).items() if name not in LEFT_OUT}
+        body = _encode(fields)
+    return blake2b(body, digest_size=6).hexdigest()
