@@ -18,9 +18,9 @@ from typing import Any
 
 from forebay.client.errors import ServerUnreachable, make_error
 from forebay.client.model import Batch, RunStats
-from forebay.client.slime.args import SlimeArgs, buffer_url, run_name, start_fields
+from forebay.client.slime.args import SlimeArgs, buffer_url, check_args, run_name, start_fields
 from forebay.client.slime.evaluation import evaluate
-from forebay.client.slime.samples import Unusable, Usable, groups_of, slime_module, to_slime
+from forebay.client.slime.samples import Group, Unusable, groups_of, slime_module, to_slime
 from forebay.client.trainer.buffer_client import BufferClient
 from forebay.core.errors import BodiesGone, ForebayError, InvalidInput, RunEnded
 
@@ -43,6 +43,7 @@ def generate_rollout(args: SlimeArgs, rollout_id: int, data_source: Any, evaluat
     they stay in the buffer. Raises ``InvalidInput``, ``StartRefused``, ``ServerUnreachable``.
     """
     del data_source
+    check_args(args)
     if evaluation:
         return slime_module("rollout.base_types").RolloutFnEvalOutput(*evaluate(args, rollout_id))
     where = (buffer_url(args), run_name(args))
@@ -76,12 +77,12 @@ class Training:
                 self._go_back(args, rollout_id)
         else:
             self._start(args)
+        self._client.set_weight_version(rollout_id)  # begins a step: a run that is held goes on
         self._last = None  # until it is known better: what fails on the way is undone by the next call
         batches: list[Batch] = []
         try:
             groups, unusable = self._collect(args, rollout_id, batches)
-            first_group = rollout_id * args.rollout_batch_size
-            samples = to_slime(groups, args, first_group * args.n_samples_per_prompt, first_group)
+            samples = to_slime(groups, args, rollout_id * args.rollout_batch_size)
             # Unusable groups are in it too: a rewind brings them again, as what they are.
             self._client.checkpoint(rollout_id, batches)
         except Exception as error:  # whatever it is: what was leased on the way must not stay so
@@ -90,7 +91,11 @@ class Training:
                     self._client.release(batches)
             raise
         self._last = rollout_id
-        return samples, _metrics(batches, unusable, time.monotonic() - begun_s)
+        return samples, {
+            **_metrics(batches, unusable, time.monotonic() - begun_s),
+            "rollout/forebay/forks": sum(len(slot) - 1 for group in groups for slot in group),
+            "rollout/forebay/filled_slots": sum(slot[0].is_filler for group in groups for slot in group),
+        }
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -134,14 +139,12 @@ class Training:
 
     # --- groups
 
-    def _collect(
-        self, args: SlimeArgs, rollout_id: int, batches: list[Batch]
-    ) -> tuple[list[list[Usable]], list[Unusable]]:
+    def _collect(self, args: SlimeArgs, rollout_id: int, batches: list[Batch]) -> tuple[list[Group], list[Unusable]]:
         """Lease whole groups, and no more than are needed, until enough of them are usable."""
-        groups: list[list[Usable]] = []
+        groups: list[Group] = []
         unusable: list[Unusable] = []
         while missing := args.rollout_batch_size - len(groups):
-            batches.append(self._next_batch(missing, rollout_id))
+            batches.append(self._next_batch(missing, rollout_id, unusable))
             for group in groups_of(batches[-1], args):
                 if isinstance(group, Unusable):
                     unusable.append(group)
@@ -151,7 +154,7 @@ class Training:
             _check_progress(args, unusable)
         return groups, unusable
 
-    def _next_batch(self, num_groups: int, rollout_id: int) -> Batch:
+    def _next_batch(self, num_groups: int, rollout_id: int, unusable: Sequence[Unusable]) -> Batch:
         wait_s = 0.0
         while True:
             with suppress(RunEnded):  # raised below, with what there is to say
@@ -161,6 +164,8 @@ class Training:
             stats = self._client.stats()
             if stats.has_ended and stats.groups.get("ready", 0) < num_groups:
                 raise _ended(stats, num_groups, rollout_id)
+            if wait_s and stats.is_held and unusable:  # the server has counted them: it makes no others for this step
+                raise _useless(unusable)
             if wait_s:
                 waiting = "the engine" if stats.is_waiting_for_engine else f"{num_groups} groups"
                 logger.info("waiting for %s: %s, discarded %s", waiting, stats.groups, stats.discarded)
@@ -185,10 +190,14 @@ def _is_spent(stats: RunStats) -> bool:
 
 def _check_progress(args: SlimeArgs, unusable: Sequence[Unusable]) -> None:
     if len(unusable) > MAX_UNUSABLE * args.rollout_batch_size:
-        raise InvalidInput(
-            f"slime can use none of {len(unusable)} groups; of {unusable[-1].instance_id!r}: {unusable[-1].reason}",
-            hint="they were given back to the buffer; mend the generator or its hooks",
-        )
+        raise _useless(unusable)
+
+
+def _useless(unusable: Sequence[Unusable]) -> InvalidInput:
+    return InvalidInput(
+        f"slime can use none of {len(unusable)} groups; of {unusable[-1].instance_id!r}: {unusable[-1].reason}",
+        hint="they were given back to the buffer; mend the generator or its hooks",
+    )
 
 
 def _metrics(batches: Sequence[Batch], unusable: Sequence[Unusable], wait_s: float) -> dict[str, Any]:

@@ -47,11 +47,34 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
         "tokenizer_path": args.hf_checkpoint,
         "keep_checkpoints": _checkpoints_to_keep(args),
         "input_file": args.prompt_data,
+        **_limits(args),
         **_settings(args),  # in the middle: what follows must agree with slime's own idea of the run
         "task_type": args.rollout_task_type,
         "group_size": args.n_samples_per_prompt,
         "name": run_name(args),
     }
+
+
+def check_args(args: SlimeArgs) -> None:
+    """Raise ``InvalidInput`` if slime will ask for what no sample has: arrays with an item for each token."""
+    if _first(args, "rollout_top_p") not in (None, 1.0):
+        option, needed = "--rollout-top-p", "the tokens that top-p left to choose from"
+    elif _first(args, "use_rollout_routing_replay"):
+        option, needed = "--use-rollout-routing-replay", "the experts"
+    else:
+        return
+    raise InvalidInput(
+        f"with {option} slime needs {needed} for each token, which samples from Forebay do not have yet",
+        hint="leave the option out",
+        field=option,
+    )
+
+
+def _limits(args: SlimeArgs) -> dict[str, Any]:
+    """How far the generator may run ahead of the training."""
+    if _first(args, "colocate"):  # slime waits until the engine is idle, which nothing else brings about
+        return {"oversampling": {"groups_per_step": args.rollout_batch_size}}
+    return {"max_buffer_size": 2 * args.rollout_batch_size * args.n_samples_per_prompt}
 
 
 def _checkpoints_to_keep(args: SlimeArgs) -> int | None:

@@ -108,7 +108,8 @@ def eval_name(args: SlimeArgs) -> str:
 def _results(args: SlimeArgs, eval_set: EvalSet, run_id: str) -> tuple[dict[str, Any], int]:
     with closing(WrittenGroups(args, run_id)) as source:
         groups, failed = _usable(args, eval_set, source)
-    samples = [sample for group in to_slime(groups, args, 0, 0) for sample in group]
+    slots = [[[item] for item in group] for group in groups]  # forks were left out
+    samples = [sample for group in to_slime(slots, args, 0) for sample in group]
     rewards = [item.reward for group in groups for item in group]
     truncated = [sample.status.name == "TRUNCATED" for sample in samples]
     return {"rewards": rewards, "truncated": truncated, "samples": samples}, failed
@@ -128,6 +129,7 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "input_file": eval_set.path,
         "group_size": eval_set.num_samples,
         "num_epoch": 1,
+        "oversampling": None,
         "max_buffer_size": NO_LIMIT,
         "max_buffer_bytes": NO_LIMIT,
         "alarm_after_groups": NO_LIMIT,

@@ -1,12 +1,13 @@
 """Groups of a batch as slime's own samples."""
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import count, groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from forebay.client.model import Batch, Row
 from forebay.client.slime.args import SlimeArgs, does_slime_normalise
@@ -27,6 +28,8 @@ OUTCOME_STATUSES = {
 """By how the rollout ended, which counts more; of an ``ok`` one the reason tells."""
 UNIFORM = ("round_number",)
 """Metadata that slime takes of every sample if the first one has it."""
+FORK_INDEX = 1 << 40
+"""What the k-th fork's ``index`` is above its main sample's, k times: no other sample of the training has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,12 @@ class Usable:
     tokens: Tokens
     reward: float
     raw_reward: float
+    is_filler: bool = False
+    """Whether it only stands in a slot that failed, and is not trained on."""
+
+
+Group: TypeAlias = list[list[Usable]]
+"""Its slots, each with a main sample and the forks of its rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +56,20 @@ class Unusable:
     reason: str
 
 
-def groups_of(batch: Batch, args: SlimeArgs) -> list[list[Usable] | Unusable]:
-    """The groups of a batch that came as tensors; usable ones have exactly ``n_samples_per_prompt`` rows."""
+def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
+    """The groups of a batch that came as tensors; usable ones have exactly ``n_samples_per_prompt`` slots."""
     arrays, numbers = arrays_of_batch(batch)
     given = [own_names(row) if at in batch.foreign_rows else row for at, row in enumerate(batch.rows)]
-    groups: list[list[Usable] | Unusable] = []
+    groups: list[Group | Unusable] = []
     for _, adjacent in groupby(range(len(numbers)), numbers.__getitem__):
-        places = _without_surplus_forks(given, list(adjacent), args.n_samples_per_prompt)
-        rows = [given[at] for at in places]
+        places = list(adjacent)
         try:
-            _check_size(rows, args.n_samples_per_prompt)
-            groups.append([_usable(given[at], arrays[at], args) for at in places])
+            slots = _slots(given, places, args.n_samples_per_prompt)
+            group = [[_usable(given[at], arrays[at], args) for at in slot] for slot in slots]
+            # slime counts rollouts, and ends the training where some are missing.
+            groups.append(group + [[_filler(group[0][0])]] * (args.n_samples_per_prompt - len(group)))
         except InvalidInput as error:
-            groups.append(Unusable(rows[0]["instance_id"], str(error)))
+            groups.append(Unusable(given[places[0]]["instance_id"], str(error)))
     return groups
 
 
@@ -73,23 +83,24 @@ def usable_row(row: Row, args: SlimeArgs) -> Usable:
     return _usable(row, arrays_of_row(row), args)
 
 
-def _without_surplus_forks(rows: Sequence[Row], places: list[int], size: int) -> list[int]:
-    """slime wants groups of one size: forks beyond it are left out, the main samples of slots never."""
-    num_surplus = len(places) - size
-    if num_surplus <= 0:
-        return places
-    forks = [at for at in places if fork_number(rows[at].get("fork"))]
-    left_out = set(forks[-num_surplus:])
-    return [at for at in places if at not in left_out]
-
-
-def _check_size(rows: Sequence[Row], size: int) -> None:
-    if len(rows) != size:
-        raise InvalidInput(f"it has {len(rows)} samples, n_samples_per_prompt is {size}")
+def _slots(rows: Sequence[Row], places: Sequence[int], size: int) -> list[list[int]]:
+    """The places of a group by slot, each main sample before its forks. Raises ``InvalidInput``."""
+    slots: list[list[int]] = []
+    by_rollout: dict[str, list[int]] = {}
+    for at in places:
+        rollout_id = id_of_rollout(rows[at].get("rollout_id"))
+        if fork_number(rows[at].get("fork")) and rollout_id in by_rollout:
+            by_rollout[rollout_id].append(at)
+        else:  # a main sample, or the first fork of a rollout whose main sample a hook has taken
+            slots.append([at])
+            by_rollout.setdefault(rollout_id, slots[-1])
+    if len(slots) > size or len(places) < size:
+        raise InvalidInput(f"it has {min(len(slots), len(places))} samples, n_samples_per_prompt is {size}")
+    return slots
 
 
 def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
-    reward, raw_reward = (_number(row.get(name)) for name in ("reward", "raw_reward"))
+    reward, raw_reward = (_float(row.get(name)) for name in ("reward", "raw_reward"))
     if math.isnan(reward):
         raise InvalidInput(f"sample {row.get('uid')!r} has no reward", field="reward")
     raw_reward = reward if math.isnan(raw_reward) else raw_reward  # an evaluation has what was written
@@ -100,7 +111,12 @@ def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
     return Usable(row, tokens, raw_reward if does_slime_normalise(args) else reward, raw_reward)
 
 
-def _number(value: object) -> float:
+def _filler(item: Usable) -> Usable:
+    tokens = replace(item.tokens, loss_mask=[0] * item.tokens.response_length)
+    return replace(item, tokens=tokens, is_filler=True)
+
+
+def _float(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -118,36 +134,40 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def slime_module(name: str) -> Any:
-    """A module of slime, which is there when slime calls us."""
-    return import_module(f"slime.{name}")
+    """A module of slime, or of its fork miles: whichever has called us is loaded."""
+    package = next((each for each in ("slime", "miles") if each in sys.modules), "slime")
+    return import_module(f"{package}.{name}")
 
 
-def to_slime(
-    groups: Sequence[Sequence[Usable]], args: SlimeArgs, first_index: int, first_group: int
-) -> list[list[Any]]:
-    """Groups of slime's ``Sample``, with indices that count from ``first_index`` and ``first_group``."""
+def to_slime(groups: Sequence[Group], args: SlimeArgs, first_group: int) -> list[list[Any]]:
+    """Groups of slime's ``Sample``, one for each slot, numbered from ``first_group``.
+
+    If any rollout has forks, each slot is a list instead, of the main sample and its forks.
+    """
     # slime looks at the first sample, and takes of all what that one has: these are all there, or all left out.
-    has_logprobs = all(item.tokens.logprobs is not None for group in groups for item in group)
-    uniform = {name for name in UNIFORM if all(name in _extra_info(item.row) for group in groups for item in group)}
-    numbers = count(first_index)
+    items = [item for group in groups for slot in group for item in slot]
+    has_logprobs = all(item.tokens.logprobs is not None for item in items)
+    uniform = {name for name in UNIFORM if all(name in _extra_info(item.row) for item in items)}
+    is_nested = any(len(slot) > 1 for group in groups for slot in group)
+    numbers = count(first_group * args.n_samples_per_prompt)
     made: list[list[Any]] = []
     for group_index, group in enumerate(groups, first_group):
-        samples = [_sample(item, args, index, uniform) for item, index in zip(group, numbers, strict=False)]
-        for sample, rollout_id in zip(samples, _rollout_ids(group, [s.index for s in samples]), strict=True):
-            sample.group_index, sample.rollout_id = group_index, rollout_id
-            sample.rollout_log_probs = sample.rollout_log_probs if has_logprobs else None
-        made.append(samples)
+        slots = [[_sample(item, args, uniform) for item in slot] for slot in group]
+        for slot, index in zip(slots, numbers, strict=False):
+            for fork, sample in enumerate(slot):
+                sample.index, sample.group_index, sample.rollout_id = fork * FORK_INDEX + index, group_index, index
+                sample.rollout_log_probs = sample.rollout_log_probs if has_logprobs else None
+        made.append(slots if is_nested else [sample for [sample] in slots])
     return made
 
 
-def _sample(item: Usable, args: SlimeArgs, index: int, uniform: Iterable[str]) -> Any:
+def _sample(item: Usable, args: SlimeArgs, uniform: Iterable[str]) -> Any:
     sample_class, row, tokens = slime_module("utils.types").Sample, item.row, item.tokens
     extra = {name: value for name, value in _extra_info(row).items() if name not in UNIFORM or name in uniform}
     origin = {"uid": row["uid"], "instance_id": row["instance_id"], "raw_reward": item.raw_reward}
     key = getattr(args, "reward_key", None)
     prompt, response = _texts(row["messages"])
     return sample_class(
-        index=index,
         prompt=prompt,
         response=response,
         tokens=tokens.ids,
@@ -160,19 +180,6 @@ def _sample(item: Usable, args: SlimeArgs, index: int, uniform: Iterable[str]) -
         status=sample_class.Status[status_of(row)],
         metadata={**extra, **origin, "retokenized": tokens.is_retokenized},
     )
-
-
-def _rollout_ids(group: Sequence[Usable], indices: Sequence[int]) -> list[int]:
-    """For each sample the index of the first one of its rollout."""
-    firsts: dict[str, int] = {}
-    seen: set[str] = set()
-    ids = []
-    for item, index in zip(group, indices, strict=True):
-        rollout_id, uid = id_of_rollout(item.row.get("rollout_id")), item.row["uid"]
-        # A uid that was there is a copy, with which a hook filled up the group: it counts as a rollout of its own.
-        ids.append(index if not rollout_id or uid in seen else firsts.setdefault(rollout_id, index))
-        seen.add(uid)
-    return ids
 
 
 def status_of(row: Row) -> str:

@@ -9,6 +9,7 @@ Looked at in THUDM/slime: ``slime/utils/types.py`` at 0d234f3e (and ``Sample.rol
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -114,8 +115,14 @@ def train_data(args: Any, output: RolloutFnTrainOutput) -> dict[str, list[Any]]:
     """``RolloutManager._get_rollout_data`` and ``_convert_samples_to_train_data``, with what they assert."""
     assert isinstance(output, RolloutFnTrainOutput)
     assert all(len(group) == args.n_samples_per_prompt for group in output.samples)
-    samples = [sample for group in output.samples for sample in group]
-    assert len(samples) % args.global_batch_size == 0, "slime would trim them"
+    samples: Any = output.samples
+    while isinstance(samples[0], list):
+        for siblings in samples if isinstance(samples[0][0], Sample) and samples is not output.samples else ():
+            assert len({sample.rollout_id for sample in siblings}) == 1, "siblings share a rollout_id"
+        samples = list(chain.from_iterable(samples))
+    num_rollouts = len({sample.rollout_id for sample in samples})
+    assert num_rollouts >= args.global_batch_size, f"num_rollouts ({num_rollouts}) < {args.global_batch_size}"
+    assert num_rollouts % args.global_batch_size == 0, "slime would trim them"
     for sample in samples:
         assert len(sample.loss_mask or []) == sample.response_length
         assert 0 < sample.response_length < len(sample.tokens)

@@ -71,9 +71,9 @@ def crash_with_leases(trainer: Trainer) -> None:
     """Let the place ``leased`` be within our function, between the lease and the mark."""
     real = ours.to_slime
 
-    def to_slime(groups: Any, args: Any, first_index: int, first_group: int) -> Any:
+    def to_slime(groups: Any, args: Any, first_group: int) -> Any:
         trainer.reach("leased", first_group // args.rollout_batch_size)
-        return real(groups, args, first_index, first_group)
+        return real(groups, args, first_group)
 
     ours.__dict__["to_slime"] = to_slime
 

@@ -35,10 +35,25 @@ def write(data, sample):
     body = json.dumps(sample).encode()
     urlopen(Request(data["remote_buffer_url"] + "/buffer/write", body, {"Content-Type": "application/json"})).read()
 """
+ALTERNATING = """
+from forebay.generators.base import BaseGenerator, single_turn
+TASK_TYPE = "alternating"
+
+async def reward_func(item):
+    return float(item["slot"] % 2)
+
+async def rollout_func(client, messages, sampling_params):
+    client.rollout.for_reward["slot"] = client.rollout.slot
+    return await single_turn(client, messages, sampling_params)
+
+def run_rollout(data):
+    BaseGenerator.from_payload(data).entry(data["input_file"], rollout_func, reward_func, data["num_epoch"])
+"""
 
 
 def write_tasks(folder: Path) -> Path:
-    """Put both into ``folder``."""
+    """Put all of them into ``folder``."""
     write_generator(folder, RAGGED, "ragged_generator.py")
     write_generator(folder, EXAM, "exam_generator.py")
+    write_generator(folder, ALTERNATING, "alternating_generator.py")
     return folder

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from forebay.client import slime
 from forebay.client.slime import samples
 from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
+from tests.client import slime_stand_in
 from tests.client.slime.kit import generate, group
 from tests.client.slime_stand_in import Sample
 from tests.kit import Json, NativeRun, ServerProcess, make_sample
@@ -117,27 +119,54 @@ def test_rewards_are_raw_for_slime_to_normalise_unless_it_is_told_not_to(run: Na
     assert [sample.reward for sample in keyed] == [{"score": pytest.approx(-1.0)}, {"score": pytest.approx(1.0)}]
 
 
-def test_forks_share_a_rollout_and_copies_do_not(slime_server: ServerProcess, name: str, args: Any) -> None:
+def test_each_slot_is_a_rollout_of_its_own(slime_server: ServerProcess, name: str, args: Any) -> None:
     run = slime_server.start_run(name=name, group_size=4, min_valid_item_size_ratio=0.5, group_timeout_seconds=0.3)
     args.n_samples_per_prompt, args.rollout_batch_size = 4, 1
-    forks = [{**sample, "rollout_id": told} for sample, told in zip(group("a", count=4), "xyyz", strict=True)]
-    run.write(*forks)
-    assert [sample.rollout_id for sample in generate(args, 0)[0]] == [0, 1, 1, 3]
+    run.write(*[{**sample, "rollout_id": told} for sample, told in zip(group("a", count=4), "xyyz", strict=True)])
+    assert [sample.rollout_id for sample in generate(args, 0)[0]] == [0, 1, 2, 3]
     run.write(*[{**sample, "rollout_id": told} for sample, told in zip(group("b", count=3), "xyz", strict=True)])
     padded = generate(args, 1)[0]
     assert [sample.metadata["uid"] for sample in padded] == ["b/0", "b/1", "b/2", "b/0"]
     assert [sample.rollout_id for sample in padded] == [4, 5, 6, 7]
 
 
-def test_forks_that_fill_no_slot_are_left_out_of_slimes_groups(run: NativeRun, args: Any) -> None:
-    for name in "ab":
-        first, second = group(name)
-        place = {"epoch": 0, "rollout_id": "r0", "slot": 0}
-        run.write(
-            {**first, **place, "uid": f"{name}/f1", "fork": 1}, {**first, **place}, {**second, "epoch": 0, "slot": 1}
-        )
-    samples = generate(args, 0)
-    assert [[sample.metadata["uid"] for sample in group] for group in samples] == [["a/0", "a/1"], ["b/0", "b/1"]]
+def with_forks(name: str, num_forks: int, *failed: int) -> list[Json]:
+    """A group of four slots, of which the first has forks and those in ``failed`` have failed."""
+    made = []
+    for slot, sample in enumerate(group(name, count=4)):
+        place = {"epoch": 0, "slot": slot, "rollout_id": f"{name}-{slot}"}
+        forks = range(1, num_forks + 1) if slot == 0 else ()
+        made += [{**sample, **place, "uid": f"{name}/f{fork}", "fork": fork} for fork in forks]
+        is_failed = {"status": "failed", "reward": None} if slot in failed else {}
+        made.append({**sample, **place, **is_failed})
+    return made
+
+
+def test_forks_go_out_beside_their_main_samples(slime_server: ServerProcess, name: str, args: Any) -> None:
+    run = slime_server.start_run(name=name, group_size=4)
+    args.n_samples_per_prompt, args.global_batch_size = 4, 8
+    run.write(*with_forks("a", 2), *with_forks("b", 0))
+    output = slime.generate_rollout(args, 0, None)
+    uids = [[[sample.metadata["uid"] for sample in slot] for slot in group] for group in output.samples]
+    assert uids == [[["a/0", "a/f1", "a/f2"], ["a/1"], ["a/2"], ["a/3"]], [["b/0"], ["b/1"], ["b/2"], ["b/3"]]]
+    data = slime_stand_in.train_data(args, output)
+    assert len(set(data["sample_indices"])) == 10
+    assert data["rollout_ids"] == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert output.metrics["rollout/forebay/forks"] == 2
+
+
+def test_a_fork_never_stands_in_a_failed_slot(slime_server: ServerProcess, name: str, args: Any) -> None:
+    run = slime_server.start_run("ragged", name=name, group_size=4, min_valid_item_size_ratio=0.5)
+    args.n_samples_per_prompt, args.global_batch_size, args.rollout_batch_size = 4, 4, 1
+    args.rollout_task_type = "ragged"
+    run.write(*with_forks("a", 2, 2))
+    output = slime.generate_rollout(args, 0, None)
+    uids = [[sample.metadata["uid"] for sample in slot] for slot in output.samples[0]]
+    assert uids == [["a/0", "a/f1", "a/f2"], ["a/1"], ["a/3"], ["a/0"]]
+    data = slime_stand_in.train_data(args, output)
+    assert [sum(mask) > 0 for mask in data["loss_masks"]] == [True] * 5 + [False]
+    assert data["rollout_ids"] == [0, 0, 0, 1, 2, 3]
+    assert output.metrics["rollout/forebay/filled_slots"] == 1
 
 
 def test_logprobs_are_all_there_or_none(run: NativeRun, args: Any) -> None:
