@@ -159,18 +159,27 @@ class Deadlines:
         buffer, groups, settings = self._buffer, self._buffer.groups, self._buffer.run.settings
         is_full, num_samples, num_completed = groups.is_full(group), len(group.samples), group.num_completed
         is_enough = num_completed / settings.group_size >= settings.min_timeout_group_size_ratio
-        # A short group that is enough goes out without being asked about; slime's buffer does the same.
-        if group.group_id in groups.changed and (is_full or not is_enough):
+        is_asked = is_full or not is_enough or num_samples >= settings.min_valid_group_size
+        # Any other short group that is enough goes out without being asked about; slime's buffer does the same.
+        if group.group_id in groups.changed and is_asked:
             await self._pipeline.judge_changed(group)
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
             return  # it was closed by that, or a sample came while the hook was asked
-        if num_completed and (is_enough or group.group_id in groups.short_valid):
+        if num_completed >= settings.min_valid_group_size and self._are_rewards_equal(group):
+            buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
+        elif num_completed and (is_enough or group.group_id in groups.short_valid):
             group.row.is_salvaged = group.group_id not in groups.short_valid
             await self._pipeline.make_ready(group)
         else:
             failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
             detail = f"{num_completed} of {settings.group_size} samples had come{failed}"
             buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)
+
+    def _are_rewards_equal(self, group: SampleGroup) -> bool:
+        """Whether the built-in ``is_valid_group`` of contract A did not take a group that has samples enough for it."""
+        hooks = self._buffer.hooks
+        is_built_in = not hooks.in_host("judge") and hooks.contract != "B"
+        return is_built_in and group.group_id not in self._buffer.groups.short_valid
 
     # --- the run
 

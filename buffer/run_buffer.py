@@ -184,8 +184,8 @@ class RunBuffer:
 
     def new_window(self) -> MetaWindow:
         """An empty window that remembers samples if a user's meta hook will want them."""
-        wants_samples = self.hooks.in_host("meta_info")
-        return MetaWindow(keep_samples=self.run.settings.meta_max_samples if wants_samples else 0)
+        keep_samples = self.run.settings.meta_max_samples if self.hooks.in_host("meta_info") else 0
+        return MetaWindow(keep_samples, ddof=int(self.run.origin == "slime"))
 
     # --- groups
 

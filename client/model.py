@@ -23,6 +23,8 @@ class Group:
     """The task row, as its generator names it."""
     samples: Sequence[Row]
     """Their rows, with those that a hook added to fill the group."""
+    group_id: str = ""
+    """What the server knows it by."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Batch:
     else: who wrote them knows nothing of Forebay."""
     content: bytes = field(default=b"", repr=False)
     """The tensors of a batch that came as such: its rows are without ``tokens``, ``logprobs`` and ``loss_mask``."""
+    group_ids: Sequence[str] = ()
+    """What the server knows each group by."""
 
     @property
     def num_groups(self) -> int:
@@ -56,7 +60,12 @@ class Batch:
     def groups(self) -> list[Group]:
         """The rows by group, oldest ready group first. One that a hook left without rows is not among them."""
         places = pairwise(accumulate(self.group_sizes, initial=0))
-        return [Group(self.rows[start]["instance_id"], self.rows[start:end]) for start, end in places if start < end]
+        named = zip(places, self.group_ids or [""] * self.num_groups, strict=True)
+        return [
+            Group(self.rows[start]["instance_id"], self.rows[start:end], key)
+            for (start, end), key in named
+            if start < end
+        ]
 
 
 BatchLike: TypeAlias = Batch | str

@@ -164,6 +164,8 @@ class RunSettings(BaseModel):
         given = {key: value for key, value in payload.items() if value is not None}
         if origin == "slime" and "reward_range" not in payload:
             given["reward_range"] = SLIME_REWARD_RANGE
+        if origin == "slime" and "rollout_batch_size" in given:  # slime's client trains on so many groups of a fetch
+            given.setdefault("legacy_read_max_groups", given["rollout_batch_size"])
         try:
             settings = cls.model_validate(given)
         except ValidationError as error:

@@ -19,6 +19,8 @@ class MetaWindow:
 
     keep_samples: int = 0
     """How many of the newest samples to remember for a user's own hook."""
+    ddof: int = 0
+    """What is taken from the number of samples for the deviation: 1 as in slime, 0 for the population's."""
     num_samples: int = 0
     instances: Counter[InstanceId] = field(default_factory=Counter)
     mean: float = 0.0
@@ -64,7 +66,7 @@ class MetaWindow:
             self.newest.popleft()
 
     def meta_info(self) -> dict[str, Any]:
-        """The keys that slime's client knows. Rewards are as they arrived; the deviation is the population's."""
+        """The keys that slime's client knows. Rewards are as they arrived."""
         count, groups = self.num_samples, len(self.instances)
         if not count:
             numbers = dict.fromkeys(("avg_reward", "reward_std", "reward_min", "reward_max"), 0.0)
@@ -74,7 +76,7 @@ class MetaWindow:
             "num_groups": groups,
             "avg_group_size": count / groups,
             "avg_reward": _finite(self.mean),
-            "reward_std": _finite(math.sqrt(self.deviations / count)),
+            "reward_std": _finite(math.sqrt(self.deviations / max(1, count - self.ddof))),
             "reward_min": self.minimum,
             "reward_max": self.maximum,
         }

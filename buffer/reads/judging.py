@@ -43,8 +43,10 @@ class Staged:
             for row in self.rows
         ]
 
-    def first(self, num_rows: int) -> "Staged":
-        """At most so many rows: forks are left out before any main row."""
+    def for_slime(self, group_size: int) -> "Staged":
+        """The rows of slime's routes: so many, or under contract A a multiple, with forks left out before main rows."""
+        num_mains = len(self.rows) - sum(map(self._is_fork, self.rows))
+        num_rows = group_size if self.made_by.contract == "B" else max(1, num_mains // group_size) * group_size
         rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
         return Staged(rows[:num_rows], self.samples, self.made_by)
 

@@ -182,8 +182,8 @@ class Selection:
         if not chooser.request.is_slime:
             chooser.take(ChosenGroup(group, staged, staged, is_stale))
         elif self._fits_slime(group, staged):
-            size = self._buffer.run.settings.group_size
-            chooser.take(ChosenGroup(group, staged.first(size), staged, is_stale))
+            rows = staged.for_slime(self._buffer.run.settings.group_size)
+            chooser.take(ChosenGroup(group, rows, staged, is_stale))
 
     def _fits_slime(self, group: SampleGroup, staged: Staged) -> bool:
         """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""

@@ -231,7 +231,7 @@ class Reading:
             return None
         self.leases.add(batch["batch_id"], batch["lease_s"])
         self._warn(batch["meta_info"].get("warning"))
-        names = ("batch_id", "meta_info", "lease_s", "group_sizes")
+        names = ("batch_id", "meta_info", "lease_s", "group_sizes", "group_ids")
         return Batch(
             **{name: batch[name] for name in names},
             rows=batch["data"],

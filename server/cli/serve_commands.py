@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +66,16 @@ def serve(
 
     set_up_logging(settings.log_level)
     bound = server_process.listen(settings)
-    server_process.serve(settings, bound, lambda url: echo(f"forebay listens on {url}"))
+    # Whoever listens on every address needs one that other machines can use.
+    others = (
+        f", for other machines on http://{gethostname()}:{bound.getsockname()[1]}" if is_open(settings.host) else ""
+    )
+    server_process.serve(settings, bound, lambda url: echo(f"forebay listens on {url}{others}"))
+
+
+def is_open(host: str) -> bool:
+    """Whether to listen on ``host`` is to listen on every address of the machine."""
+    return host in ("0.0.0.0", "::")  # noqa: S104 - recognised here, not bound
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:

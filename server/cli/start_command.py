@@ -233,5 +233,8 @@ def tell_alarm(console: Console, view: dict[str, Any], shown: set[str]) -> set[s
 
 
 def is_over(view: dict[str, Any]) -> bool:
-    """Whether nothing will come from a run any more."""
-    return bool(view["has_ended"]) or view["state"] == "failed"
+    """Whether nothing will come from a run any more, as far as its groups tell."""
+    groups = view["groups"]
+    # A generator of another kind may have handed its work to others: the run waits for these, we do not.
+    is_finished = view["state"] == "finished" and any(groups.values()) and not groups["open"]
+    return bool(view["has_ended"]) or view["state"] == "failed" or is_finished

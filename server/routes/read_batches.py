@@ -190,6 +190,7 @@ class NativeRead(BatchRoute):
         row = batch.row
         sizes = _group_sizes(batch)
         head = {"batch_id": row.batch_id, "lease_s": row.lease_s, "num_groups": len(sizes), "group_sizes": sizes}
+        head["group_ids"] = row.group_ids
         are_foreign = chain.from_iterable(staged.are_foreign for staged in batch.staged)
         if foreign_rows := [place for place, is_foreign in enumerate(are_foreign) if is_foreign]:
             head["foreign_rows"] = foreign_rows

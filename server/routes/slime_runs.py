@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 
 from forebay.core.errors import ForebayError
 from forebay.core.group import GroupState
-from forebay.core.run import check_name
+from forebay.core.run import WORKING, Run, RunState, check_name
 from forebay.server.routes.sample_routes import by_name
 from forebay.server.runs.resumed_run import what_is_left
 from forebay.server.services import Services, services_of
@@ -94,4 +94,34 @@ async def stats(services: Server, name: str = "") -> dict[str, Any]:
         "total_written": sum(buffer.counts[outcome] for outcome in ("member", "failed", "late", "surplus")),
         "total_read": buffer.counts["rows_delivered"],
     }
-    return {"success": True, "message": "", "data": data}
+    return {"success": True, "message": "", "data": {"data": [data], "meta_info": {}}}
+
+
+@router.get("/rollout_status")
+@router.get("/s/{name}/rollout_status")
+async def rollout_status(services: Server, name: str = "") -> dict[str, Any]:
+    """How the run of ``name`` is doing, as ``job``; null if none was started."""
+    entry = services.buffer.newest(name)
+    return {"job": None if entry is None else _job(entry.run)}
+
+
+@router.post("/stop_rollout")
+@router.post("/s/{name}/stop_rollout")
+async def stop_rollout(services: Server, name: str = "") -> dict[str, Any]:
+    """Stop the run of ``name``, and answer when its process has ended. Its groups can still be read."""
+    entry = services.buffer.newest(name)
+    if entry is None:
+        return {"had_job": False, "stopped": True, "job": None}
+    await services.runs.stop(entry.run.run_id)
+    return {"had_job": True, "stopped": entry.run.state not in WORKING, "job": _job(entry.run)}
+
+
+def _job(run: Run) -> dict[str, Any]:
+    return {
+        "job_id": run.run_id,
+        "status": "starting" if run.state is RunState.VALIDATING else run.state.value,
+        "alive": run.state in WORKING,
+        "stop_requested": run.state is RunState.STOPPED,
+        "started_at": run.started_at_s,
+        "error": run.reason if run.state is RunState.FAILED else None,
+    }

@@ -9,9 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Forebay
-from tests.kit import ServerProcess, make_group, make_sample, poll_until
+from tests.kit import ServerProcess, make_group, make_sample, poll_until, write_generator
 from tests.lent import lend_runs
 
+WRITES = """
+import json
+from urllib.request import Request, urlopen
+TASK_TYPE = "writes"
+
+def run_rollout(data):
+    for reward in (0, 1):
+        sample = {"uid": str(reward), "instance_id": "a", "messages": [], "reward": reward}
+        headers = {"Content-Type": "application/json"}
+        urlopen(Request(data["remote_buffer_url"] + "/buffer/write", json.dumps(sample).encode(), headers)).read()
+"""
 MakeServer = Callable[..., ServerProcess]
 
 
@@ -185,6 +196,16 @@ def test_follow_of_a_run_of_which_nothing_is_usable_ends_with_1(
     what = "all its groups were discarded: 1 invalid" if rewards else "it made no group"
     assert f"error: nothing of {outcome.out.strip()} can be trained on: {what}" in outcome.err
     assert "hint: " in outcome.err
+
+
+def test_follow_ends_when_a_generator_of_another_kind_has_returned(
+    forebay: Forebay, target: list[str], server: ServerProcess, tmp_path: Path
+) -> None:
+    write_generator(server.generators, WRITES, "writes_generator.py")
+    outcome = forebay("start", "--task-type", "writes", "--group-size", 2, "--follow", *target)
+    assert outcome.code == 0, outcome
+    view = server.client.get(f"/v1/runs/{outcome.out.strip()}").json()
+    assert (view["groups"]["ready"], view["has_ended"]) == (1, False), "the run itself waits for other writers"
 
 
 def test_status_shows_which_engine_a_run_waits_for_without_its_password(

@@ -19,7 +19,7 @@ from tests.kit import make_sample
 
 WANTED = Wanted(num_groups=1, batch_size=None, lease_s=60, step=None, max_staleness=None)
 LOST = Lost("ReadError")
-BATCH = b'{"batch_id": "b", "data": [], "meta_info": {}, "lease_s": 60, "group_sizes": []}'
+BATCH = b'{"batch_id": "b", "data": [], "meta_info": {}, "lease_s": 60, "group_sizes": [], "group_ids": []}'
 EMPTY = ServerReply(200, {}, b'{"batch_id": null, "data": [], "meta_info": {}}')
 
 

@@ -76,6 +76,14 @@ def test_a_repeated_request_is_told_the_same(run: NativeRun) -> None:
     first, again = (run.read(num_groups=2, request_id="r") for _ in range(2))
     assert first == again
     assert (first["num_groups"], first["group_sizes"], len(first["data"])) == (2, [2, 3], 5)
+    assert first["group_ids"] == [group["group_id"] for group in run.groups()]
+
+
+def test_a_group_names_what_the_server_knows_it_by(run: NativeRun, client: BufferClient) -> None:
+    run.write(*group(0, "lost", "lost", "lost"), *group(1, "kept", "lost", "kept", instance_id="b"))
+    batch = client.read(2, wait_s=20)
+    assert batch is not None
+    assert [run.group(each.group_id)["instance_id"] for each in batch.groups] == ["b"]
 
 
 def test_nothing_has_no_groups(client: BufferClient) -> None:

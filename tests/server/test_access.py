@@ -1,6 +1,7 @@
 """Who may reach the server, what of its disk a caller may name, and how large a body may be."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, ServerProcess, assert_error, make_sample, poll_until, write_generator
+from tests.kit import TIME_LIMIT_S, ServerProcess, assert_error, first_line, make_sample, poll_until, write_generator
 
 SECRET = {"Authorization": "Bearer secret"}
 TELLS_ITS_KEY = """
@@ -92,6 +93,19 @@ def test_other_than_loopback_is_refused_without_a_token(tmp_path: Path) -> None:
     assert "listening on 0.0.0.0 would let anybody" in done.stderr
     assert "FOREBAY_TOKEN" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_listening_everywhere_names_an_address_for_other_machines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forebay.server.cli", "serve", "--port", "0", "--host", "0.0.0.0", "--insecure"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        line = first_line(serving.stdout, TIME_LIMIT_S)
+        serving.terminate()
+    port = re.escape(line.rpartition(":")[2])
+    name = re.escape(socket.gethostname())
+    assert re.fullmatch(
+        rf"forebay listens on http://127\.0\.0\.1:{port}, for other machines on http://{name}:{port}", line
+    )
 
 
 def test_a_port_in_use_is_told(tmp_path: Path, server: ServerProcess) -> None:

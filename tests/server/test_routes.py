@@ -52,6 +52,8 @@ SLIME = {
     "/buffer/peek": {"get"},
     "/buffer/stats": {"get"},
     "/get_rollout_data": {"post"},
+    "/rollout_status": {"get"},
+    "/stop_rollout": {"post"},
 }
 PRINTS = """
 import json, threading
@@ -180,11 +182,11 @@ def test_read_waits_up_to_its_timeout_and_peek_and_stats_take_nothing(slime: Sli
     peeked = slime.client.get(f"{slime.prefix}/buffer/peek").json()
     assert {row["instance_id"] for row in peeked["data"]["data"]} == {"g"}
     stats = {"current_size": 4, "max_size": 1_000_000_000, "total_written": 4, "total_read": 0}
-    assert slime.client.get(f"{slime.prefix}/buffer/stats").json()["data"] == stats
+    assert slime.client.get(f"{slime.prefix}/buffer/stats").json()["data"] == {"data": [stats], "meta_info": {}}
     rows = slime.client.post(path, json={"batch_size": "4", "timeout": 5, "wait": True}).json()["data"]["data"]
     assert [row["uid"] for row in rows] == ["g/0", "g/1", "g/2", "g/3"]
     stats |= {"current_size": 0, "total_read": 4}
-    assert slime.client.get(f"{slime.prefix}/buffer/stats").json()["data"] == stats
+    assert slime.client.get(f"{slime.prefix}/buffer/stats").json()["data"] == {"data": [stats], "meta_info": {}}
 
 
 def test_the_root_and_each_name_are_streams_of_their_own(own: ServerProcess) -> None:
