@@ -1,9 +1,9 @@
 """Generators: what turns task rows into samples, from the files that users write to the processes that run them.
 
 In this folder itself lies what a user reads and copies: ``math_generator.py`` and ``tool_generator.py`` (generators
-that are complete), ``base.py`` (``BaseGenerator``: rows and two functions in, samples out), ``agent.py`` (the same
-for agents as they are), ``tools.py``, ``rewards.py`` (reward functions and their time limit), ``sandbox/`` and
-``failures.py`` (whose fault a failed rollout is).
+that are complete), ``slime_generate_generator.py`` (runs functions written for slime), ``base.py`` (``BaseGenerator``:
+rows and two functions in, samples out), ``agent.py`` (the same for agents as they are), ``tools.py``, ``rewards.py``
+(reward functions and their time limit), ``sandbox/`` and ``failures.py`` (whose fault a failed rollout is).
 
 Below it, in the order of a run:
 

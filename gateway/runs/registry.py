@@ -8,6 +8,8 @@
 
 import asyncio
 import secrets
+from base64 import b64decode
+from contextlib import suppress
 from hashlib import sha256
 
 from starlette.requests import Request
@@ -21,7 +23,7 @@ from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Agent
 from forebay.telemetry.tracing.loop_watch import LoopWatch
 
-BEARER = "bearer "
+BEARER, BASIC = "bearer ", "basic "
 RUN_OVER = "its run has ended"
 REOPENED = "it was opened again"
 CLOSED = "it was closed"
@@ -37,6 +39,9 @@ def key_of(request: Request) -> str:
     authorization = request.headers.get("authorization", "")
     if authorization[: len(BEARER)].lower() == BEARER:
         return authorization[len(BEARER) :].strip()
+    if authorization[: len(BASIC)].lower() == BASIC:  # of an address with the key as its password
+        with suppress(ValueError):
+            return b64decode(authorization[len(BASIC) :]).decode().partition(":")[2]
     # Anthropic's clients send their key under this name unless they are given an "auth token".
     return request.headers.get("x-api-key", "")
 

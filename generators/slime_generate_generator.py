@@ -1,0 +1,272 @@
+"""The built-in task ``slime_generate``: custom generate and reward functions written for slime, as they are.
+
+``generate`` names a function ``async (args, sample, sampling_params)`` that returns slime's ``Sample``, or a list of
+them for sub-agents; ``reward`` one ``async (args, sample)``, which is given the list where there is one. ``agent``
+names an agent function of miles instead of ``generate``. slime, or miles, must be importable where the server runs.
+"""
+
+import inspect
+import itertools
+import sys
+import zlib
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from typing import Any
+from urllib.parse import quote, urlsplit
+from weakref import WeakValueDictionary
+
+from forebay.client.slime.samples import slime_module
+from forebay.core.errors import EngineError, InvalidInput
+from forebay.core.weight_versions import number_of
+from forebay.generators.agent import AgentGenerator, AgentTask
+from forebay.generators.base import AgentFailed, BaseGenerator
+from forebay.generators.rollouts.samples import plain
+
+TASK_TYPE = "slime_generate"
+
+Json = dict[str, Any]
+Function = Callable[..., Awaitable[Any]]
+
+DEFAULTS: Json = {
+    "apply_chat_template": False,
+    "ci_test": False,
+    "custom_rm_path": None,
+    "group_rm": False,
+    "mask_offpolicy_in_partial_rollout": False,
+    "partial_rollout": False,
+    "reward_key": None,
+    "rm_type": None,
+    "rollout_num_gpus": 1,
+    "rollout_num_gpus_per_engine": 1,
+    "rollout_seed": 42,
+    "rollout_skip_special_tokens": False,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
+    "rollout_temperature": 1.0,
+    "rollout_top_k": -1,
+    "rollout_top_p": 1.0,
+    "sglang_dp_size": 1,
+    "sglang_speculative_algorithm": None,
+    "use_distributed_post": False,
+    "use_rollout_routing_replay": False,
+}
+"""Arguments of slime that its own helpers read; ``args`` of the start has others, or other values."""
+SAMPLING = ("temperature", "top_p", "top_k", "stop")
+FINISH_REASONS = {"truncated": "length"}
+"""By slime's status; a sample that has another one has come to its end."""
+
+
+def run_rollout(data: Json) -> None:
+    """Run the functions that the start names; ``args`` holds arguments of slime that they read."""
+    generator = AgentGenerator.from_payload(data)
+    reward = load_function("reward", data["reward"]) if data.get("reward") else None
+    function = load_function("agent" if data.get("agent") else "generate", data.get("agent") or data.get("generate"))
+    args = slime_args(data, generator)
+    if data.get("agent"):
+        agent = AgentFunction(args, function, reward, generator.sampling_params)
+        generator.run_agent(data["input_file"], agent.run, agent.reward, data.get("num_epoch", 1), hidden=())
+    else:
+        generate = GenerateFunction(args, function, reward)
+        generator.entry(data["input_file"], generate.rollout, generate.reward, data.get("num_epoch", 1))
+
+
+def load_function(field: str, path: object) -> Function:
+    """The function ``module:function``, or ``module.function`` as slime writes it. Raises ``InvalidInput``."""
+    module, _, name = str(path or "").replace(":", ".").rpartition(".")
+    try:
+        function: Function = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = f"--set {field}=module:function; its module, and slime or miles, must be on the server's PYTHONPATH"
+        raise InvalidInput(f"{field} {path!r}: {error}", hint=hint, field=field) from error
+    return function
+
+
+def slime_args(data: Json, generator: BaseGenerator) -> Namespace:
+    """slime's arguments, as the start tells them. Raises ``InvalidInput``."""
+    given = data.get("args") or {}
+    if not isinstance(given, dict):
+        raise InvalidInput(f"args must be an object with arguments of slime, got {given!r:.100}", field="args")
+    params = generator.sampling_params
+    own = {
+        "hf_checkpoint": data.get("tokenizer_path"),
+        "n_samples_per_prompt": generator.num_repeat_per_sample,
+        "rollout_max_response_len": generator.max_tokens,
+        "sglang_server_concurrency": generator.num_process,
+        **{f"rollout_{name}": params[name] for name in SAMPLING if name in params},
+    }
+    args = Namespace(**DEFAULTS | own | given)
+    for package in ("slime", "miles"):  # its `post` has no client before; only where the functions use it
+        if helpers := sys.modules.get(f"{package}.utils.http_utils"):
+            helpers.init_http_client(args)
+    return args
+
+
+class GenerateFunction:
+    """A custom generate function as a rollout function, and a custom reward function as its judge."""
+
+    def __init__(self, args: Namespace, generate: Function, reward: Function | None) -> None:
+        self._args, self._generate, self._reward = args, generate, reward
+        self._takes_evaluation = "evaluation" in inspect.signature(generate).parameters
+        self._numbers = itertools.count()
+        self._finished: WeakValueDictionary[str, SlimeTrajectory] = WeakValueDictionary()
+        """By uid, as long as their rollouts: until the reward is known."""
+
+    async def rollout(self, client: Any, messages: list[Json], sampling_params: Json) -> tuple[list[Json], str]:
+        """One call of the generate function."""
+        del sampling_params  # slime's own names are in the arguments
+        rollout = client.rollout
+        args = Namespace(**vars(self._args) | _router(rollout.engine_url))
+        sample = slime_module("utils.types").Sample(
+            index=next(self._numbers),
+            group_index=zlib.crc32(rollout.rollout_id.rpartition("-")[0].encode()),
+            prompt=_prompt(args, rollout.row.get("prompt"), messages),
+            label=rollout.row.get("label"),
+            metadata=dict(rollout.row.get("metadata") or {}),
+        )
+        more = {"evaluation": False} if self._takes_evaluation else {}
+        made = await self._generate(args, sample, _sglang_params(args), **more)
+        rollout.trajectory = trajectory = SlimeTrajectory(made if isinstance(made, list) else [made], messages)
+        self._finished[rollout.uid] = trajectory
+        main = trajectory.slime_samples[-1]
+        rollout.extra_info["metadata"] = main.metadata
+        return trajectory.messages(main), FINISH_REASONS.get(main.status.value, "stop")
+
+    async def reward(self, item: Json) -> float:
+        """The reward of a rollout: the mean of its samples', asked of those that have none yet."""
+        if item["uid"] not in self._finished:
+            raise InvalidInput("slime_generate judges what it has just generated, not what was recorded")
+        samples = self._finished[item["uid"]].slime_samples
+        await self._judge([sample for sample in samples if sample.reward is None], is_list=len(samples) > 1)
+        return sum(float(sample.get_reward_value(self._args)) for sample in samples) / len(samples)
+
+    async def _judge(self, samples: Sequence[Any], *, is_list: bool) -> None:
+        if not samples:
+            return
+        if self._reward is None:
+            hub = slime_module("rollout.rm_hub")
+            rewards = [await hub.async_rm(self._args, sample) for sample in samples]
+        else:
+            rewards = await self._reward(self._args, samples) if is_list else [await self._reward(self._args, *samples)]
+        for sample, reward in zip(samples, rewards, strict=True):
+            sample.reward = reward
+
+
+class SlimeTrajectory:
+    """slime's samples of one rollout in the place of what was recorded: forks first, the main one last."""
+
+    def __init__(self, samples: Sequence[Any], prompt: list[Json]) -> None:
+        """Raises ``EngineError`` for an aborted sample, ``AgentFailed`` for one that failed, or holds no tokens."""
+        self.slime_samples = list(samples)
+        self.counters: Counter[str] = Counter()
+        self._prompt = prompt
+        if not samples:
+            raise AgentFailed("the generate function returned no sample")
+        for sample in samples:
+            _check(sample)
+
+    def messages(self, sample: Any) -> list[Json]:
+        """The prompt and the response."""
+        prompt = sample.prompt if isinstance(sample.prompt, list) else self._prompt
+        return [*prompt, {"role": "assistant", "content": sample.response}]
+
+    def samples(self) -> "list[SlimeFields]":
+        """What goes into Forebay's samples."""
+        return [SlimeFields(sample, self.messages(sample)) for sample in self.slime_samples]
+
+
+class SlimeFields:
+    """The fields of one of slime's samples."""
+
+    def __init__(self, sample: Any, messages: list[Json]) -> None:
+        self._sample, self._messages = sample, messages
+
+    def fields(self) -> Json:
+        """Tokens of prompt and response; mask and logprobs of the response."""
+        sample, length = self._sample, self._sample.response_length
+        mask = [1] * length if sample.loss_mask is None else list(sample.loss_mask)
+        fields: Json = {
+            "messages": self._messages,
+            "tokens": list(sample.tokens),
+            "response_length": length,
+            "loss_mask": [0] * length if sample.remove_sample else mask,
+        }
+        if sample.rollout_log_probs is not None:
+            fields["logprobs"] = list(sample.rollout_log_probs)
+        versions = sorted({number for name in sample.weight_versions if (number := number_of(str(name))) is not None})
+        return plain({**fields, "weight_versions": versions} if versions else fields)  # type: ignore[no-any-return]
+
+
+def _check(sample: Any) -> None:
+    status, length = sample.status.value, sample.response_length
+    if status == "aborted":
+        raise EngineError("the generate function returned an aborted sample")
+    if status == "failed":
+        raise AgentFailed("the generate function returned a failed sample")
+    arrays = {"loss_mask": sample.loss_mask, "rollout_log_probs": sample.rollout_log_probs}
+    wrong = [f"{name} has {len(array)}" for name, array in arrays.items() if array is not None and len(array) != length]
+    if wrong or not 0 < length < len(sample.tokens):
+        sizes = ", ".join([f"{len(sample.tokens)} tokens", *wrong])
+        raise AgentFailed(f"the generate function returned a sample with response_length {length}, but {sizes}")
+
+
+def _router(engine_url: str) -> Json:
+    url = urlsplit(engine_url)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return {"sglang_router_ip": url.hostname, "sglang_router_port": port}
+
+
+def _prompt(args: Namespace, given: object, messages: list[Json]) -> object:
+    """As slime's data set makes it: a text, or messages, with ``--apply-chat-template`` the text of the template."""
+    if not args.apply_chat_template:
+        return given if isinstance(given, str) else messages
+    tokenizer = slime_module("rollout.sglang_rollout").GenerateState(args).tokenizer
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _sglang_params(args: Namespace) -> Json:
+    return {
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+        "top_k": args.rollout_top_k,
+        "max_new_tokens": args.rollout_max_response_len,
+        "stop": args.rollout_stop,
+        "stop_token_ids": args.rollout_stop_token_ids,
+        "skip_special_tokens": args.rollout_skip_special_tokens,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+
+
+class AgentFunction:
+    """An agent function of miles as an agent: the gateway is its engine, and records it."""
+
+    def __init__(self, args: Namespace, agent: Function, reward: Function | None, sampling_params: Json) -> None:
+        self._args, self._agent, self._reward, self._params = args, agent, reward, sampling_params
+
+    async def run(self, task: AgentTask) -> Json:
+        """One call of the agent function; what it returns is part of the sample's metadata."""
+        url = urlsplit(task.base_url.removesuffix("/v1"))
+        base_url = url._replace(netloc=f"agent:{quote(task.api_key, safe='')}@{url.netloc}").geturl()
+        metadata = dict(task.row.get("metadata") or {})
+        given = task.row.get("prompt") if isinstance(task.row.get("prompt"), str) else task.prompt
+        returned = await self._agent(
+            base_url=base_url, prompt=given, request_kwargs=dict(self._params), metadata=metadata
+        )
+        return {**metadata, **(returned or {})}
+
+    async def reward(self, item: Json) -> float:
+        """What the reward function says of a sample with prompt, response, label and metadata."""
+        types = slime_module("utils.types")
+        *prompt, answer = item["messages"]
+        sample = types.Sample(
+            prompt=prompt,
+            response=str(answer.get("content") or ""),
+            label=item.get("label"),
+            metadata=item["agent"]["output"],
+            status=types.Sample.Status("truncated" if item["finish_reason"] == "length" else "completed"),
+        )
+        judge = self._reward or slime_module("rollout.rm_hub").async_rm
+        sample.reward = await judge(self._args, sample)
+        return float(sample.get_reward_value(self._args))

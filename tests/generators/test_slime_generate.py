@@ -1,0 +1,102 @@
+"""``slime_generate``: functions written for slime and miles, unchanged, on a real server."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.engines.scripted import ScriptedCall, ScriptedEngine, ThreadedEngine
+from tests.conftest import MakeServer
+from tests.kit import Json, NativeRun, ServerProcess, poll_until
+
+CHECKOUT = Path(__file__).parent / "slime_checkout"
+Start = Callable[..., NativeRun]
+
+
+def answers() -> Callable[[ScriptedCall], str]:
+    """Two right ones, two wrong ones, and so on: a rollout asks twice."""
+    numbers = itertools.count()
+    return lambda _: "no idea" if next(numbers) // 2 % 2 else "it is 4"
+
+
+@pytest.fixture(scope="module")
+def server(module_servers: MakeServer) -> Iterator[ServerProcess]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(CHECKOUT))
+        yield module_servers(start_wait_s=60)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ThreadedEngine]:
+    with ScriptedEngine(answers()).in_thread() as engine:
+        yield engine
+
+
+@pytest.fixture
+def start(server: ServerProcess, engine: ThreadedEngine, tmp_path: Path) -> Start:
+    def started(*prompts: str, **payload: Any) -> NativeRun:
+        rows = [{"instance_id": p, "prompt": p, "label": 4, "metadata": {"of": p}} for p in prompts]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = {"input_file": str(tmp_path / "rows.jsonl"), "remote_engine_url": engine.url, "num_process": 1}
+        return server.start_run("slime_generate", 4, **{**given, "max_tokens": 64, "max_attempts": 1, **payload})
+
+    return started
+
+
+def rows_of(run: NativeRun) -> list[Json]:
+    rows: list[Json] = run.take(num_groups=1, wait_s=60)["data"]
+    return rows
+
+
+def test_generate_and_reward_functions_of_slime_run_unchanged(start: Start) -> None:
+    run = start("what is 2+2?", generate="searching:generate", reward="searching.reward", args={"reward_key": "score"})
+    rows = rows_of(run)
+    assert sorted(row["raw_reward"] for row in rows) == [0, 0, 1, 1]
+    for row in rows:
+        response = row["messages"][-1]["content"]
+        assert bytes(row["tokens"]).decode() == f"what is 2+2?{response}"
+        assert row["response_length"] == len(row["loss_mask"]) == len(row["logprobs"]) == len(response)
+        assert row["logprobs"] == [-0.5 * bit for bit in row["loss_mask"]]
+        trained = "".join(letter for letter, bit in zip(response, row["loss_mask"], strict=True) if bit)
+        assert trained == response.replace(" [found] ", "")
+        assert row["extra_info"]["metadata"] == {"of": "what is 2+2?", "turns": 2}
+        assert row["outcome"] == "ok"
+
+
+def test_a_list_of_samples_is_a_rollout_with_forks(start: Start) -> None:
+    functions = {"generate": "searching:generate_forks", "reward": "searching:reward"}
+    run = start("long one", **functions, args={"reward_key": "score"})
+    rows = rows_of(run)
+    assert [row.get("fork", 0) for row in rows] == [0, 1] * 4
+    assert [row["messages"][-1]["content"] == "a fork" for row in rows] == [False, True] * 4
+    assert {row["outcome"] for row in rows} == {"truncated"}
+
+
+def test_what_slime_would_not_train_on_has_failed_and_no_reward(start: Start) -> None:
+    functions = {"generate": "searching:generate", "reward": "searching:reward", "args": {"reward_key": "score"}}
+    run = start("aborted", "torn", **functions)
+    outcomes = poll_until(lambda: view["outcomes"] if (view := run.view())["has_ended"] else {})
+    assert (outcomes["engine_failure"], outcomes["agent_failure"], outcomes["ok"]) == (4, 4, 0)
+
+
+def test_an_agent_function_of_miles_talks_to_the_gateway(start: Start) -> None:
+    run = start("what is 2+2?", agent="searching:agent", reward="searching:agent_reward")
+    rows = rows_of(run)
+    assert sorted(row["raw_reward"] for row in rows) == [0, 0, 1, 1]
+    assert all(sum(row["loss_mask"]) and row["tokens"] for row in rows), "the gateway has recorded its tokens"
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({}, "generate None"),
+        ({"generate": "searching:nowhere"}, "generate 'searching:nowhere'"),
+        ({"generate": "searching:generate", "args": [1]}, "args must be an object"),
+    ],
+)
+def test_what_cannot_be_run_says_what_is_missing(start: Start, payload: Json, told: str) -> None:
+    run = start("x", **payload)
+    assert told in run.wait_for_state("failed")["reason"]
