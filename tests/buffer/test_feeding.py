@@ -41,7 +41,11 @@ from tests.buffer.test_recovery import FailsOnce
 from tests.kit import make_sample
 
 SIZE = 4
-PAYLOAD: dict[str, Any] = {"group_size": SIZE, "min_valid_group_size_ratio": 0.5}
+PAYLOAD: dict[str, Any] = {
+    "group_size": SIZE,
+    "min_valid_group_size_ratio": 0.75,
+    "min_timeout_group_size_ratio": 0.5,
+}
 
 
 async def record(buffer: Buffer, clock: ManualClock) -> Entry:
@@ -56,13 +60,13 @@ async def record(buffer: Buffer, clock: ManualClock) -> Entry:
     await take(entry, num_groups=3)
     await fill(entry, "whole", [1.0])  # of its second epoch, since its first was full
     await write(entry, instance_id="slots", epoch=3, slot=1)  # late
-    await fill(entry, "salvaged", [0.0, 0.0, 0.0])
+    await fill(entry, "salvaged", [0.0, 0.0])
     await fill(entry, "too few", [1.0])
     await announce(entry.buffer, [("never came", 7)])
     clock.advance(4_000)
     await buffer.tick()
-    await fill(entry, "short", [0.0, 1.0])
-    await take(entry, num_groups=2)  # the salvaged one is filtered, and the short one goes out as it is
+    await fill(entry, "short", [0.0, 1.0, 1.0])
+    await take(entry, num_groups=2)  # the salvaged one, and the short one as it is
     await forks(entry)
     put_binary(entry)
     await fill(entry, "left open", [0.0])
@@ -136,6 +140,7 @@ async def test_same_groups_for_the_same_reasons(store: Store, clock: ManualClock
         kinds = {what[:3] for what in recorded.values()}
         assert kinds >= {
             ("ready", "", False),
+            ("ready", "", True),
             ("discarded", "invalid", False),
             ("discarded", "failed", False),
             ("discarded", "timed_out", False),
@@ -153,15 +158,15 @@ async def test_a_group_goes_out_when_it_did(store: Store, clock: ManualClock) ->
         entry = await buffer.add(make_run("run-1", **PAYLOAD))
         await fill(entry, "a", [0.0, 1.0, 0.0, 1.0])
         await buffer.get("run-1").pipeline.evaluate()
-        await fill(entry, "salvaged", [0.0, 1.0, 1.0])
+        await fill(entry, "salvaged", [0.0, 1.0])
         clock.advance(301)
         await buffer.tick()
         await fill(entry, "b", [0.0, 1.0, 0.0, 1.0])
-        await fill(entry, "c", [0.0, 1.0])
+        await fill(entry, "c", [0.0, 1.0, 1.0])
         order = await drain(entry)
         again, _ = await feed(buffer)
         assert await drain(again) == order
-        assert [(name, len(uids)) for name, uids in order] == [("a", 4), ("salvaged", 3), ("b", 4), ("c", 2)]
+        assert [(name, len(uids)) for name, uids in order] == [("a", 4), ("salvaged", 2), ("b", 4), ("c", 3)]
 
 
 async def test_nobody_sees_a_part_of_a_group(clock: ManualClock) -> None:
