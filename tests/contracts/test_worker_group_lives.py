@@ -1,8 +1,6 @@
 """How worker groups come up, what they are made of, and how they end, on every backend."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.core.errors import InvalidInput, NotFound
+from forebay.core.errors import InvalidInput
 from forebay.workers.groups import (
     ClassWithInitArgs,
     ResourcePool,
@@ -28,16 +26,6 @@ from tests.worker_kit import Unreadable
 
 WAIT_S = 60.0
 MakeGroup = Callable[..., WorkerGroup]
-FIND = """
-import sys
-from forebay.workers.backends.ray import RayBackend
-from forebay.workers.groups import ClassWithInitArgs, WorkerGroup
-from tests.worker_groups_kit import Member
-
-group = WorkerGroup.from_detached(sys.argv[1], ClassWithInitArgs(Member), backend=RayBackend(sys.argv[2]))
-print(group.world_size, group.foo(3), group.add([0, 1, 2, 3]), [place["rank"] for place in group.place()])
-group.close()
-"""
 
 
 # -- what a group is made of
@@ -127,12 +115,6 @@ def test_colocated_classes_share_a_process_and_see_each_other(colocated: WorkerG
         colocated.spawn(["critic"])
 
 
-def test_fused_roles_are_attributes_of_the_group(colocated: WorkerGroup) -> None:
-    colocated.fuse()
-    assert colocated.judge.foo(colocated.actor.execute_rank_zero("unregistered", 5)) == [125, 125]
-    assert colocated.actor.add([1, 2, 3]) == [11, 12, 14]
-
-
 # -- ending
 
 
@@ -206,22 +188,3 @@ def test_a_call_with_retries_goes_on_at_a_worker_that_is_started_anew(
     assert group.square_or_exit(range(8), str(tmp_path / "again")).get(WAIT_S) == [n * n for n in range(8)]
     assert poll_until(lambda: not group.lost)
     assert group.foo(1) == [1, 1]
-
-
-def test_a_detached_group_is_found_from_another_process(make_group: MakeGroup, backend: str) -> None:
-    if backend != "ray":
-        with pytest.raises(InvalidInput, match=f"'{backend}' end with the process") as e:
-            make_group(2, detached=True, name="contract")
-        assert e.value.field == "detached"
-        return
-    import ray
-
-    with pytest.raises(InvalidInput, match="needs one"):
-        make_group(2, detached=True)
-    make_group(2, ClassWithInitArgs(Member, 10), detached=True, name="contract")
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-c", FIND, "contract", address]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert found.stdout.strip() == "2 [13, 13] [10, 11, 13, 14] [0, 1]", found.stderr
-    with pytest.raises(NotFound):
-        WorkerGroup.from_detached("contract", ClassWithInitArgs(Member), backend=backend)

@@ -162,7 +162,7 @@ class SlowToStart(InlineBackend):
         self.is_slow = False
         self.made: list[Any] = []
 
-    def start(self, specs: Any, *, name: str = "", detached: bool = False) -> Any:
+    def start(self, specs: Any) -> Any:
         workers = super().start(specs)
         if self.is_slow:
             self.made += workers

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from forebay.core.errors import InvalidInput, NotFound
+from forebay.core.errors import InvalidInput
 from forebay.workers.backends.abc import MethodCall, RunningWorker, WorkerSpec
 from forebay.workers.backends.by_name import make_backend
 from forebay.workers.backends.inline import InlineBackend
@@ -67,8 +67,6 @@ def test_backends_are_found_by_name() -> None:
     made = make_backend("inline")
     assert make_backend(made) is made
     assert made.free() is None
-    with pytest.raises(NotFound, match="'lab'"):
-        made.find("lab")
     with pytest.raises(InvalidInput, match="'threads' is unknown") as caught:
         make_backend("threads")
     assert caught.value.field == "backend"

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from forebay.core.errors import InvalidInput, NotFound
+from forebay.core.errors import InvalidInput
 from forebay.workers.backends import endings, processes
 from forebay.workers.backends.abc import WorkerSpec
 from forebay.workers.backends.processes import ProcessesBackend, ProcessWorker
@@ -269,14 +269,6 @@ def test_closing_does_not_wait_for_ever(start: Start, monkeypatch: pytest.Monkey
         with pytest.raises(WorkerLost, match=r"closed|killed by its controller"):
             each.result(0)
     assert lost == []
-
-
-def test_groups_of_this_machine_end_with_their_controller() -> None:
-    with pytest.raises(InvalidInput, match="end with their controller") as refused:
-        ProcessesBackend().start(specs(), detached=True)
-    assert refused.value.field == "detached"
-    with pytest.raises(NotFound):
-        ProcessesBackend().find("mine")
 
 
 CONTROLLER = """

@@ -6,18 +6,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forebay.core.errors import InvalidInput, NotFound
+from forebay.core.errors import InvalidInput
 from forebay.workers.backends import ray_worker
 from forebay.workers.backends.abc import WorkerSpec
 from forebay.workers.backends.ray import RayBackend
 from forebay.workers.backends.ray_worker import RayWorker
-from forebay.workers.groups import WorkerGroup
 from forebay.workers.members.worker import ClassWithInitArgs
 from forebay.workers.members.worker_errors import PlacementFailed, WorkerError, WorkerLost
 from tests.kit import poll_until
@@ -230,16 +230,14 @@ from tests.worker_kit import call, specs
 backend = RayBackend(sys.argv[1], sys.argv[2])
 """
 STARTS = """
-workers = backend.start(specs(4), name=sys.argv[3], detached=bool(sys.argv[3]))
+workers = backend.start(specs(4))
 pids = [call(worker, "where").result(60)["pid"] for worker in workers]
 call(workers[0], "remember", "from another process").result(60)
 call(workers[0], "say", "a worker says something").result(60)
 for worker, method, args in zip(workers, ["spin", "sleep", "keep_the_interpreter"], [(), (1000,), (1000,)]):
-    if not sys.argv[3]:
-        call(worker, method, *args)
+    call(worker, method, *args)
 print(*pids, flush=True)
-if not sys.argv[3]:
-    time.sleep(1000)
+time.sleep(1000)
 """
 
 
@@ -272,51 +270,13 @@ def read_pids(controller: "subprocess.Popen[str]", lines: list[str]) -> list[int
 
 
 def test_no_actor_outlives_its_controller_whatever_it_does(tmp_path: Path) -> None:
-    with run_script(tmp_path, STARTS, address(), "forebay", "") as controller:
-        pids = read_pids(controller, [])
-        assert all(map(is_running, pids))
-        controller.kill()
-        poll_until(lambda: not any(map(is_running, pids)), 60.0)
-
-
-def test_a_detached_group_is_found_by_its_name_in_another_process(tmp_path: Path) -> None:
-    with run_script(tmp_path, STARTS, address(), "probes", "mine") as controller:
+    with run_script(tmp_path, STARTS, address(), "forebay") as controller:
         lines: list[str] = []
         pids = read_pids(controller, lines)
-        lines += controller.communicate(timeout=60)[0]
-        assert controller.returncode == 0
-    assert "a worker says something" in "".join(lines)
-    backend = RayBackend(ray_namespace="probes")
-    with pytest.raises(InvalidInput, match="a detached group 'mine' in the namespace 'probes' already") as refused:
-        backend.start(specs(4), name="mine", detached=True)
-    assert refused.value.field == "name"
-    found = backend.find("mine")
-    assert [call(each, "where").result(60)["pid"] for each in found] == pids
-    assert [each.spec.rank for each in found] == [0, 1, 2, 3]
-    assert call(found[0], "remembered").result(60) == ["from another process"]
-    for each in found:
-        each.close(1.0)
-    poll_until(lambda: not any(map(is_running, pids)))
-    with pytest.raises(NotFound, match="no detached group 'mine' in the namespace 'probes'"):
-        backend.find("mine")
-
-
-def test_of_a_detached_group_the_workers_that_have_died_are_lost_and_groups_with_longer_names_are_others() -> None:
-    backend = RayBackend()
-    workers = [
-        *backend.start(specs(2), name="half", detached=True),
-        *backend.start(specs(), name="half:b", detached=True),
-    ]
-    pids = [call(worker, "where").result(60)["pid"] for worker in workers]
-    workers[0].kill()
-    poll_until(lambda: len([name for name in backend._actor_names() if name.startswith("forebay:half:")]) == 2)
-    with WorkerGroup.from_detached("half", ClassWithInitArgs(Probe), backend=RayBackend()) as group:
-        assert poll_until(lambda: group.lost) == {0: "it had died before its group was found"}
-        assert group.execute_rank(1, "add", 3).get(60) == 3
-        with pytest.raises(WorkerLost):
-            group.execute_rank(0, "add", 3).get(60)
-    poll_until(lambda: [is_running(pid) for pid in pids] == [False, False, True])
-    workers[2].close(0.0)
+        assert all(map(is_running, pids))
+        assert any("a worker says something" in line for line in chain(lines, controller.stdout or ()))
+        controller.kill()
+        poll_until(lambda: not any(map(is_running, pids)), 60.0)
 
 
 def test_a_call_that_ray_does_not_take_fails_alone(start: Start) -> None:

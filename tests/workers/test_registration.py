@@ -150,12 +150,6 @@ def test_a_method_that_would_hide_the_groups_own_is_refused_by_name(name: str) -
     group.close()
 
 
-def test_a_role_that_would_hide_the_groups_own_is_refused_by_name() -> None:
-    both = create_colocated_worker_cls({"close": ClassWithInitArgs(Registered)})
-    with WorkerGroup([1], both, backend="inline") as group, pytest.raises(InvalidInput, match="'close'"):
-        group.fuse()
-
-
 def test_a_bound_method_is_called_and_documented_as_its_own() -> None:
     with WorkerGroup([1], ClassWithInitArgs(Registered), backend="inline") as group:
         assert group.one.__name__ == "one"
@@ -255,15 +249,6 @@ def test_a_dispatch_function_may_leave_ranks_out() -> None:
         assert e.value.field == "dispatch_fn"
         with pytest.raises(InvalidInput, match="there is no rank 4 among 4 workers"):
             group.execute_rank(4, "ranks", 1)
-
-
-def test_detached_groups_are_rays() -> None:
-    with pytest.raises(InvalidInput, match="'inline' end with the process") as e:
-        WorkerGroup([1], ClassWithInitArgs(Registered), backend="inline", detached=True, name="lab")
-    assert e.value.field == "detached"
-    assert "ray" in e.value.hint
-    with pytest.raises(InvalidInput, match="end with the process"):
-        WorkerGroup.from_detached("lab", ClassWithInitArgs(Registered), backend="inline")
 
 
 @pytest.mark.parametrize(

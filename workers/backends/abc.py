@@ -83,17 +83,12 @@ class WorkerBackend(Protocol):
     """One way of running workers."""
 
     name: str
-    can_detach: bool
-    """Whether a group may outlive the process that started it, and be found again by name."""
 
-    def start(self, specs: Sequence[WorkerSpec], *, name: str = "", detached: bool = False) -> Sequence[RunningWorker]:
+    def start(self, specs: Sequence[WorkerSpec]) -> Sequence[RunningWorker]:
         """Start these, and return while they come up. Raises ``PlacementFailed`` if there can be no place for them.
 
         One spec out of a larger group is a worker that is started anew.
         """
-
-    def find(self, name: str) -> Sequence[RunningWorker]:
-        """The workers of the detached group of that name, by rank. Raises ``NotFound``."""
 
     def free(self) -> Sequence[NodeRoom] | None:
         """What is left on each node; None where nothing is counted."""

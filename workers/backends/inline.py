@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from forebay.core.errors import NotFound
 from forebay.workers.backends.abc import MethodCall, NodeRoom, RemoteFailure, RunningWorker, Vitals, WorkerSpec
 from forebay.workers.backends.pending import PendingCalls
 from forebay.workers.members.futures import failed_future
@@ -25,21 +24,10 @@ class InlineBackend:
     """
 
     name = "inline"
-    can_detach = False
 
-    def start(
-        self,
-        specs: Sequence[WorkerSpec],
-        *,
-        name: str = "",  # noqa: ARG002 - nobody could look for it in this process
-        detached: bool = False,  # noqa: ARG002
-    ) -> Sequence[RunningWorker]:
+    def start(self, specs: Sequence[WorkerSpec]) -> Sequence[RunningWorker]:
         """Make them all, one after another."""
         return [InlineWorker(spec) for spec in specs]
-
-    def find(self, name: str) -> Sequence[RunningWorker]:
-        """There are none."""
-        raise NotFound(f"there is no detached group {name!r}: inline workers live as long as this process")
 
     def free(self) -> Sequence[NodeRoom] | None:
         """Nothing is counted."""

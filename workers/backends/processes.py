@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.core.child_process import KILLING_S, python_argv, signal_group
-from forebay.core.errors import InvalidInput, NotFound
 from forebay.workers.backends.abc import NodeRoom
 from forebay.workers.backends.channel import (
     CALL,
@@ -49,27 +48,14 @@ class ProcessesBackend:
     """Starts each worker in a process of its own on this machine."""
 
     name = "processes"
-    can_detach = False
 
     def __init__(self, worker_silence_s: float = 10.0) -> None:
         """``worker_silence_s``: a process of which nothing is heard for so long is taken for dead, and killed."""
         self._silence_s = worker_silence_s
         self._watch = WorkerWatch(beat_s(worker_silence_s))
 
-    def start(
-        self,
-        specs: Sequence[WorkerSpec],
-        *,
-        name: str = "",  # noqa: ARG002 - nobody else could reach them
-        detached: bool = False,
-    ) -> Sequence["ProcessWorker"]:
+    def start(self, specs: Sequence[WorkerSpec]) -> Sequence["ProcessWorker"]:
         """Start these, and return while they come up. Raises ``InvalidInput`` for what cannot be pickled."""
-        if detached:
-            raise InvalidInput(
-                "workers in processes of this machine end with their controller",
-                hint="detached groups need a Ray cluster: backend='ray'",
-                field="detached",
-            )
         frames = spec_frames(specs, list(sys.path), self._silence_s, beat_s(self._silence_s))
         started: list[ProcessWorker] = []
         try:
@@ -81,10 +67,6 @@ class ProcessesBackend:
         for worker, own in zip(started, frames, strict=True):
             worker.send_spec(own)
         return started
-
-    def find(self, name: str) -> Sequence["ProcessWorker"]:
-        """There are none."""
-        raise NotFound(f"there is no detached group {name!r}: workers in processes end with their controller")
 
     def free(self) -> Sequence[NodeRoom] | None:
         """Nothing is counted."""

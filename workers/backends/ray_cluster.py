@@ -13,7 +13,6 @@ from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.workers.members.worker_errors import WorkerError
 
 NAMESPACE = "forebay"
-"""Of actors: Ray's own default is another one for every process, in which no other process finds a detached group."""
 REACHING_S = 10.0
 """Ray itself goes on for minutes."""
 _TOKEN = secrets.token_hex(32)
@@ -21,12 +20,11 @@ _TOKEN = secrets.token_hex(32)
 _connecting = threading.Lock()
 
 
-def connect(address: str | None, namespace: str | None) -> str:
-    """Be connected to a cluster, and return the namespace for actors.
+def connect(address: str | None, namespace: str | None) -> None:
+    """Connect this process to a Ray cluster, unless it is connected already.
 
-    The one that this process is connected to already; that at ``address``, or ``RAY_ADDRESS``; without both, one is
-    started for this process alone, with a token. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if
-    nobody answers.
+    The cluster is the one at ``address``, or at ``RAY_ADDRESS``; without both, one is started for this process alone,
+    with a token. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if no cluster answers.
     """
     try:
         import ray
@@ -43,7 +41,6 @@ def connect(address: str | None, namespace: str | None) -> str:
                 field="ray_address",
                 hint="a process belongs to one cluster; leave the address out, or call ray.shutdown() before",
             )
-        return namespace or NAMESPACE
 
 
 def check_address(address: str) -> None:

@@ -76,24 +76,20 @@ def actor_class() -> type:
             self.is_made.set()
             return node, found, outcome, self.member.vitals()
 
-        async def call(self, caller: str, number: int, method: str, frames: Any) -> Any:
+        async def call(self, number: int, method: str, frames: Any) -> Any:
             await self.is_made.wait()
-            return await self.member.call(caller, number, method, frames)
+            return await self.member.call(number, method, frames)
 
-        async def cancel(self, caller: str, number: int) -> None:
+        async def cancel(self, number: int) -> None:
             await self.is_made.wait()
-            self.member.cancel(caller, number)
+            self.member.cancel(number)
 
-        async def skip(self, caller: str, number: int) -> None:
+        async def skip(self, number: int) -> None:
             await self.is_made.wait()
-            await self.member.skip(caller, number)
+            await self.member.skip(number)
 
         async def vitals(self) -> Any:
             return self.member.vitals() if self.is_made.is_set() else None
-
-        async def describe(self) -> Any:
-            await self.is_made.wait()
-            return self.member.describe()
 
         async def stay(self) -> None:
             import asyncio
@@ -113,12 +109,11 @@ class RayMember:
     def __init__(self, node: str) -> None:
         self._node = node
         self._turns: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._running: dict[tuple[str, int], Future[Any]] = {}
-        self._next: dict[str, int] = {}
-        self._waiting: dict[tuple[str, int], asyncio.Event] = {}
-        self._dropped: set[tuple[str, int]] = set()
+        self._running: dict[int, Future[Any]] = {}
+        self._next = 1
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._dropped: set[int] = set()
         self._host: WorkerHost | None = None
-        self._spec: WorkerSpec | None = None
         threading.Thread(target=self._take_turns, name="worker turns", daemon=True).start()
 
     async def begin(self, frames: Frames, master: tuple[str, int] | None) -> Outcome:
@@ -128,39 +123,31 @@ class RayMember:
         await when_ended(made)
         return outcome_frames(made, "the constructor")
 
-    async def call(self, caller: str, number: int, method: str, frames: Frames) -> Outcome:
-        """Run a call; what came of it. A caller's calls begin in the order of their numbers, however they arrive."""
-        await self._turn_of(caller, number)
-        future = self._begin_call((caller, number), method, frames)
-        self._running[caller, number] = future
-        self._let_next(caller, number)
+    async def call(self, number: int, method: str, frames: Frames) -> Outcome:
+        """Run a call; what came of it. Calls begin in the order of their numbers, in whatever order they arrive."""
+        await self._turn_of(number)
+        future = self._running[number] = self._begin_call(number, method, frames)
+        self._let_next(number)
         await when_ended(future)
-        del self._running[caller, number]
+        del self._running[number]
         return outcome_frames(future, method, out_of_band=False)
 
-    def cancel(self, caller: str, number: int) -> None:
-        """Of a call that has begun, or has yet to arrive; one that has ended is no error."""
-        future = self._running.get((caller, number))
+    def cancel(self, number: int) -> None:
+        """Cancel a call that has begun, or has yet to arrive; one that has ended is no error."""
+        future = self._running.get(number)
         if future is not None:
             future.cancel()
-        elif number >= self._next.get(caller, 1):
-            self._dropped.add((caller, number))
+        elif number >= self._next:
+            self._dropped.add(number)
 
-    async def skip(self, caller: str, number: int) -> None:
+    async def skip(self, number: int) -> None:
         """A call will not arrive: those after it may begin."""
-        await self._turn_of(caller, number)
-        self._let_next(caller, number)
+        await self._turn_of(number)
+        self._let_next(number)
 
     def vitals(self) -> Frames:
         """How it is."""
         return to_frames(self._made.vitals)
-
-    def describe(self) -> tuple[Frames, Any]:
-        """What it was started with, but for its classes, and the placement group that it has its place in."""
-        import ray
-
-        assert self._spec is not None
-        return to_frames(replace(self._spec, classes={})), ray.util.get_current_placement_group()
 
     async def close(self) -> None:
         """Cancel what runs, and end the event loop."""
@@ -171,9 +158,9 @@ class RayMember:
         assert self._host is not None, "called before it was begun"
         return self._host
 
-    def _begin_call(self, key: tuple[str, int], method: str, frames: Frames) -> "Future[Any]":
-        if key in self._dropped:
-            self._dropped.remove(key)
+    def _begin_call(self, number: int, method: str, frames: Frames) -> "Future[Any]":
+        if number in self._dropped:
+            self._dropped.remove(number)
             dropped: Future[Any] = Future()
             dropped.cancel()
             return dropped
@@ -185,9 +172,9 @@ class RayMember:
     def _make(self, frames: Sequence[Any], master: tuple[str, int] | None, made: "Future[Any]") -> None:
         try:
             (spec,) = from_frames(frames[:1])
-            self._spec = replace(cast("WorkerSpec", spec), classes=read_classes(frames[1:]), master=master)
-            os.environ.update(self._spec.variables)
-            self._host = WorkerHost(self._spec, self._node, self._turns.put)
+            spec = replace(cast("WorkerSpec", spec), classes=read_classes(frames[1:]), master=master)
+            os.environ.update(spec.variables)
+            self._host = WorkerHost(spec, self._node, self._turns.put)
             self._host.make()
             made.set_result(None)
         except BaseException as error:  # noqa: BLE001 - a constructor's SystemExit, too, is for the controller
@@ -198,14 +185,14 @@ class RayMember:
             with suppress(KeyboardInterrupt):  # of a method's own: its call has failed with it
                 self._turns.get()()
 
-    async def _turn_of(self, caller: str, number: int) -> None:
+    async def _turn_of(self, number: int) -> None:
         # Large arguments come by way of Ray's object store, and small calls overtake them.
-        if number != self._next.setdefault(caller, 1):
-            self._waiting[caller, number] = asyncio.Event()
-            await self._waiting[caller, number].wait()
+        if number != self._next:
+            self._waiting[number] = asyncio.Event()
+            await self._waiting[number].wait()
 
-    def _let_next(self, caller: str, number: int) -> None:
-        self._next[caller] = number + 1
-        waiting = self._waiting.pop((caller, number + 1), None)
+    def _let_next(self, number: int) -> None:
+        self._next = number + 1
+        waiting = self._waiting.pop(number + 1, None)
         if waiting is not None:
             waiting.set()

@@ -46,7 +46,7 @@ class RayPlaces:
         self._taken: Counter[Any] = Counter()
         self._spare: list[RayPlace] = []
 
-    def take(self, specs: Sequence[WorkerSpec], *, name: str, detached: bool) -> list[RayPlace]:
+    def take(self, specs: Sequence[WorkerSpec]) -> list[RayPlace]:
         """A place for each; the cluster may have to make room for it first.
 
         Raises ``PlacementFailed`` if even an empty cluster had no room.
@@ -58,7 +58,7 @@ class RayPlaces:
         _check_room(nodes)
         chosen: list[RayPlace] = []
         for node_number, own in nodes.items():
-            group = _placement_group(_bundles(own), f"{name}:{node_number}" if name else "", detached)
+            group = _placement_group(_bundles(own))
             first = own[0]
             places = [
                 RayPlace(group, bundle, node_number, _key(first), first.classes) for bundle in range(len(_bundles(own)))
@@ -68,11 +68,6 @@ class RayPlaces:
                 self._spare += [place for place in places if place.bundle not in {spec.local_rank for spec in own}]
             chosen += [places[spec.local_rank] for spec in own]
         return chosen
-
-    def adopt(self, place: RayPlace) -> None:
-        """One that was taken by another process, and is ours to give back."""
-        with self._lock:
-            self._taken[place.group.id] += 1
 
     def give_back(self, place: RayPlace, *, is_lost: bool) -> None:
         """Its worker is gone; that of a lost one is kept for the next, as long as the group has others."""
@@ -172,15 +167,10 @@ def _sum(bundles: Sequence[Mapping[str, float]]) -> "Counter[str]":
     return wanted
 
 
-def _placement_group(bundles: Sequence[Mapping[str, float]], name: str, detached: bool) -> Any:
+def _placement_group(bundles: Sequence[Mapping[str, float]]) -> Any:
     from ray.util.placement_group import placement_group
 
-    return placement_group(
-        [dict(bundle) for bundle in bundles],
-        strategy="STRICT_PACK",
-        name=name,
-        lifetime="detached" if detached else None,
-    )
+    return placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_PACK")
 
 
 def _key(spec: WorkerSpec) -> tuple[tuple[str, float], ...]:

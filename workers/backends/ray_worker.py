@@ -2,7 +2,6 @@
 
 import re
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,9 +16,8 @@ from forebay.workers.backends.ray_places import RayPlace, RayPlaces, needs_of, p
 from forebay.workers.backends.remote_worker import RemoteWorker
 from forebay.workers.backends.watch import WorkerWatch
 from forebay.workers.backends.wire import Frames, from_frames, read_outcome
-from forebay.workers.members.futures import failed_future
 from forebay.workers.members.worker_errors import WorkerError, WorkerLost
-from forebay.workers.members.worker_spec import MethodCall, Vitals, WorkerSpec
+from forebay.workers.members.worker_spec import Vitals, WorkerSpec
 
 CLOSING_S = 5.0
 
@@ -42,7 +40,6 @@ class RayWorker(RemoteWorker):
         super().__init__(spec, watch, out_of_band=False)
         self._actor, self._place, self._places, self._answers = actor, place, places, answers
         self._silence_s, self._placement_s = silence_s, placement_s
-        self._caller = uuid.uuid4().hex
         self._vitals = Vitals("", 0, 0)
         self._looked_s = self._begun_s = self._heard_s = time.monotonic()
         self._asked: Future[Any] | None = None
@@ -58,11 +55,6 @@ class RayWorker(RemoteWorker):
         begun = self._actor.begin.remote(wanted, frames, master).future()
         self._watch_over()
         self._on_answer(begun, partial(self._see_begun, wanted))
-
-    def join(self) -> None:
-        """It was made by another process."""
-        self._see_started()
-        self._watch_over()
 
     def close(self, drain_s: float) -> None:
         """Take no more calls, wait so long for those in flight, then end the actor."""
@@ -111,16 +103,16 @@ class RayWorker(RemoteWorker):
 
     def _send_call(self, number: int, method: str, frames: Frames) -> None:
         try:
-            answer = self._actor.call.remote(self._caller, number, method, frames).future()
+            answer = self._actor.call.remote(number, method, frames).future()
         except Exception as error:  # noqa: BLE001 - Ray's object store is full, say: the calls after it must not wait
-            self._actor.skip.remote(self._caller, number)
+            self._actor.skip.remote(number)
             self._pending.fail(number, WorkerError(f"the arguments of {method} cannot be sent: {error}"))
             return
         self._on_answer(answer, partial(self._see_answer, number))
 
     def _cancel(self, number: int) -> None:
         if not self._lost_because:
-            self._actor.cancel.remote(self._caller, number)
+            self._actor.cancel.remote(number)
 
     def _see_begun(self, wanted: dict[str, str], begun: "Future[Any]") -> None:
         if (error := begun.exception()) is not None:
@@ -180,29 +172,6 @@ class RayWorker(RemoteWorker):
         self._places.give_back(self._place, is_lost=not self._is_closing)
         self._tell_end()
         self._answers.release()
-
-
-class GoneWorker:
-    """In place of a worker of a detached group that is not there any more when the group is found."""
-
-    def __init__(self, rank: int) -> None:
-        self._error = WorkerLost(rank, "it had died before its group was found")
-        self.started: Future[None] = failed_future(self._error)
-        self.vitals = Vitals("", 0, 0)
-
-    def call(self, call: MethodCall) -> "Future[Any]":  # noqa: ARG002 - whatever it is
-        """It is lost."""
-        return failed_future(self._error)
-
-    def on_lost(self, notify: Callable[[str], None]) -> None:
-        """Told at once."""
-        notify(self._error.reason)
-
-    def close(self, drain_s: float) -> None:
-        """There is nothing to close, nor to kill."""
-
-    def kill(self) -> None:
-        """As above."""
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from forebay.workers.members.worker import ClassWithInitArgs, Worker
 class ColocatedClasses:
     """Classes by role. Of each, every process of the group makes one, in this order; each has the others in ``roles``.
 
-    A group of them has every method as ``role_method``; ``spawn`` and ``fuse`` give groups by role.
+    A group of them has every method as ``role_method``; ``spawn`` gives groups by role.
     """
 
     def __init__(self, classes: Mapping[str, ClassWithInitArgs[Any]]) -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.core.errors import InvalidInput
-from forebay.workers.backends.abc import RunningWorker, WorkerBackend
+from forebay.workers.backends.abc import WorkerBackend
 from forebay.workers.backends.by_name import make_backend
 from forebay.workers.groups.bound_method import (
     UNREGISTERED,
@@ -34,8 +34,7 @@ class WorkerGroup:
     """Starts a worker for each process of a pool. Every method with ``register`` is then a method of the group.
 
     ``backend``: ``"inline"``, ``"processes"``, ``"ray"``, or one that was made. ``env``: variables that are added to
-    those of the workers. ``detached``, with a ``name``: the workers outlive this process, and ``from_detached`` finds
-    them. ``wait_started=False``: return while they start; their calls wait for that.
+    those of the workers. ``wait_started=False``: return while they start; their calls wait for that.
 
     Raises ``InvalidInput``, ``PlacementFailed``, and ``WorkerFailed`` with all that constructors raised.
     """
@@ -46,9 +45,7 @@ class WorkerGroup:
         cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses,
         *,
         backend: str | WorkerBackend = "processes",
-        name: str | None = None,
         env: Mapping[str, str] | None = None,
-        detached: bool = False,
         wait_started: bool = True,
     ) -> None:
         pool = ResourcePool.of(resource_pool)
@@ -62,8 +59,7 @@ class WorkerGroup:
         )
         check_not_hidden(bound_methods(specs[0].classes), WorkerGroup)  # before anything is started
         made = make_backend(backend)
-        _check_detached(made, name, detached=detached)
-        workers = made.start(specs, name=name or "", detached=detached)
+        workers = made.start(specs)
         self._bind(GroupWorkers(made, specs, workers), specs[0].classes)
         if wait_started:
             try:
@@ -71,23 +67,6 @@ class WorkerGroup:
             except BaseException:  # a Ctrl-C, too: nobody else has the workers
                 self.close(drain_s=0.0)
                 raise
-
-    @classmethod
-    def from_detached(
-        cls,
-        name: str,
-        cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses,
-        *,
-        backend: str | WorkerBackend = "ray",
-    ) -> Self:
-        """The detached group of that name. ``close`` ends its workers, whoever started them.
-
-        Raises ``NotFound`` if there is none.
-        """
-        made = make_backend(backend)
-        _check_detached(made, name, detached=True)
-        found: Sequence[RunningWorker] = made.find(name)
-        return cls._handle(GroupWorkers(made, (), found), classes_of(cls_with_init), is_prefixed=True)
 
     @property
     def world_size(self) -> int:
@@ -161,13 +140,7 @@ class WorkerGroup:
                     field="roles",
                     hint="create_colocated_worker_cls gives roles to classes",
                 )
-        return {role: self._handle(self._workers, {role: self._classes[role]}, is_prefixed=False) for role in wanted}
-
-    def fuse(self, roles: Iterable[str] | None = None) -> None:
-        """Have the group of each role, or of these, as an attribute: ``group.actor.update()``."""
-        groups = self.spawn(roles)
-        check_not_hidden(groups, WorkerGroup)
-        self.__dict__.update(groups)
+        return {role: self._of_role(role) for role in wanted}
 
     def replace(self, rank: int) -> "Future[None]":
         """End this worker, if it lives, and start it anew; the future is done when its classes are made.
@@ -206,11 +179,10 @@ class WorkerGroup:
         classes = ", ".join(each.cls.__name__ for each in self._classes.values())
         return f"<WorkerGroup of {self.world_size} x {classes} on {self._workers.backend.name}>"
 
-    @classmethod
-    def _handle(cls, workers: GroupWorkers, classes: Classes, *, is_prefixed: bool) -> Self:
-        group = cls.__new__(cls)
-        check_not_hidden(bound_methods(classes, is_prefixed=is_prefixed), WorkerGroup)
-        group._bind(workers, classes, is_prefixed=is_prefixed)
+    def _of_role(self, role: str) -> "WorkerGroup":
+        group, classes = WorkerGroup.__new__(WorkerGroup), {role: self._classes[role]}
+        check_not_hidden(bound_methods(classes, is_prefixed=False), WorkerGroup)
+        group._bind(self._workers, classes, is_prefixed=False)
         return group
 
     def _bind(self, workers: GroupWorkers, classes: Classes, *, is_prefixed: bool = True) -> None:
@@ -222,16 +194,3 @@ class WorkerGroup:
     def _caller(self, method_name: str) -> MethodCaller:
         method = any_method(self._classes, method_name)
         return MethodCaller(self, self._workers, method, method_name)
-
-
-def _check_detached(backend: WorkerBackend, name: str | None, *, detached: bool) -> None:
-    if detached and not backend.can_detach:
-        raise InvalidInput(
-            f"workers of the backend {backend.name!r} end with the process that started them",
-            field="detached",
-            hint='a detached group needs backend="ray"',
-        )
-    if detached and not name:
-        raise InvalidInput(
-            "a detached group is found again by its name: it needs one", field="name", hint='name="judges"'
-        )

@@ -105,8 +105,6 @@ class GroupWorkers:
             with self.changed:
                 if self.is_closed:
                     raise WorkerError(f"worker {rank} is not started anew: the group is closed")
-                if rank not in self._specs:
-                    raise WorkerError(f"worker {rank} of a group that was found by name cannot be started anew")
                 before = self._workers[rank]
                 self._lost.setdefault(rank, "it is started anew")
             before.kill()
