@@ -179,7 +179,5 @@ def _known_from_source(file: FoundFile) -> GeneratorInfo:
         task_type=file.facts.task_type,
         error=error,
         imports_base=file.facts.names_base,
-        payload_fields=file.facts.payload_fields,
-        needs_agents_folder=file.facts.needs_agents_folder,
         problems=[error] if error else [],
     )

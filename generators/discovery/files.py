@@ -6,14 +6,12 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from forebay.generators.discovery.agent_judges import needs_agents_folder
 from forebay.generators.discovery.info import Source
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER, sibling_sources
-from forebay.generators.discovery.payload_fields import NOT_KNOWN, PayloadFields, read_fields
 
 ENTRY_POINT_GROUP = "forebay.generators"
 PATTERN_SUFFIX = "_generator.py"
@@ -32,8 +30,6 @@ class SourceFacts:
     may_define_task_type: bool
     has_run_rollout: bool
     names_base: bool
-    payload_fields: PayloadFields = NOT_KNOWN
-    needs_agents_folder: bool = False
 
 
 _NO_FACTS = SourceFacts(task_type=None, may_define_task_type=False, has_run_rollout=False, names_base=False)
@@ -92,7 +88,6 @@ class FileFinder:
         shared = [each for each in beside if not _looks_like_a_generator(each[2])]
         digests = [(file.path.name, digest), *((name, other) for name, other, _ in shared)]
         together = sha256(repr(digests).encode()).hexdigest()
-        facts = _with_words_of(facts, [its_facts for _, _, its_facts in shared])
         return FoundFile(file.path, file.source, file.fits, "", together, facts)
 
     def _digest_and_facts(self, path: Path) -> tuple[str, SourceFacts]:
@@ -105,12 +100,6 @@ class FileFinder:
             known = (stamp, sha256(text).hexdigest(), read_facts(text))
             self._read[path] = known
         return known[1], known[2]
-
-
-def _with_words_of(facts: SourceFacts, shared: Iterable[SourceFacts]) -> SourceFacts:
-    """The same; but code beside the file may read fields as well."""
-    words = facts.payload_fields.words.union(*(other.payload_fields.words for other in shared))
-    return replace(facts, payload_fields=replace(facts.payload_fields, words=words))
 
 
 def _looks_like_a_generator(facts: SourceFacts) -> bool:
@@ -181,8 +170,6 @@ def read_facts(source: bytes) -> SourceFacts:
         may_define_task_type="TASK_TYPE" in defined or "*" in defined,
         has_run_rollout="run_rollout" in defined,
         names_base=any(_imports_base(node) for node in ast.walk(tree)),
-        payload_fields=read_fields(tree),
-        needs_agents_folder=needs_agents_folder(tree),
     )
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.generators.discovery.payload_fields import NOT_KNOWN, PayloadFields
-
 Source = Literal["built-in", "user", "entry-point"]
 Status = Literal["ok", "failed", "skipped"]
 Contract = Literal["A", "B"]
@@ -18,8 +16,8 @@ class GeneratorInfo:
     """One generator file and the verdict on it. Only a file with status ``ok`` can be started.
 
     ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
-    what is wrong, then the remedy; ``problems`` lists everything that is wrong, ``warnings`` what most likely does not
-    do what was meant, though the file can be used. ``imports_base`` says that ``BaseGenerator`` runs its rollouts.
+    what is wrong, then the remedy; ``problems`` lists everything that is wrong. ``imports_base`` says that
+    ``BaseGenerator`` runs its rollouts.
     ``hooks`` maps each hook that the file implements to its contract. ``replaces`` and ``replaced_by`` name the other
     file of the same task type; the user's comes first.
     """
@@ -35,12 +33,8 @@ class GeneratorInfo:
     contract: Contract | None = None
     hooks: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     replaces: Path | None = None
     replaced_by: Path | None = None
-    payload_fields: PayloadFields = NOT_KNOWN
-    needs_agents_folder: bool = False
-    """Whether its text says that a ``Verifier`` judges everything that it runs."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, paths as strings."""
@@ -56,7 +50,6 @@ class GeneratorInfo:
             "contract": self.contract,
             "hooks": dict(self.hooks),
             "problems": list(self.problems),
-            "warnings": list(self.warnings),
             "replaces": str(self.replaces) if self.replaces else None,
             "replaced_by": str(self.replaced_by) if self.replaced_by else None,
         }

@@ -23,7 +23,6 @@ from forebay.generators.discovery.module_loading import (
     set_import_path,
     user_frames,
 )
-from forebay.generators.discovery.shared_globals import shared_globals
 
 _BASE_MODULE = "forebay.generators.base"
 
@@ -50,16 +49,7 @@ def inspect_module(path: Path) -> dict[str, Any]:
         module = load_module(path)
     except BaseException as error:  # noqa: BLE001 -- a user's file may raise anything, SystemExit included
         return _import_failed(path, error)
-    return {**_describe(module), "warnings": _warnings(path)}
-
-
-def _warnings(path: Path) -> list[str]:
-    from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
-
-    try:
-        return [str(found) for found in shared_globals(path.read_bytes(), (*READ_HOOKS, *NOTIFICATIONS))]
-    except (RecursionError, MemoryError):  # Python itself takes expressions that are nested deeper
-        return []
+    return _describe(module)
 
 
 def _describe(module: ModuleType) -> dict[str, Any]:

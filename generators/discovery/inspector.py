@@ -83,7 +83,6 @@ def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
         contract=answer.get("contract"),
         hooks=answer.get("hooks", {}),
         problems=problems,
-        warnings=answer.get("warnings", []),
     )
 
 

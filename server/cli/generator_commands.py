@@ -170,7 +170,6 @@ def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
         "task type": info.task_type,
         "status": info.status,
         "problems": "\n".join(info.problems),
-        "warnings": "\n".join(info.warnings),
         "base": "forebay.generators.base" if info.imports_base else "its own",
         "contract": info.contract or ("found out by the first answer" if info.hooks else ""),
         "replaces": info.replaces and str(info.replaces),

@@ -33,7 +33,7 @@ def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
     run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
     run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
     run.generator_contract = None if generator.hooks else generator.contract
-    run.warnings = start_warnings(run.payload, generator)
+    run.warnings = start_warnings(run.payload)
     note_code(run)
     for warning in run.warnings:
         logger.warning("run %s: %s", run.run_id, warning)

@@ -22,7 +22,6 @@ from forebay.generators.base import places_of
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.failures import retry_budgets
 from forebay.generators.job.input_rows import validate_rows
-from forebay.replay.errors import FolderNotRecorded
 from forebay.replay.options import ReplayOptions
 from forebay.server.runs.file_threads import FileThreads
 from forebay.server.runs.worker_checks import check_workers
@@ -268,8 +267,6 @@ def _check_replay(request: StartRequest, generator: GeneratorInfo) -> None:
             hint='mode "only" with the recorded rewards, or a generator that uses forebay.generators.base',
             field=f"replay.{name}",
         )
-    if options is not None and options.rewards == "again" and generator.needs_agents_folder:
-        raise FolderNotRecorded
 
 
 def _check_oversampling(request: StartRequest, generator: GeneratorInfo) -> None:

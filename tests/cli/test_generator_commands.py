@@ -14,28 +14,7 @@ import pytest
 from forebay.generators import math_generator
 from tests.cli.conftest import Forebay
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_HOOK = 'TASK_TYPE = "hooked"\ndef run_rollout(data): ...\ndef filter_item(item, task_type):\n    return True\n'
-
-CACHED = """
-from forebay.hooks import hookimpl
-
-TASK_TYPE = "cached"
-LIMIT = 3
-CACHE = {}
-
-def remember(item):
-    CACHE[item["uid"]] = item
-
-def run_rollout(data):
-    remember({"uid": "a", "limit": LIMIT})
-
-def is_known(item):
-    return item["uid"] in CACHE and len(item) < LIMIT
-
-def filter_item(item, task_type):
-    return is_known(item)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -115,30 +94,6 @@ def test_check_tells_who_answers_each_hook(forebay: Forebay, folder: Path) -> No
     assert told["answered_by"]["filter_item"][0] == "file any_name.py"
     assert told["answered_by"]["is_valid_group"] == ["built-in"]
     assert "file any_name.py" in forebay("generators", "check", file).out
-
-
-def test_check_warns_of_a_global_that_a_hook_will_not_see(forebay: Forebay, folder: Path) -> None:
-    file = folder / "cached_generator.py"
-    file.write_text(CACHED)
-    outcome = forebay("generators", "check", file)
-    told = json.loads(forebay("generators", "check", file, "--json").out)
-    assert (outcome.code, told["status"], told["problems"]) == (0, "ok", [])
-    (warning,) = told["warnings"]
-    set_line = "(line 9, in remember, which run_rollout calls)"
-    assert warning.startswith(f"filter_item reads the global CACHE (line 15), which run_rollout sets {set_line}; ")
-    assert "hooks run in another process" in warning
-    assert "extra_info" in warning
-    assert warning in " ".join(outcome.out.split())
-
-
-def test_check_has_nothing_to_warn_of_where_hooks_see_what_they_read(forebay: Forebay, folder: Path) -> None:
-    file = folder / "cached_generator.py"
-    file.write_text(CACHED.replace('item["uid"] in CACHE and', ""))
-    new = forebay("generators", "new", "mine", "--folder", "tasks").out.strip()
-    for path in (file, new, EXAMPLES / "first_generator" / "sums_generator.py"):
-        told = json.loads(forebay("generators", "check", path, "--json").out)
-        assert (told["status"], told["warnings"]) == ("ok", [])
-        assert "process" not in forebay("generators", "check", path).out
 
 
 def test_check_of_a_broken_file_shows_the_traceback_and_fails(forebay: Forebay, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a start is warned of: fields that nothing reads, over HTTP, on the command line, and in Python."""
+"""Warnings about misspelt fields of a start: over HTTP, on the command line, and in Python."""
 
 import json
 import logging
@@ -9,26 +9,9 @@ import pytest
 from forebay.client import BufferClient
 from tests.cli.conftest import Forebay, forebay  # noqa: F401 - a fixture
 from tests.conftest import MakeServer
-from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, poll_until, write_generator
+from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, poll_until, write_generator
 
-READER = """
-import threading
-from dataclasses import dataclass
-
-from helpers_of_reader import options
-
-TASK_TYPE = "reader"
-
-@dataclass
-class Config:
-    max_tokes: int = 1
-
-def run_rollout(data):
-    depth, colour = data.get("search_depth"), data["colour"]
-    threading.Event().wait()
-"""
-HELPER = "def options(payload):\n    return payload['group_sizes']\n"
-TYPO = "nothing reads the field 'max_tokns': did you mean 'max_tokens'?"
+TYPO = "Forebay has no field 'max_tokns': did you mean 'max_tokens'?"
 
 
 def start(server: ServerProcess, **fields: object) -> Json:
@@ -66,23 +49,12 @@ def test_a_field_that_is_nearly_another_is_warned_of_and_travels_to_the_generato
     ],
 )
 def test_the_nearest_field_is_named(server: ServerProcess, name: str, meant: str) -> None:
-    assert start(server, **{name: 1})["warnings"] == [f"nothing reads the field {name!r}: did you mean {meant!r}?"]
+    assert start(server, **{name: 1})["warnings"] == [f"Forebay has no field {name!r}: did you mean {meant!r}?"]
 
 
 def test_fields_that_are_known_and_those_like_no_other_are_not_worth_a_word(server: ServerProcess) -> None:
     known = {"max_tokens": 5, "num_epoch": 1, "group_timeout_seconds": 9, "tokenizer_path": "", "start_id": "warned-1"}
     assert start(server, **known, curriculum={"stage": 3})["warnings"] == []
-
-
-def test_fields_that_the_generator_or_code_beside_it_reads_are_not_warned_of(make_server: MakeServer) -> None:
-    server = make_server()
-    write_generator(server.generators, READER, "reader_generator.py")
-    (server.generators / "helpers_of_reader.py").write_text(HELPER)
-    near = {"max_tokes": 1, "group_sizes": 2, "colour": 3}
-    assert start(server, task_type="reader", **near)["warnings"] == []
-    assert start(server, task_type="reader", search_deph=4)["warnings"] == [
-        "nothing reads the field 'search_deph': did you mean 'search_depth'?"
-    ]
 
 
 def test_slimes_reply_has_warnings_only_where_there_are_any(server: ServerProcess) -> None:
@@ -124,31 +96,6 @@ def test_the_client_for_trainers_logs_them(server: ServerProcess, caplog: pytest
     assert stats.warnings == [TYPO]
     assert f"{stats.run_id}: {TYPO}" in caplog.text
     NativeRun(server, stats.run_id).stop()
-
-
-def test_a_base_generator_that_will_miss_an_engine_is_warned_of(make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server(max_restarts=0)
-    source = IDLE.replace("idle", "{}").replace("import threading", "import threading\n{}\n")
-    base = "from forebay.generators.base import BaseGenerator"
-    line = "\n    BaseGenerator.from_payload({})"
-    write_generator(server.generators, source.format(base, "needs") + line.format("data"), "needs_generator.py")
-    own = line.format('{**data, "remote_engine_url": "http://127.0.0.1:1"}')
-    write_generator(server.generators, source.format(base, "knows") + own, "knows_generator.py")
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "1 + 1?"}\n')
-    needs = start(server, task_type="needs", input_file=str(rows))
-    assert needs["warnings"] == [
-        "no engine is given, and BaseGenerator.from_payload in needs_generator.py needs one: "
-        "--engine-url URL, or remote_engine_url in the body"
-    ]
-    assert start(server, task_type="knows", input_file=str(rows))["warnings"] == []
-    given = {"input_file": str(rows), "remote_engine_url": "http://127.0.0.1:1"}
-    assert start(server, task_type="needs", **given)["warnings"] == []
-    recorded = server.start_run("needs", 2, input_file=str(rows))
-    recorded.write(*make_group("1 + 1", [0.0, 1.0]))
-    recorded.stop()
-    replay = {"source": recorded.run_id, "code": "today"}
-    assert start(server, task_type="needs", replay=replay)["warnings"] == []
 
 
 def test_a_missing_input_file_is_told_with_the_flag(server: ServerProcess) -> None:
