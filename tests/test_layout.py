@@ -129,6 +129,7 @@ SHORT = {
     "engines/tiny/extra.py": "the error for a missing extra, before anything of it is imported",
     "generators/process/run_log.py": "where the log of a run is, and how it ends, for the server too",
     "generators/math_generator.py": "a user reads and copies it",
+    "replay/engine/pytest_plugin.py": "what pytest loads in every session, without an engine",
     "replay/substitutes.py": "the one rule of repeat, for whatever is numbered",
     "server/cli/demo/child.py": "a main",
     "telemetry/log.py": "the log's form, for all processes",

@@ -1,25 +1,24 @@
 """The agent's test, on answers that were recorded: no engine, no GPU, the same tokens each time."""
 
-from pathlib import Path
-
 import httpx
+import pytest
 from agent import solve
 
 from forebay.replay import RecordedEngine
 
-CALLS = Path(__file__).with_name("calls.fbr")
+# Without this line each test has a recording of its own, in recordings/.
+pytestmark = pytest.mark.recorded_engine("calls.fbr")
 
 
-def test_the_agent_multiplies() -> None:
-    with RecordedEngine(CALLS).in_thread() as engine:
-        assert "408" in solve(engine.url, "What is 17 * 24?")
-        # Leaving would raise NotRecorded, with the first difference, had the agent asked for anything else.
-        assert len(engine.calls) == 2
+def test_the_agent_multiplies(recorded_engine: RecordedEngine) -> None:
+    assert "408" in solve(recorded_engine.url, "What is 17 * 24?")
+    # The end of the test raises NotRecorded, with the first difference, if the agent asked for anything else.
+    assert len(recorded_engine.calls) == 2
+    assert recorded_engine.unused == []
 
 
-def test_another_question_is_no_answer_of_an_old_one() -> None:
-    with RecordedEngine(CALLS).in_thread() as engine:
-        body = {"model": "any", "messages": [{"role": "user", "content": "What is 17 * 25?"}]}
-        assert httpx.post(f"{engine.url}/v1/chat/completions", json=body).status_code == 422
-        assert "the nearest recorded request is" in engine.misses[0]
-        engine.misses.clear()  # this one was expected
+def test_another_question_is_no_answer_of_an_old_one(recorded_engine: RecordedEngine) -> None:
+    body = {"model": "any", "messages": [{"role": "user", "content": "What is 17 * 25?"}]}
+    assert httpx.post(f"{recorded_engine.url}/v1/chat/completions", json=body).status_code == 422
+    assert "the nearest recorded request is" in recorded_engine.misses[0]
+    recorded_engine.misses.clear()  # this one was expected

@@ -5,7 +5,7 @@ To record, ``engine_recorder`` stands before an engine: ``relay`` passes request
 ``recorded_engine`` stands in its place: ``replay_answers`` finds what was answered among the ``known_calls``, the k-th
 of equal ``answers`` for the k-th request, and plays it; ``replayed_state`` has the pauses and aborts that fall into it.
 In both, ``served_engine`` is the address, and ``call_request`` says which requests are equal, whose they are, and what
-is no call but a fact about the engine, or its administration.
+is no call but a fact about the engine, or its administration. ``pytest_plugin`` has the fixture for tests.
 
 Import from the folder above: ``from forebay.replay import RecordedEngine, EngineRecorder``.
 """

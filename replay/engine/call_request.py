@@ -4,12 +4,14 @@ The engine ids of a run's calls name their group and slot, the same in every run
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from forebay.core.errors import InvalidInput
 from forebay.engines.abc import MARK
 from forebay.engines.capture.request_fields import without_asking
 
@@ -45,6 +47,9 @@ ADMINISTRATION = MODELLED | {
 }
 """None of it is recorded."""
 
+Match = Callable[[Any], Any]
+"""Returns what counts of a body: requests for which it returns the same are equal. Both are JSON values."""
+
 _lane_of = re.compile(r"fb-.{12}-([0-9a-f]{16}-[0-9a-f]{4})-[0-9a-f]{2}-").match
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -58,6 +63,8 @@ class CallRequest:
     path: str
     body: bytes
     value: Any
+    counts: Any
+    """What counts of ``value``."""
     digest: bytes
     """16 bytes, the same for all requests that count as equal."""
 
@@ -66,10 +73,22 @@ class CallRequest:
         """Never raises for what a client may send: a body that is no JSON counts byte by byte."""
         try:
             value = _decode(body) if body else None
-            text = _encode([method, path, counted(value)])
+            counts = _counted(value)
+            text = _encode([method, path, counts])
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            value, text = None, _encode([method, path]) + body
-        return cls(method, path, body, value, blake2b(text, digest_size=DIGEST_BYTES).digest())
+            value, counts, text = None, None, _encode([method, path]) + body
+        return cls(method, path, body, value, counts, _digest(text))
+
+    def matched(self, match: Match | None) -> "CallRequest":
+        """The same request, compared by what ``match`` returns for its body. Raises ``InvalidInput`` if that fails."""
+        if match is None or self.value is None:
+            return self
+        try:
+            counts = match(_counted(_decode(self.body)))  # a copy: the function may change it
+            return replace(self, counts=counts, digest=_digest(_encode([self.method, self.path, counts])))
+        except Exception as error:  # a user's function raises anything
+            words = f"match failed on the body of {self.method} {self.path}: {error!r}"
+            raise InvalidInput(words, hint="it gets every body as JSON, and returns JSON", field="match") from error
 
     @property
     def route(self) -> str:
@@ -106,15 +125,19 @@ class CallRequest:
     @property
     def is_mark(self) -> bool:
         """Whether it only makes an engine know a ``rid``, for an abort that follows."""
-        return self.path == "/generate" and counted(self.value) == MARK
+        return self.path == "/generate" and self.counts == MARK
 
     @property
     def counted_text(self) -> bytes:
         """What counts of the body, as JSON with sorted names."""
-        return self.body if self.value is None else _encode(counted(self.value))
+        return self.body if self.value is None else _encode(self.counts)
 
 
-def counted(value: Any) -> Any:
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+
+def _counted(value: Any) -> Any:
     """What counts of a body: not who asks, nor what is asked for so that tokens come along."""
     if not isinstance(value, dict):
         return value

@@ -4,7 +4,7 @@ import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from forebay.replay.differences import first_difference
@@ -18,7 +18,7 @@ from forebay.replay.engine.call_frames import (
     decode_call,
     typed_row,
 )
-from forebay.replay.engine.call_request import CallRequest, counted
+from forebay.replay.engine.call_request import CallRequest, Match
 from forebay.replay.recording_reader import Frames
 from forebay.replay.recording_schema import open_recording
 
@@ -28,6 +28,7 @@ Unwritten = Callable[[int], tuple[CallRequest, CallReply] | None]
 
 MAX_COMPARED = 64
 """Recorded requests that a miss is compared with."""
+OF_A_CALL = f"SELECT {COLUMNS} FROM calls WHERE seq = ?"  # noqa: S608 - our own text
 OF_THE_TABLE = "SELECT seq FROM calls NOT INDEXED"
 OF_ITS_INDEX = "SELECT seq FROM calls INDEXED BY sqlite_autoindex_calls_1"
 NOT_THERE = "one of its pages is damaged, or the index of the table is"
@@ -39,14 +40,18 @@ class KnownCalls:
     ``unwritten`` tells those, by their numbers, that are not in it yet.
 
     ``wraps``: after the last answer to a request comes its first again. Raises ``FileNotFoundError``,
-    ``RecordingDamaged`` for what is no recording. Damaged calls are in ``damaged``, and told in the log.
+    ``RecordingDamaged`` for what is no recording, ``InvalidInput`` if ``match`` fails. Damaged calls are in
+    ``damaged``, and told in the log.
     """
 
-    def __init__(self, path: Path, *, wraps: bool = False, unwritten: Unwritten = lambda _: None) -> None:
+    def __init__(
+        self, path: Path, *, wraps: bool = False, match: Match | None = None, unwritten: Unwritten = lambda _: None
+    ) -> None:
         self.path = path
         self.damaged: dict[int, str] = {}
         """By number, what is wrong with it."""
-        self._wraps, self._unwritten = wraps, unwritten
+        self._wraps, self._match, self._unwritten = wraps, match, unwritten
+        self._unused: set[int] = set()
         self._answers: dict[bytes, EqualAnswers] = {}
         self._by_path: defaultdict[tuple[str, str], dict[bytes, None]] = defaultdict(dict)
         self._frames = Frames()
@@ -66,13 +71,21 @@ class KnownCalls:
     def __len__(self) -> int:
         return sum(len(lane) for answers in self._answers.values() for lane in answers.lanes.values())
 
+    def unused(self) -> list[CallRequest]:
+        """The calls of the file that sampled, and whose answers were not given, in order. Works after ``close``."""
+        with closing(open_recording(self.path)) as connection:
+            rows = [connection.execute(OF_A_CALL, (seq,)).fetchone() for seq in sorted(self._unused)]
+        return [decode_call(row, self._frames)[0] for row in rows]
+
     def add_given(self, request: CallRequest, seq: int) -> None:
         """One that has been added to the file, and given."""
+        request = request.matched(self._match)
         self._add(request.digest, request.lane, request.method, request.path, seq)
         self._answers[request.digest].left[request.lane].remove(seq)
 
     def take(self, request: CallRequest) -> CallReply | None:
-        """The next recorded answer to it; None if there is none. Raises ``AllGiven``, ``DamagedRow``."""
+        """The next recorded answer, None without one. Raises ``AllGiven``, ``DamagedRow``, ``InvalidInput``."""
+        request = request.matched(self._match)
         answers = self._answers.get(request.digest)
         if answers is None:
             return None
@@ -83,6 +96,7 @@ class KnownCalls:
         if seq is None:
             seq = self._once_more(request, answers)
         answers.last[lane] = seq
+        self._unused.discard(seq)
         return self._read(seq)[1]
 
     def _once_more(self, request: CallRequest, answers: EqualAnswers) -> int:
@@ -97,12 +111,13 @@ class KnownCalls:
 
     def nearest(self, request: CallRequest) -> str:
         """In words, the recorded request that is most like this one, and in what it differs first."""
+        request = request.matched(self._match)
         found = self._most_like(request)
         if found is None:
             others = ", ".join(sorted({path for method, path in self._by_path if method == request.method}))
             return f"nothing was recorded for this path{', but for ' if others else ''}{others[:1_000]}"
         seq, recorded = found
-        difference = first_difference(counted(recorded.value), counted(request.value))
+        difference = first_difference(recorded.counts, request.counts)
         words = "its body is no JSON" if difference is None else difference.in_words("recorded", "now")
         where = f" (group and slot {recorded.lane})" if recorded.lane else ""
         return f"the nearest recorded request is call {seq}{where}; {words}"
@@ -115,7 +130,7 @@ class KnownCalls:
         for answers in known[:MAX_COMPARED]:
             seq = answers.lanes[request.lane][0] if request.lane in answers.lanes else answers.first
             try:
-                recorded, _ = self._read(seq)
+                recorded = self._read(seq)[0].matched(self._match)
             except DamagedRow:
                 continue
             score = likeness(text, recorded.counted_text) + (recorded.is_stream == request.is_stream)
@@ -145,13 +160,15 @@ class KnownCalls:
         _, lane, digest, _, method, path, frame, *_ = row
         digests = {digest}
         try:
-            request, _ = decode_call(row, self._frames)
-            lane = request.lane
+            request = decode_call(row, self._frames)[0].matched(self._match)
+            lane, digests = request.lane, {request.digest}
+            if request.is_drawn:
+                self._unused.add(seq)
         except DamagedRow:
             with suppress(ValueError):
                 # What has a checksum of its own is right where a column says something else.
                 request = CallRequest.read(method, path, self._frames.content(frame, most=MAX_REQUEST_BYTES))
-                lane, digests = request.lane, {digest, request.digest}
+                lane, digests = request.lane, {digest, request.matched(self._match).digest}
             raise
         finally:
             for each in digests:
@@ -175,7 +192,7 @@ class KnownCalls:
 
     def _row(self, seq: int) -> Row:
         try:
-            row = self._connection.execute(f"SELECT {COLUMNS} FROM calls WHERE seq = ?", (seq,)).fetchone()  # noqa: S608 - our own text
+            row = self._connection.execute(OF_A_CALL, (seq,)).fetchone()
         except sqlite3.DatabaseError as error:
             raise DamagedRow(str(error)) from None
         if row is None:

@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, get_args
 
 from forebay.core.errors import InvalidInput
-from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.engine.call_request import CallRequest, Match
 from forebay.replay.engine.call_writer import CallWriter
 from forebay.replay.engine.engine_recorder import UpstreamRecording
 from forebay.replay.engine.known_calls import KnownCalls
@@ -20,6 +20,8 @@ from forebay.replay.recording_schema import open_recording
 from forebay.web.serving import entered_in_thread
 
 MAX_MISSES = 1_000
+Record = Literal["missing", "once"]
+"""What ``upstream`` is asked: all that is missing from a file, or everything where there is no file yet."""
 
 
 class RecordedEngine(ServedEngine):
@@ -35,6 +37,10 @@ class RecordedEngine(ServedEngine):
     What was not recorded is a 422 that tells the nearest request; with ``upstream`` that engine is asked, and its
     answer added to ``file``.
 
+    With ``record="once"``, ``upstream`` is asked only while there is no ``file``: the first time makes it, and later
+    ones replay it. ``match`` gets the body of each request as JSON and returns what to compare, without the parts that
+    change, such as dates or ids.
+
     Leaving raises ``NotRecorded`` for what is in ``misses``: a test that expects misses looks at them, and clears the
     list. Entering raises ``NotRecorded`` for a file without calls, ``FileNotFoundError``, ``RecordingDamaged`` for what
     is no recording of this version's, and ``InvalidInput`` where it cannot listen. Damaged calls are in ``damaged``,
@@ -47,6 +53,8 @@ class RecordedEngine(ServedEngine):
         speed: float = 0.0,
         upstream: str | None = None,
         *,
+        record: Record = "missing",
+        match: Match | None = None,
         again: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -57,11 +65,15 @@ class RecordedEngine(ServedEngine):
         if not 0 <= speed < float("inf"):
             hint = "0: answers come at once; 1: as recorded; 2: twice as fast"
             raise InvalidInput(f"speed must be a number from 0 on, got {speed}", hint=hint, field="speed")
+        if record not in get_args(Record):
+            raise InvalidInput(f"record must be 'missing' or 'once', got {record!r:.100}", field="record")
         self.misses: list[str] = []
         """What was asked for and not recorded, in words; the first 1 000. May be cleared."""
         self._num_more_misses = 0
         self._file = Path(file)
         self._speed = speed
+        self._record = record
+        self._match = match
         self._again = again
         self._upstream = None if upstream is None else Upstream(upstream)
         self._known: KnownCalls
@@ -73,8 +85,13 @@ class RecordedEngine(ServedEngine):
 
     @property
     def calls(self) -> list[CallRequest]:
-        """The calls that got recorded answers, in order of arrival; the last 10 000, or 64 MiB of them."""
+        """The calls that got recorded answers or went to ``upstream``, as they arrived; the last 10 000, or 64 MiB."""
         return list(self._answers.given)
+
+    @property
+    def unused(self) -> list[CallRequest]:
+        """The recorded calls that sampled and were not asked for, in the order of the recording."""
+        return self._known.unused()
 
     @property
     def num_misses(self) -> int:
@@ -105,9 +122,10 @@ class RecordedEngine(ServedEngine):
     async def enter(self, stack: AsyncExitStack) -> None:
         """Open the file, and serve."""
         self.misses.clear()
-        recording = None if self._upstream is None else await self._recording(self._upstream, stack)
+        recording = await self._recording(stack)
         unwritten = recording.writer.unwritten if recording is not None else lambda _: None
-        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again, unwritten=unwritten)
+        wraps, match = self._again, self._match
+        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=wraps, match=match, unwritten=unwritten)
         # Before the writer: it leaves one file behind only where nobody reads it.
         stack.callback(self._known.close)
         if not len(self._known) and not self._known.damaged and recording is None:
@@ -118,12 +136,22 @@ class RecordedEngine(ServedEngine):
         # Called before the server shuts down: it waits for its connections, and those wait for their answers.
         stack.callback(self._answers.state.stop)
 
-    async def _recording(self, upstream: Upstream, stack: AsyncExitStack) -> UpstreamRecording:
-        open_recording(self._file).close()  # else the writer would make it
+    async def _recording(self, stack: AsyncExitStack) -> UpstreamRecording | None:
+        """The recording that ``upstream`` adds to, if there is one."""
+        is_new = self._record == "once" and not self._file.exists()
+        if self._upstream is None and is_new:
+            how = "to make it, give upstream=URL, or run pytest --record-engine URL"
+            raise FileNotFoundError(f"there is no recording {str(self._file)!r:.200}: {how}")
+        if self._upstream is None or (self._record == "once" and not is_new):
+            return None
+        if not is_new:
+            open_recording(self._file).close()  # else the writer would make it
         writer = await asyncio.to_thread(CallWriter, self._file)
+        if is_new:  # a file without calls would be replayed the next time
+            stack.callback(lambda: None if len(self._known) else self._file.unlink())
         stack.push_async_callback(asyncio.to_thread, writer.close)
-        stack.push_async_callback(upstream.close)
-        return UpstreamRecording(upstream, writer)
+        stack.push_async_callback(self._upstream.close)
+        return UpstreamRecording(self._upstream, writer)
 
     def _miss(self, words: str) -> None:
         if not self.misses:  # they may have been cleared
@@ -142,4 +170,5 @@ class RecordedEngine(ServedEngine):
         if error is not None:
             error.add_note(words)
             return
-        raise NotRecorded(words, hint="record it again (forebay engine record), or let what asks be as it was")
+        how = f"remove {self._file}" if self._record == "once" else "use forebay engine record"
+        raise NotRecorded(words, hint=f"{how} to record again, or send the requests as they were recorded")

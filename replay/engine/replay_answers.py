@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from forebay.core.errors import InvalidInput
 from forebay.engines.fake_sglang.administration import Administration
 from forebay.engines.fake_sglang.routes import app_of
 from forebay.replay.engine.answers import AllGiven
@@ -51,7 +52,7 @@ class ReplayAnswers:
     ) -> None:
         self.state = ReplayedState()
         self.given: deque[CallRequest] = deque()
-        """The calls that got recorded answers last."""
+        """The last calls that got recorded answers, or were passed on."""
         self._num_given_bytes = 0
         self._known = known
         self._speed = speed
@@ -118,6 +119,9 @@ class ReplayAnswers:
             reason = "" if reply is not None else self._known.nearest(request)
         except DamagedRow as error:
             reply, reason = None, str(error)
+        except InvalidInput as error:
+            await self._miss(request, send, str(error))
+            return
         except AllGiven as error:
             count = f"{error.num_answers} answer{'s' if error.num_answers > 1 else ''}"
             reply, reason = None, f"it was recorded with {count}, all given by now; --again gives them once more"
@@ -142,6 +146,7 @@ class ReplayAnswers:
         self, request: CallRequest, recording: UpstreamRecording, scope: Scope, receive: Receive, send: Send
     ) -> None:
         logger.info("not recorded, asked upstream: %s %s", request.method, request.path)
+        self._remember(request)  # before its client has the answer, and looks for its call
         await recording.ask_facts(scope["headers"])
         seq = await recording.relay(request, scope, receive, send)
         if seq is not None:

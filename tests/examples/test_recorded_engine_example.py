@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from tests.kit import first_line
@@ -47,3 +50,47 @@ def test_the_agent_is_tested_on_what_was_recorded(tmp_path: Path) -> None:
     outcome = subprocess.run(tested, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert outcome.returncode == 1
     assert f'messages[0].content differs: recorded "{QUESTION}", now "{QUESTION}!"' in outcome.stdout.replace("\\", "")
+
+
+def run_tests(folder: Path, *options: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        *options,
+        str(folder),
+    ]
+    ended = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Path:
+    """The example as it comes."""
+    return shutil.copytree(FOLDER, tmp_path / "example", ignore=shutil.ignore_patterns(".*", "__pycache__"))
+
+
+def test_it_comes_with_its_recording(shipped: Path) -> None:
+    before = (shipped / "calls.fbr").read_bytes()
+    assert "2 passed" in run_tests(shipped)
+    assert (shipped / "calls.fbr").read_bytes() == before
+
+
+def test_its_recording_is_made_again_without_a_gpu(shipped: Path) -> None:
+    (shipped / "calls.fbr").unlink()
+    command = [sys.executable, str(shipped / "engine.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        try:
+            url = first_line(engine.stdout, 60).strip()
+            assert "2 passed" in run_tests(shipped, "--record-engine", url)
+        finally:
+            engine.send_signal(signal.SIGINT)
+    assert engine.returncode == 0
+    assert "2 passed" in run_tests(shipped)
