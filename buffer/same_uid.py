@@ -14,7 +14,10 @@ from forebay.core.binary_sample import as_json
 from forebay.core.ids import MAX_ID_LENGTH
 from forebay.core.sample import Incoming
 
-LEFT_OUT = ("uid", "tokens", "loss_mask", "logprobs", "token_spans", "weight_version", "weight_versions", "retokenized")
+LEFT_OUT = (
+    *("uid", "tokens", "loss_mask", "logprobs", "token_spans", "weight_version", "weight_versions", "retokenized"),
+    "asked_models",
+)
 """The uid, which may be `7` or `"7"`; and what the gateway adds to a sample, but not to its repetition."""
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

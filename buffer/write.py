@@ -17,6 +17,7 @@ import msgspec
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
+from forebay.buffer.run_warnings import note_sample
 from forebay.buffer.same_uid import distinct_uid
 from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.binary_sample import head_of
@@ -65,6 +66,7 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
     if sample.uid in buffer.uids:
         return _write_duplicate(buffer, sample)
     buffer.store.check_room()  # before memory knows of the sample: it would be ahead of the disk
+    note_sample(buffer.run, sample)
     now_s = buffer.active.now_s()
     rows: list[Row]
     if buffer.run.has_ended:

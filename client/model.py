@@ -105,7 +105,7 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     engine_urls: list[str] = []
     """The engines that it was started with."""
     warnings: list[str] = []
-    """Warnings of its start, such as misspelt fields."""
+    """Warnings about its start (misspelt fields) and its samples (no token ids)."""
     is_waiting_for_engine: bool = False
     """None of its engines answers; its deadlines stand still meanwhile."""
     is_held: bool = False

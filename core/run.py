@@ -152,6 +152,8 @@ class RunSettings(BaseModel):
     """Processes that run its rollouts (see run_workers.md): how many, or a list with the number of each node."""
     backend: BackendName | None = None
     """Where these are: `processes` of this machine (without a word), on a `ray` cluster, or `inline`, for debuggers."""
+    policy_models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Models whose tokens are trained on, an adapter as `model:adapter`; without it, those of every call."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; found out when absent."""
 
@@ -225,7 +227,7 @@ class Run:
     is_native_generator: bool = False
     """Whether the generator uses our base, which asks for its missing slots."""
     warnings: list[str] = field(default_factory=list)
-    """What its start was warned of."""
+    """What its start, its samples and its reads were warned about."""
     input_fingerprint: str = ""
     """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
     input_sha256: str = ""

@@ -46,6 +46,8 @@ class _Head(msgspec.Struct):
     error: Any = None
     weight_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     weight_versions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    retokenized: Any = None
+    asked_models: Any = None
 
 
 class ForeignHead(_Head):
@@ -92,6 +94,10 @@ class Incoming(msgspec.Struct, gc=False):
     outcome: RolloutOutcome = RolloutOutcome.OK
     is_foreign: bool = False
     """Whether its ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` are its writer's own affair."""
+    is_retokenized: bool = False
+    """Whether its engine returned no token ids."""
+    asked_models: list[Any] = []
+    """The models that its rollout asked for, if they need a look."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -132,6 +138,8 @@ def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> I
         0 if head.fork is None else _fork(head, is_lenient=is_lenient),
         outcome,
         is_foreign,
+        head.retokenized is True,
+        head.asked_models if isinstance(head.asked_models, list) else [],
     )
 
 

@@ -17,10 +17,12 @@ from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
-from forebay.engines.cache_keys import CacheKeys
+from forebay.engines.cache_keys import CacheKey, CacheKeys
 from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.capture.notices import CaptureNotices
+from forebay.engines.capture.policy_calls import marked
 from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
+from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
@@ -107,7 +109,8 @@ class EngineRing:
     """The engines at ``urls`` (one text with commas, or a list); behind a router each worker counts by itself.
 
     ``on_waiting`` is called with True when every engine is unavailable and somebody waits, with False when one answers.
-    ``template`` is that of the model, for routers whose workers cannot be reached.
+    ``template`` is that of the model, for routers whose workers cannot be reached. ``policy_models`` are the names
+    that the policy is asked by; None for any.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class EngineRing:
         model: str | None,
         on_waiting: Callable[[bool], None],
         template: ChatTemplate | None = None,
+        policy_models: Iterable[str] | None = None,
     ) -> None:
         listed = urls.split(",") if isinstance(urls, str) else urls
         stripped = dict.fromkeys(url.strip() for url in listed if url.strip())
@@ -132,7 +136,7 @@ class EngineRing:
         self.on_server: Callable[[str, bool], None] = lambda _, __: None
         """Told by the calls of this ring that a server does not answer (true), and that it does again."""
         self._urls = ", ".join(stripped)
-        self._model = model
+        self._model, self._policy_models = model, policy_models
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
         self._members: dict[str, Member] = {}
         self._current: list[Member] = []
@@ -167,6 +171,10 @@ class EngineRing:
         """The trainer has said this last of the engines' weights; None where no trainer says anything."""
         self.weight_version = weights.version if weights is not None else None
         self.cache_keys.announce(weights)
+
+    def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
+        """The turns of a call, marked where another model was asked, or other weights may have filled its cache."""
+        return marked(self.cache_keys.judged(key, turns), self._policy_models)
 
     async def _weights_at(self, url: str) -> str | None:
         return await weight_version_of(self._http, url)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.core.errors import BodyTooLarge, BufferFull
 from forebay.core.sample import WRITER_HEADER
+from forebay.engines.capture.policy_calls import is_left_out
 from forebay.gateway.asgi_calls import Exchange, PassedOn, json_reply, raw_reply, refusal_reply
 from forebay.gateway.calls import CHATS
 from forebay.gateway.dialects import anthropic
@@ -23,7 +24,7 @@ from forebay.gateway.runs.foreign_runs import CapturedCall
 from forebay.gateway.runs.notes import UNRECORDED
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
-from forebay.gateway.runs.sessions import Agent
+from forebay.gateway.runs.sessions import Agent, TurnLog
 from forebay.gateway.streaming import ChatCall
 from forebay.gateway.unrecorded import COMPLETIONS, EMBEDDINGS, UnrecordedCall
 from forebay.web.bodies import BodyBudget, RequestBody
@@ -218,4 +219,8 @@ def _note(found: Found, kinds: list[str]) -> None:
 
 def _call(request: Request, found: Found) -> ChatCall:
     run, agent = found
-    return ChatCall(run, agent.session, request.headers.get(TRACEPARENT))
+    call = ChatCall(run, agent.session, request.headers.get(TRACEPARENT))
+    if is_left_out(request.headers):
+        call.turns = TurnLog(lambda _: None)
+        _note(found, [UNRECORDED + "chats"])
+    return call

@@ -99,6 +99,7 @@ class EngineCall:
 
     def __init__(self, run: GatewayRun, session: Session, traceparent: str | None = None) -> None:
         self.session = session
+        self.turns = session.turns
         self.headers: Headers = []
         """Of the engine's reply, once it has answered."""
         self.is_left = False
@@ -125,7 +126,7 @@ class EngineCall:
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
             self.choices = turns
-            self.session.turns.add(turns)
+            self.turns.add(turns)
             return recording.stripped(reply) or {}
 
     async def other(self, method: str, path: str, content: bytes = b"") -> EngineReply:
@@ -333,7 +334,7 @@ class EngineCall:
         with request.span.failing():
             turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
             request.span.end(turns)
-        return self._run.ring.cache_keys.judged(request.key, turns)
+        return self._run.ring.judged(request.key, turns)
 
     async def _wait(self, pause_s: float) -> None:
         with self.session.trace.engine_wait(self._up):

@@ -48,6 +48,7 @@ class RegisterRun(BaseModel):
     """The run's private address at the server."""
     api_key: str | None = None
     model: str | None = None
+    policy_models: list[str] | None = None
     capturing: Capturing | None = None
     trace: TraceOptions | None = None
     """Nothing is recorded without."""

@@ -132,7 +132,7 @@ class ChatCall(EngineCall):
                 if self.is_left and not request.target.is_sglang:
                     self.choices = begun = _begun(stream.turns())
                     request.span.end(begun)
-                    self.session.turns.add(self._run.ring.cache_keys.judged(request.key, begun))
+                    self.turns.add(self._run.ring.judged(request.key, begun))
                 raise
             return self._open
 
@@ -147,20 +147,20 @@ class ChatCall(EngineCall):
             seen = await completed
             turns, logprobs = await self._finished(recording, seen)
             self.choices = turns
-            self.session.turns.add(turns)
+            self.turns.add(turns)
             last = stream.end(seen, turns, logprobs)
         else:
             # What is asked for the record alone takes an engine's time: the agent does not wait for it.
-            self.session.turns.add_later(completed)
+            self.turns.add_later(completed)
             last = stream.end(seen, seen, {})
         for chunk in last:
             queue.put(chunk)
 
     async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
-        keys, turn = self._run.ring.cache_keys, self._up
+        ring, turn = self._run.ring, self._up
         if not request.target.is_sglang or not turns:
-            return keys.judged(request.key, turns)
+            return ring.judged(request.key, turns)
         completed = await complete(
             self._run.engine_http.admin,
             request.target.url,
@@ -171,7 +171,7 @@ class ChatCall(EngineCall):
         )
         if isinstance(turn, SpanHandle):
             turn.set(versions=versions_of(completed))  # it may have ended: the rollout's summary has them all the same
-        return keys.judged(request.key, completed)
+        return ring.judged(request.key, completed)
 
     async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
         return await self._run.versions.after(url, self._run.ring.weight_version)

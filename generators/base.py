@@ -51,7 +51,7 @@ PAYLOAD_NAMES = {
     **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
     **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
-    **{name: name for name in ("oversampling", "scheduler", "capture", "template_path")},
+    **{name: name for name in ("oversampling", "scheduler", "capture", "template_path", "policy_models")},
 }
 """What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
 
@@ -68,7 +68,8 @@ class BaseGenerator:
     number of retries. ``oversampling`` starts more rollouts than are needed, ``scheduler`` says which comes next and
     where; a server's settings come before both.
     ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
-    template, for routers whose workers cannot be reached. Numbers may be strings. Raises ``InvalidInput``.
+    template, for routers whose workers cannot be reached. ``policy_models`` lists the models whose tokens are trained
+    on; without it those of every call are. Numbers may be strings. Raises ``InvalidInput``.
 
     A subclass written for slime finds what slime's class has: ``client``, ``send_data_to_buffer``, and a ``run`` that
     ``entry`` calls once per epoch where a subclass has its own. ``skip_instance_ids`` then lists an id once for each
@@ -102,6 +103,7 @@ class BaseGenerator:
         scheduler: "Mapping[str, Any] | Scheduler | None" = None,
         capture: bool | str = True,
         template_path: str | Path | None = None,
+        policy_models: Sequence[str] | None = None,
     ) -> None:
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
@@ -130,6 +132,7 @@ class BaseGenerator:
         self.scheduler = _scheduler(scheduler, remote_engine_url)
         self.capture = read_flag("capture", capture)
         self.template_path = template_path
+        self.policy_models = policy_models
         self._num_passes = 0
         self._sender: tuple[int, SampleSender] | None = None
 

@@ -16,6 +16,7 @@ from forebay.buffer.reads.judging import Pipeline, Staged
 from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.run_warnings import for_trainer
 from forebay.buffer.store.rows import BatchRow
 from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
 from forebay.core.group import BatchState, GroupState
@@ -338,8 +339,7 @@ class Delivery:
     ) -> dict[str, Any]:
         finished = [group.instance_id for group in (*groups, *reported)]
         stale = staleness.distribution(groups, self._buffer.run.weight_version)
-        # Slime's replies have slime's fields.
-        warning = {} if row.is_self_acking else staleness.warning(self._buffer.run)
+        warning = {} if row.is_self_acking else for_trainer(self._buffer.run)  # slime's replies have slime's fields
         return {**meta_info, "finished_groups": finished, **({} if stale is None else {"staleness": stale}), **warning}
 
     async def confirm(self, batch: LeasedBatch) -> bool:

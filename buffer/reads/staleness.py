@@ -1,22 +1,15 @@
 """How far a group's weights are behind the trainer's."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.run_warnings import UNANNOUNCED, warn
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.reward_place import Parts
-from forebay.core.run import Run
-
-logger = logging.getLogger(__name__)
 
 MARK = b',"is_stale":true}'
-UNANNOUNCED = (
-    "max_staleness is asked for, but no weight version is announced: nothing is too old. Announce the one that the "
-    "engines have (client.set_weight_version, or PUT .../weight_version) before the first read, and each later one"
-)
 
 
 def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
@@ -26,21 +19,9 @@ def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
     if most is None:
         return None
     if current is None:
-        _warn(buffer.run)
+        warn(buffer.run, UNANNOUNCED)
         return None
     return current - most
-
-
-def _warn(run: Run) -> None:
-    """Tell once that there is nothing to count from."""
-    if UNANNOUNCED not in run.warnings:
-        run.warnings.append(UNANNOUNCED)
-        logger.warning("run %s (%s): %s", run.run_id, run.name or run.task_type, UNANNOUNCED)
-
-
-def warning(run: Run) -> dict[str, str]:
-    """What a reader who asked for a bound in vain is told in ``meta_info``."""
-    return {"warning": UNANNOUNCED} if UNANNOUNCED in run.warnings else {}
 
 
 def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:

@@ -6,7 +6,8 @@
    asks the engine for what a stream leaves out.
    ``engine_times.py`` reads what the engine tells of its time, ``call_spans.py`` records calls with it in a trace.
 3. ``sampling_params.py`` says how a call's tokens are drawn; ``notices.py`` logs, once, that logprobs are not the
-   policy's, or are missing. ``token_cap.py`` bounds what the calls of one rollout sample together.
+   policy's, or are missing. ``token_cap.py`` bounds what the calls of one rollout sample together. ``policy_calls.py``
+   separates calls of the policy from those of other models.
 4. ``trajectory.py`` collects the turns of a rollout in a tree of tokens (``token_tree.py``): a prompt goes on from the
    tokens of an earlier turn, is realigned with them, or forks.
 5. ``sample_fields.py`` makes a sample of each branch: tokens, loss mask, logprobs, spans of weight versions and of

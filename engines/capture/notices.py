@@ -23,7 +23,7 @@ class CaptureNotices:
     def note(self, turns: Iterable[Turn], run_id: str) -> None:
         """Say what is worth saying of these turns, if it was not said before."""
         for turn in turns:
-            others = [span.sampling for span in turn.sampling if not is_policys(span.sampling)]
+            others = [span.sampling for span in turn.sampling if turn.is_policys and not is_policys(span.sampling)]
             if others and not self._has_said_sampling:
                 self._has_said_sampling = True
                 _say_sampling(others[0], run_id)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from forebay.engines.capture.engine_times import engine_times
+from forebay.engines.capture.policy_calls import asked
 from forebay.engines.capture.reply_shape import Ids
 from forebay.engines.capture.turn import Turn, VersionSpan
 
@@ -61,6 +62,7 @@ def call_fields(
     return {
         "messages": _objects(body.get("messages")),
         "tools": _objects(body.get("tools")),
+        **asked(body),
         "rid": rid or body.get("rid"),
         "engine_url": engine_url,
         "began_s": began_s,

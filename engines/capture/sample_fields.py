@@ -21,6 +21,9 @@ class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     mixed_kv: bool = False
     sampling: dict[str, Any] | None = None
     """How sampled tokens were drawn (a ``Sampling``): empty for neutral parameters; None if nobody knows."""
+    model: str = ""
+    """The model that was asked to sample them, and its adapter."""
+    adapter: str = ""
 
 
 class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +42,8 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: list[int] | None = None
     logprobs: list[float] | None = None
     token_spans: list[TokenSpan] = []
+    asked_models: list[str] = []
+    """What the rollout's calls asked for, if that needs a look; the main sample alone has it."""
 
     def fields(self) -> dict[str, Any]:
         """What a sample gets of it, as JSON values."""
@@ -47,6 +52,8 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
             fields["weight_version"] = self.weight_versions[0]
         elif self.weight_versions:
             fields["weight_versions"] = self.weight_versions
+        if self.asked_models:
+            fields["asked_models"] = self.asked_models
         if self.tokens is None:
             return {**fields, "retokenized": True}
         fields |= {"tokens": self.tokens, "loss_mask": self.loss_mask}
@@ -101,7 +108,7 @@ def sample_of(leaf: Node, claimed: dict[Node, int]) -> CapturedSample:
 
 def _mask(node: Node, cut: int, claimed: dict[Node, int], *, needs_logprobs: bool) -> list[int]:
     start = node.sampled_start
-    free = max(claimed.get(node, start), start)
+    free = max(claimed.get(node, start), start) if node.turn.is_policys else cut
     claimed[node] = max(free, cut)
     logprobs = node.logprobs
     # A token of which the logprob is unknown cannot be trained on; without any in the sample, the trainer has its own.
@@ -126,8 +133,8 @@ def _spans(node: Node, cut: int) -> Iterator[TokenSpan]:
         numbers = _numbers([span.version])
         version = numbers[0] if numbers else None
         for piece in _by_sampling(turn.sampling, span):
-            end = min(start + piece.end, cut)
-            yield TokenSpan("llm", start + piece.start, end, version, turn.is_kv_mixed, piece.sampling)
+            place = (start + piece.start, min(start + piece.end, cut))
+            yield TokenSpan("llm", *place, version, turn.is_kv_mixed, piece.sampling, turn.model, turn.adapter)
 
 
 class _Piece(NamedTuple):

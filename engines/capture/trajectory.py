@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from forebay.engines.capture.policy_calls import noted_names
 from forebay.engines.capture.sample_fields import CapturedSample, sample_of, sample_without_tokens
 from forebay.engines.capture.token_tree import Node, as_ids, match
 from forebay.engines.capture.turn import ABORTED, Turn, continues, merge
@@ -50,7 +51,9 @@ class Trajectory:
     - ``branched``: clean, but another answer to the same tokens, as with ``n`` choices;
     - ``merged``: joined to the aborted turn that they are the rest of;
     - ``aborted``, ``aborted_tokens``: cut off, and nobody went on with them: in no sample;
-    - ``unscored_tokens``: sampled, without a logprob, and not trained on.
+    - ``unscored_tokens``: sampled, without a logprob, and not trained on;
+    - ``other_models``: the turns of other models than the policy's: their tokens are not trained on;
+    - ``left_out``: turns that were not added, as their caller asked.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -72,10 +75,10 @@ class Trajectory:
             logger.debug("rollout %s, turn %d: %s (%s)", self._name, self._num_added, drift, dict(self._counts))
         return drift
 
-    def note_merged(self, num_parts: int) -> None:
-        """So many parts of an aborted turn were joined to it before it was added."""
+    def note(self, counter: str, number: int) -> None:
+        """Count what happened before turns were added: parts that were ``merged``, turns that were ``left_out``."""
         with self._lock:
-            self._counts["merged"] += num_parts
+            self._counts[counter] += number
 
     @property
     def counters(self) -> Counter[str]:
@@ -93,16 +96,19 @@ class Trajectory:
     def samples(self) -> list[CapturedSample]:
         """A sample for every leaf: the forks in the order of their turns, then the main one, with the newest turn.
 
-        Where a turn has no ids there is one sample, without tokens. No turn, no sample.
+        Turns of the policy count before those of other models. Where a turn has no ids there is one sample, without
+        tokens. No turn, no sample.
         """
         with self._lock:
             if not self._added:
                 return []
             self._sort()
-            newest = self._added[-1]
-            if isinstance(newest, Turn) or len(self._nodes) < len(self._added):
-                return [sample_without_tokens([_bare(added) for added in self._added])]
-            return self._samples_from(newest)
+            newest, turns = _newest(self._added), list(map(_bare, self._added))
+            if isinstance(newest, Node) and len(self._nodes) == len(self._added):
+                *forks, main = self._samples_from(newest)
+            else:
+                *forks, main = [sample_without_tokens([turn for turn in turns if turn.is_policys] or turns)]
+            return [*forks, msgspec.structs.replace(main, asked_models=noted_names(turns))]
 
     def _sort(self) -> None:
         """Build the tree anew if turns were added in another order than they began in."""
@@ -110,7 +116,7 @@ class Trajectory:
         if all(earlier <= later for earlier, later in pairwise(began)):
             return
         turns = sorted(map(_whole, self._added), key=lambda turn: turn.began_s)
-        self._counts = Counter(merged=self._counts["merged"])
+        self._counts = Counter({name: self._counts[name] for name in ("merged", "left_out")})
         self._num_added = 0
         for known in (self._roots, self._nodes, self._added):
             known.clear()
@@ -123,12 +129,13 @@ class Trajectory:
         kept = self._kept()
         # The main sample goes first: where branches share sampled tokens, it is the one that trains on them.
         inner = {newest, *(node.parent for node in kept)}
-        forks = [sample_of(node, claimed) for node in kept if node not in inner]
-        return [*(fork for fork in forks if any(fork.loss_mask or ())), main]
+        forks = ((node, sample_of(node, claimed)) for node in kept if node not in inner)
+        return [*(fork for node, fork in forks if any(fork.loss_mask or ()) or not node.turn.is_policys), main]
 
     def _kept(self) -> list[Node]:
-        """All nodes but the aborted turns with which nobody went on; the newest turn always is one."""
-        return [node for node in self._nodes if node is self._nodes[-1] or not _is_given_up(node)]
+        """All nodes but the aborted turns with which nobody went on; that of the main sample always is one."""
+        newest = _newest(self._nodes)
+        return [node for node in self._nodes if node is newest or not _is_given_up(node)]
 
     def _lost(self) -> Counter[str]:
         """The tokens that are in no sample: nobody went on with them, or only with what comes before them."""
@@ -143,6 +150,7 @@ class Trajectory:
             aborted=len(given_up),
             aborted_tokens=sum(len(node.sampled) for node in given_up),
             unscored_tokens=_num_unscored(kept),
+            other_models=sum(not _bare(added).is_policys for added in self._added),
         )
 
     def _add(self, turn: Turn) -> Drift:
@@ -213,6 +221,11 @@ class _Place(NamedTuple):
     @property
     def counts(self) -> Counter[str]:
         return Counter({COUNTER_NAMES[self.drift]: 1, "branched": int(self.is_branch)})
+
+
+def _newest(added: Sequence[Node | Turn]) -> Node | Turn | None:
+    """The turn that the main sample ends with."""
+    return next((each for each in reversed(added) if _bare(each).is_policys), next(reversed(added), None))
 
 
 def _bare(added: Node | Turn) -> Turn:

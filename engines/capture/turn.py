@@ -62,6 +62,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether weights changed in place below a cache that was kept: the logprobs belong to no one policy."""
     choice: int = 0
     """Which of the ``n`` choices of its call."""
+    model: str = ""
+    """The model that was asked for, and the LoRA ``adapter`` of it; "" where the call names none."""
+    adapter: str = ""
+    is_policys: bool = True
+    """Whether its tokens may be trained on: not if the run has ``policy_models``, and none of them was asked for."""
     rid: str | None = None
     engine_url: str = ""
     began_s: float = 0.0

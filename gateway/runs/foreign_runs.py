@@ -172,4 +172,6 @@ class Captured:
     def _record(self, call: HeldCall | None, turns: Sequence[Turn]) -> None:
         self._ring.notices.note(turns, self._run_id)
         for turn in turns:
+            if not turn.is_policys:
+                self.counts["capture_other_models"] += 1
             self._turns.add(turn, self._clock.now_s(), call)

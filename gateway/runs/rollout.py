@@ -36,7 +36,6 @@ class OpenedRollout:
         self.memory = Memory()
         self._notices = ring.notices
         self._trajectory = Trajectory(body.rollout_id)
-        self._finish_reason = ""
         self.session = Session(
             Affinity(ring, body.engine_url),
             clock,
@@ -64,16 +63,17 @@ class OpenedRollout:
         self.session.trace.end(ending, is_last=ending != RETRIED)
 
     async def record(self) -> dict[str, Any]:
-        """What its calls have come to so far: the samples, the one of the newest turn last."""
+        """What its calls have come to so far: the samples, the one of the policy's newest turn last."""
         await self.session.turns.drain()
+        samples = self._trajectory.samples()
         return {
             "rollout_id": self.rollout_id,
-            "samples": [sample.fields() for sample in self._trajectory.samples()],
+            "samples": [sample.fields() for sample in samples],
             "counters": dict(self._trajectory.counters) | dict(self.session.counters),
             "notes": dict(self.session.notes),
             "num_calls": self.session.num_calls,
             "failures": list(self.session.failures),
-            "finish_reason": self._finish_reason,
+            "finish_reason": samples[-1].finish_reason if samples else "",
             "broken_tokens": self.session.cap.num_sampled if self.session.is_broken else None,
             "trace": {"turns": self.session.trace.turns()},
         }
@@ -82,7 +82,6 @@ class OpenedRollout:
         self._notices.note(turns, self.run_id)
         for turn in turns:
             self._trajectory.add(turn)
-            self._finish_reason = turn.finish_reason
 
 
 def _rid_prefix(run_id: str, body: OpenRollout) -> str:

@@ -46,6 +46,7 @@ class GatewayRun:
             api_key=registration.api_key,
             model=registration.model,
             on_waiting=self.report_waiting,
+            policy_models=registration.policy_models,
         )
         self.engine_http = EngineHttp(registration.api_key)
         self.versions = WorkerVersions(partial(weight_version_of, self.engine_http.admin))

@@ -263,6 +263,7 @@ async def _ring(generator: "BaseGenerator", on_waiting: Callable[[bool], None]) 
         api_key=generator.api_key,
         model=generator.model,
         on_waiting=on_waiting,
+        policy_models=generator.policy_models,
         template=await asyncio.to_thread(load_template, path) if path is not None else None,
     )
 

@@ -271,7 +271,7 @@ class EngineCalls:
 
     def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
         """The turns of a call, marked where other weights may have filled its cache, with the run's own versions."""
-        return self._ring.cache_keys.judged(key, turns)
+        return self._ring.judged(key, turns)
 
     def _note_gone(self, member: Member, error: BaseException) -> bool:
         """Whether a call failed because its engine is gone, which is noted."""

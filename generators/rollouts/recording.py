@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class CallRecorder:
-    """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``client_body`` that of the user's code."""
+    """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``options`` what the user's code asked for."""
 
     def __init__(
         self,
         rollout: Rollout,
         url: str,
         sent: Mapping[str, Any],
-        client_body: Mapping[str, Any],
+        options: Any,
         turn: ChatTurn,
     ) -> None:
         self._rollout = rollout
@@ -46,7 +46,7 @@ class CallRecorder:
         self._is_sglang = rollout.calls.target.is_sglang
         self._url = url
         self._sent = sent
-        self._client_body = client_body
+        self._options, self._client_body = options, body_of(options)
         self._call = (url, str(sent.get("rid")))
         self._origin: dict[str, Any] = {"rid": sent.get("rid"), "engine_url": url, "began_s": time.time()}
         self._reader = StreamReader(sent, **self._origin)
@@ -56,7 +56,7 @@ class CallRecorder:
         self._is_ended = False
         self._defaults = self._calls.defaults
         self._template = self._calls.template_at(url)
-        self._cut_at = self._calls.cap.cut_at(sent, client_body)
+        self._cut_at = self._calls.cap.cut_at(sent, self._client_body)
         self._withheld: list[ChatCompletionChunk] = []
         self._templated: TemplatedCall | None = None
         assert turn.call is not None
@@ -69,7 +69,7 @@ class CallRecorder:
         if not options.url.endswith(CHAT_PATH):
             return None
         url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
-        return cls(rollout, url, body_of(bound), body_of(options), turn)
+        return cls(rollout, url, body_of(bound), options, turn)
 
     @property
     def renders(self) -> bool:
@@ -190,7 +190,7 @@ class CallRecorder:
         self._turns = turns = self._calls.judged(self._key, turns)
         self._end_spans(turns)
         self._rollout.count(turns)
-        self._rollout.record(turns)
+        self._rollout.record(turns, self._options)
 
     def _asking(self) -> AbstractContextManager[None]:
         """Around what the engine is asked beside the chat."""

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.engines.capture.call_spans import num_sampled
+from forebay.engines.capture.policy_calls import is_left_out
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.generators.rollouts.chat_turn import ChatTurn
-from forebay.generators.rollouts.engine_calls import CHAT_PATH, EngineCalls
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, EngineCalls, headers_of
 from forebay.generators.rollouts.open_group import OpenGroup
 from forebay.telemetry.tracing.records import TurnSummary
 
@@ -94,13 +95,16 @@ class Rollout:
         self.num_sampled_tokens += number
         self.calls.cap.num_sampled += number
 
-    def record(self, turns: Iterable[Turn], *, num_merged: int = 0) -> None:
-        """Take in turns that have come to their end; ``num_merged`` parts went into them."""
+    def record(self, turns: Iterable[Turn], options: Any, *, num_merged: int = 0) -> None:
+        """Take in the finished turns of a call, unless its ``options`` leave it out; they had ``num_merged`` parts."""
         recorded = list(turns)
+        if is_left_out(headers_of(options)):
+            self.recorded.note("left_out", len(recorded))
+            return
         self.calls.notices.note(recorded, self.run_id)
         for turn in recorded:
             self.recorded.add(turn)
-        self.recorded.note_merged(num_merged)
+        self.recorded.note("merged", num_merged)
 
     async def end_streams(self) -> None:
         """Return when every call is recorded: streams that are not read to their end are stopped."""

@@ -94,6 +94,8 @@ def finished_samples(
     """
     # A rollout that made no call has no turns: its sample is what it returned, without tokens.
     *forks, main = [captured.fields() for captured in rollout.trajectory.samples()] or [{}]
+    # A recorded conversation with other models alone is of no use to a trainer.
+    forks = [fork for fork in forks if not fork.get("token_spans") or 1 in fork["loss_mask"]]
     sample = {**main, **_head(rollout), "messages": returned.messages}
     sample["extra_info"] = _extra_info(rollout, returned, sampling_params)
     if rollout.for_reward:

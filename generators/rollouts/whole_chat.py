@@ -78,9 +78,9 @@ class WholeChat:
         for turn in self._first.turns:
             rest = self._rests.get(turn.choice)
             if rest is None:
-                self._rollout.record([turn])
+                self._rollout.record([turn], self._options)
             else:
-                self._rollout.record(rest.turns, num_merged=max(0, len(rest.parts.texts) - 1))
+                self._rollout.record(rest.turns, self._options, num_merged=max(0, len(rest.parts.texts) - 1))
         self._note_segments()
 
     def reply(self) -> Any:

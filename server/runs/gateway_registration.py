@@ -88,6 +88,7 @@ class RunGateway:
             "buffer_url": f"{self._own_url}/w/{run.run_key}",
             "api_key": _text(payload, "api_key"),
             "model": _text(payload, "model"),
+            "policy_models": run.settings.policy_models,
             "trace": self._traces.process_settings(run),
         }
         if is_captured(run):

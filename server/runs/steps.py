@@ -1,20 +1,17 @@
 """Steps of a run: where one begins, which groups its trainer has for it, and how its process follows them."""
 
-import logging
 from dataclasses import asdict
 from typing import Any
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.groups import Groups
-from forebay.buffer.reads.staleness import UNANNOUNCED
 from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.run_warnings import UNANNOUNCED, warn
 from forebay.core.group import GroupState
 from forebay.core.run import StepStart
 from forebay.core.waiting import Patience
 from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
-
-logger = logging.getLogger(__name__)
 
 
 def announce(buffer: RunBuffer, loaded: Loaded) -> None:
@@ -42,12 +39,11 @@ def _warn_of_foreign_names(buffer: RunBuffer, first: int) -> None:
     newest = max((group.oldest_version or 0 for group in groups), default=0)
     if newest <= first:
         return
-    warning = (
+    warn(
+        buffer.run,
         f"samples from before the first announcement, of version {first}, name version {newest}, as their engines did: "
-        "max_staleness takes them for new. Announce what the engines have right after the start"
+        "max_staleness takes them for new. Announce what the engines have right after the start",
     )
-    buffer.run.warnings.append(warning)
-    logger.warning("run %s (%s): %s", buffer.run.run_id, buffer.run.name or buffer.run.task_type, warning)
 
 
 def _full(groups: Groups) -> list[str]:

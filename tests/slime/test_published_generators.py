@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
+from forebay.engines.scripted.tokens import TURN_END, encode, encode_chat
 from tests.conftest import MakeServer
 from tests.kit import Json, ServerProcess, SlimeRun, poll_until
 from tests.slime import published_kit
@@ -88,8 +89,12 @@ def test_its_crash_costs_no_group_and_generates_none_twice(
 def test_its_calls_are_captured_by_the_gateway(make_server: MakeServer, checkout: Path, payload: Json) -> None:
     server = make_server(generators=checkout)
     run = server.start_slime(task_type="workers", group_size=2, capture=True, **payload)
-    rows = fetched(run, 3)
-    assert all(len(row["tokens"]) == len(row["loss_mask"]) for row in rows)
+    for row in fetched(run, 3):
+        prompt, answer = encode_chat(row["messages"][:-1]), encode(row["messages"][-1]["content"])
+        assert row["tokens"] == [*prompt, *answer, TURN_END]
+        assert row["loss_mask"] == [0] * len(prompt) + [1] * (len(answer) + 1)
+        assert row["token_spans"][-1]["model"] == "default"
+    assert run.view()["warnings"] == []
 
 
 def test_a_subclass_with_its_own_loop_over_epochs_gets_another_pass_each_time(

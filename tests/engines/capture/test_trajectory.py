@@ -153,14 +153,14 @@ def test_an_aborted_turn_that_nobody_goes_on_with_is_in_no_sample() -> None:
 
 def test_parts_that_were_merged_before_are_counted() -> None:
     trajectory = recorded(make_turn([1], [2, 3]))
-    trajectory.note_merged(2)
+    trajectory.note("merged", 2)
     assert trajectory.counters == {"clean": 1, "merged": 2}
 
 
 def test_turns_count_in_the_order_in_which_they_began() -> None:
     first, second = make_turn([1], [2], began_s=1.0), make_turn([1, 2, 3], [4], began_s=2.0)
     trajectory = recorded(second, first)
-    trajectory.note_merged(1)
+    trajectory.note("merged", 1)
     (sample,) = trajectory.samples()
     assert (sample.tokens, sample.loss_mask) == ([1, 2, 3, 4], [0, 1, 0, 1])
     assert trajectory.counters == {"clean": 2, "merged": 1}
