@@ -87,8 +87,8 @@ def leads_somewhere(dotted: str) -> bool:
         else:
             try:
                 module = importlib.import_module(".".join(("forebay", *names[:number])))
-            except ImportError:
-                return False
+            except ImportError as error:  # a module that is there may need a package that is not
+                return not (error.name or "forebay").startswith("forebay")
     return True
 
 

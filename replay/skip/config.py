@@ -51,21 +51,32 @@ class SkipConfig:
             raise InvalidInput(f"unknown action {self.action!r}; known actions: {known}", field="action")
 
 
-def _checked_steps(steps: object) -> list[int]:
+def _checked_steps(steps: Any) -> list[int]:
+    steps = steps.tolist() if hasattr(steps, "tolist") else steps  # an array of NumPy
     if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
         raise InvalidInput(f"{steps!r} is no list of steps", field="steps")
     for number, step in enumerate(steps):
         # True is an int to Python, and would be step 1.
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
             raise InvalidInput(f"{step!r} is no step: an integer from 0 on", field=f"steps[{number}]")
-    return list(steps)
+    return [int(step) for step in steps]
 
 
 @dataclass(frozen=True)
 class RolloutSkipConfig(SkipConfig):
     """What the roles ``rollout`` and ``async_rollout`` have."""
 
+    on_mismatch: str = "warn"
+    """What a call with other arguments than the dump's does: ``warn`` and load, ``run`` the function, or ``raise``."""
+
     actions: ClassVar[tuple[SkipAction, ...]] = (SkipAction.CACHE, SkipAction.REPEAT)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = ("warn",) if self.action == SkipAction.REPEAT else ("warn", "run", "raise")
+        if self.on_mismatch not in known:
+            words = f"must be {' or '.join(known)} with action {self.action} (got {self.on_mismatch!r})"
+            raise InvalidInput(words, field="on_mismatch")
 
 
 AsyncRolloutSkipConfig = RolloutSkipConfig
@@ -74,8 +85,9 @@ AsyncRolloutSkipConfig = RolloutSkipConfig
 class SkipManagerConfig:
     """What lies under ``skip``: ``roles`` by their names, which are attributes, too."""
 
-    def __init__(self, roles: Mapping[str, SkipConfig]) -> None:
-        self.roles = dict(roles)
+    def __init__(self, roles: Mapping[str, SkipConfig] | None = None) -> None:
+        built_in = {"rollout": RolloutSkipConfig(), "async_rollout": AsyncRolloutSkipConfig()}
+        self.roles = dict(built_in if roles is None else roles)
 
     def __getattr__(self, role: str) -> SkipConfig:
         # Only for what is not there otherwise; `roles` is not while an instance is being copied.

@@ -31,6 +31,7 @@ FORMAT = 1
 TREE_FILE = "gen_batch.json"
 TENSORS_FILE = "gen_batch.safetensors"
 META_FILE = "meta.json"
+VERL_FILE = "gen_batch.dp"
 MAX_META_BYTES = 1 << 20
 
 _SEAL = b',"blake2b":"%b"}'
@@ -44,8 +45,8 @@ class FileProof(msgspec.Struct):
     num_bytes: int
 
 
-class DumpMeta(msgspec.Struct):
-    """What ``meta.json`` says, but for its own digest at its end."""
+class DumpMeta(msgspec.Struct, omit_defaults=True):
+    """What ``meta.json`` says, but for its own digest at its end. A dump that verl wrote has no ``files``."""
 
     global_steps: int
     format: int
@@ -53,6 +54,8 @@ class DumpMeta(msgspec.Struct):
     arguments: dict[str, str]
     """The digests of the arguments with which the function was called, by their names, of those that have one."""
     created_at_s: float
+    notes: list[str] = []
+    """How the value differs from the one that the function returned: keys left out, types replaced."""
 
 
 class Dump(NamedTuple):
@@ -63,11 +66,11 @@ class Dump(NamedTuple):
 
 
 class DumpUnusable(Exception):
-    """What lies in the place of a dump is none that can be loaded; what ``is_newer`` stays where it is."""
+    """What lies in the place of a dump is none that can be loaded; it is renamed unless it ``stays``."""
 
-    def __init__(self, reason: str, *, is_newer: bool = False) -> None:
+    def __init__(self, reason: str, *, stays: bool = False) -> None:
         super().__init__(reason)
-        self.is_newer = is_newer
+        self.stays = stays
 
 
 class DumpFolder:
@@ -97,6 +100,8 @@ class DumpFolder:
         # Before the file is looked for: a whole dump may take the place at any moment.
         is_free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
         raw = _read_file(folder / META_FILE, MAX_META_BYTES)
+        if _size(folder / VERL_FILE) is not None and _size(folder / TREE_FILE) is None:
+            return DumpMeta(step, FORMAT, {}, {}, 0.0)
         if raw is None:
             if is_free:
                 return None
@@ -119,6 +124,8 @@ class DumpFolder:
         if files is None:
             return None
         meta, content = files
+        if not meta.files:
+            return Dump(_read_of_verl(self.path / str(step) / VERL_FILE), meta)
         try:
             tensors = read_tensors(content[TENSORS_FILE]) if TENSORS_FILE in content else {}
         except InvalidInput as error:
@@ -143,8 +150,8 @@ class DumpFolder:
             content[name] = found
         return meta, content
 
-    def write(self, step: int, value: object, arguments: Mapping[str, str]) -> None:
-        """Make the dump of ``step``; the caller holds its lock. One that is whole stays as it is.
+    def write(self, step: int, value: object, arguments: Mapping[str, str]) -> list[str]:
+        """Make the dump of ``step``, and return its notes; the caller holds its lock. One that is whole stays as it is.
 
         Raises ``NotStorable``, ``DumpUnusable`` where there is one of a newer format, and ``OSError``.
         """
@@ -152,7 +159,7 @@ class DumpFolder:
         make_folder_durably(self.path)
         self._remove_partials(step)
         if not self._is_place_free(step):
-            return
+            return []
         partial = self.path / f".{step}.{_own_name()}.{secrets.token_hex(4)}.partial"
         partial.mkdir(FOLDER_MODE)
         try:
@@ -161,6 +168,7 @@ class DumpFolder:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         sync_directory(self.path)
+        return packed.notes
 
     def _take_place(self, partial: Path, step: int) -> None:
         try:
@@ -180,7 +188,7 @@ class DumpFolder:
         try:
             return self._verified(step) is None
         except DumpUnusable as unusable:
-            if unusable.is_newer:
+            if unusable.stays:
                 raise
             self.put_aside(step, str(unusable))
             return True
@@ -200,7 +208,7 @@ class DumpFolder:
         try:
             self._verified(step)
         except DumpUnusable as unusable:
-            if not unusable.is_newer:
+            if not unusable.stays:
                 self.put_aside(step, str(unusable))
 
 
@@ -221,8 +229,18 @@ def _write_files(folder: Path, step: int, packed: Packed, arguments: Mapping[str
     for name, of_file in pieces.items():
         write_durably(folder / name, *of_file)
         files[name] = FileProof(_digest(*of_file), sum(map(len, of_file)))
-    meta = msgspec.json.encode(DumpMeta(step, FORMAT, files, dict(arguments), time.time()))
+    meta = msgspec.json.encode(DumpMeta(step, FORMAT, files, dict(arguments), time.time(), packed.notes))
     write_durably(folder / META_FILE, _sealed(meta))
+
+
+def _read_of_verl(path: Path) -> Any:
+    """The value of a dump that verl wrote. Raises ``DumpUnusable``."""
+    try:
+        from forebay.replay.skip.verl import read_gen_batch
+
+        return read_gen_batch(path)
+    except Exception as error:
+        raise DumpUnusable(f"{VERL_FILE}: {error}; remove the folder to dump this step again", stays=True) from error
 
 
 def _digest(*pieces: bytes | bytearray | memoryview) -> str:
@@ -245,7 +263,7 @@ def _read_meta(raw: bytes) -> DumpMeta:
     try:
         version = msgspec.json.decode(raw, type=dict[str, Any]).get("format")
         if isinstance(version, int) and version > FORMAT:
-            raise DumpUnusable(f"it is of format {version}, and this Forebay knows {FORMAT}", is_newer=True)
+            raise DumpUnusable(f"it is of format {version}, and this Forebay knows {FORMAT}", stays=True)
         meta = msgspec.json.decode(raw, type=DumpMeta)
     except msgspec.MsgspecError as error:
         raise DumpUnusable(f"{META_FILE}: {error}") from None

@@ -90,7 +90,7 @@ class SkipManager:
     @classmethod
     def _eligible(cls, role: str, args: Any, kwargs: Any) -> tuple[BaseSkip, int] | None:
         """Who may skip this call, and its step; None where the function is called as if it had no decorator."""
-        if _is_validation(args, kwargs):
+        if cls._should_bypass_for_validation(args, kwargs):
             return None
         skip = cls.skip_instances.get(role)
         if skip is None or not skip.is_enabled():
@@ -98,10 +98,10 @@ class SkipManager:
         step = skip.extract_step(*args, **kwargs) if skip.support_online_step else cls.step
         return (skip, step) if step in skip.steps else None
 
-
-def _is_validation(args: Any, kwargs: Any) -> bool:
-    """Whether the prompts among the arguments are of a validation, which is never skipped."""
-    return any(bool(read(each, "meta_info.validate")) for each in (*args, *kwargs.values()))
+    @staticmethod
+    def _should_bypass_for_validation(args: Any, kwargs: Any) -> bool:
+        """Whether the prompts among the arguments are of a validation, which is never skipped."""
+        return any(bool(read(each, "meta_info.validate")) for each in (*args, *kwargs.values()))
 
 
 class _Running(NamedTuple):

@@ -3,16 +3,16 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.replay.skip.base import ARGUMENTS, BaseSkip, NoDump, register_skip
 from forebay.replay.skip.config import RolloutSkipConfig, SkipAction, SkipConfig, read, size_at, text_at
-from forebay.replay.skip.dumps import Dump, DumpFolder, DumpMeta, DumpUnusable
+from forebay.replay.skip.dumps import DumpFolder, DumpUnusable
 from forebay.replay.skip.step_locks import StepLock
-from forebay.replay.skip.values import pack
+from forebay.replay.skip.values import pack, parts
 from forebay.replay.substitutes import substitute
 
 logger = logging.getLogger(__name__)
@@ -43,61 +43,68 @@ class RolloutSkip(BaseSkip):
     def __init__(self, local_config: SkipConfig, global_config: Any) -> None:
         super().__init__(local_config, global_config)
         self.dumps = DumpFolder(experiment_folder(self.dump_dir, global_config))
+        self.on_mismatch = getattr(local_config, "on_mismatch", "warn")
         self._has_failed = False
         """Whether the last dump failed: nobody waits then for one that will not come."""
         self._logged: set[object] = set()
 
-    # Of these arguments, none makes a dump another one.
+    # Methods that verl's own class has are named as there, for classes that derive from it.
     def meet_precondition(self, step: int, /, *_args: Any, **_kwargs: Any) -> bool:
         return self.has_dump(step)
 
     def has_dump(self, step: int) -> bool:
         """Whether there is one that can take the place of ``step``."""
-        return self._given(step, set()) is not None
+        return next(self._candidates(step), None) is not None
 
-    def _given(self, step: int, refused: set[int]) -> int | None:
-        """The step whose dump is loaded for ``step``. Looked up anew each time: others write, too."""
-        available = {step} if self.action == SkipAction.CACHE else {step, *self._dumped_steps()}
-        while (given := substitute(step, available - refused)) is not None:
-            if self._is_dump(given):
-                return given
-            refused.add(given)
-        return None
+    def _candidates(self, step: int) -> Iterator[int]:
+        """The steps whose dumps may be loaded for ``step``, best first. Looked up anew each time: others write, too."""
+        available = {step} if self.action == SkipAction.CACHE else {step, *self._folders()}
+        while (given := substitute(step, available)) is not None:
+            if self._check_valid_step_path(self._get_step_dump_dir(given)):
+                yield given
+            available.discard(given)
 
-    def _dumped_steps(self) -> list[int]:
+    def _find_latest_step(self, step: int) -> int:
+        """The step that ``repeat`` gives for ``step``; -1 if there is none."""
+        found = substitute(step, self._get_available_steps())
+        return -1 if found is None else found
+
+    def _get_available_steps(self) -> list[int]:
+        return sorted(each for each in self._folders() if self._check_valid_step_path(self._get_step_dump_dir(each)))
+
+    def _get_step_dump_dir(self, step: int) -> Path:
+        return self.dumps.path / str(step)
+
+    def _folders(self) -> list[int]:
         try:
             return self.dumps.steps()
         except OSError as error:
             self._log_once(str(error), "%s cannot be read: %s", self.dumps.path, error)
             return []
 
-    def _is_dump(self, step: int) -> bool:
+    def _check_valid_step_path(self, path: Path) -> bool:
+        return self._of_dump(int(path.name), self.dumps.meta) is not None
+
+    def _of_dump(self, step: int, look: Callable[[int], Any]) -> Any:
+        """What ``look`` returns; None if the dump cannot be used, which is logged once."""
         try:
-            return self.dumps.meta(step) is not None
+            return look(step)
         except DumpUnusable as unusable:
-            self._log_once((step, str(unusable)), "%s is not used: %s", self.dumps.path / str(step), unusable)
+            self._log_once((step, str(unusable)), "%s is not used: %s", self._get_step_dump_dir(step), unusable)
         except OSError as error:
-            self._log_once((step, str(error)), "%s cannot be read: %s", self.dumps.path / str(step), error)
-        return False
+            self._log_once((step, str(error)), "%s cannot be read: %s", self._get_step_dump_dir(step), error)
+        return None
 
     def warp_function(self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        refused: set[int] = set()
-        while (given := self._given(step, refused)) is not None:
-            if (dump := self._loaded(given)) is not None:
-                self._log_use(step, given, dump.meta, func, args, kwargs)
-                return dump.value
-            refused.add(given)
-        raise NoDump(f"there is no dump for step {step} in {self.dumps.path}")
-
-    def _loaded(self, step: int) -> Dump | None:
-        try:
-            return self.dumps.load(step)
-        except DumpUnusable as unusable:
-            self._log_once((step, str(unusable)), "%s is not used: %s", self.dumps.path / str(step), unusable)
-            self._put_aside(step)
-        except OSError as error:
-            self._log_once((step, str(error)), "%s cannot be read: %s", self.dumps.path / str(step), error)
-        return None
+        for given in self._candidates(step):
+            if (dump := self._of_dump(given, self.dumps.load)) is None:
+                self._put_aside(given)
+                continue
+            self._compare(step, dump.meta.arguments, func, args, kwargs)
+            self._log_notes(given, dump.meta.notes)
+            logger.info("step %d: skipped, with the dump of step %d in %s", step, given, self.dumps.path)
+            return dump.value
+        raise NoDump(f"{self.action} action expected dumped data: no dump for step {step} in {self.dumps.path}")
 
     def _put_aside(self, step: int) -> None:
         """Unless somebody has the lock: they will see for themselves what lies there."""
@@ -106,33 +113,37 @@ class RolloutSkip(BaseSkip):
             if lock.try_acquire():
                 self.dumps.put_aside_if_unusable(step)
         except OSError as error:
-            self._log_once(("aside", step), "%s cannot be put aside: %s", self.dumps.path / str(step), error)
+            self._log_once(("aside", step), "%s cannot be put aside: %s", self._get_step_dump_dir(step), error)
         finally:
             lock.release()
 
-    def _log_use(self, step: int, given: int, meta: DumpMeta, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        logger.info("step %d: skipped, with the dump of step %d in %s", step, given, self.dumps.path)
-        if given != step:
-            return  # of another step, the arguments are meant to be others
-        now = self.digest_arguments(func, args, kwargs)
-        differing = sorted(name for name in now.keys() & meta.arguments.keys() if now[name] != meta.arguments[name])
-        if differing:
-            self._log_once(
-                ("arguments", step),
-                "step %d: the dump was made with another %s than the call has now; what is loaded may not match it",
-                step,
-                ", ".join(differing),
-            )
+    def _compare(self, step: int, dumped: Mapping[str, str], func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Raises ``NoDump`` or ``InvalidInput`` if the arguments differ and ``on_mismatch`` is not ``warn``."""
+        now = {} if self.action == SkipAction.REPEAT else self.digest_arguments(func, args, kwargs)
+        differing = ", ".join(sorted(name for name in now.keys() & dumped.keys() if now[name] != dumped[name]))
+        if not differing:
+            return
+        found = f"step {step}: the dump was made with different arguments than this call has: {differing}"
+        if self.on_mismatch == "raise":
+            raise InvalidInput(found, hint=f"remove {self._get_step_dump_dir(step)}, or set on_mismatch to run")
+        self._log_once(("arguments", step), "%s (on_mismatch: %s)", found, self.on_mismatch)
+        if self.on_mismatch == "run":
+            raise NoDump(found)
 
     def prepare_data(self, step: int, result: Any, /, *_args: Any, **_kwargs: Any) -> None:
         try:
-            self.dumps.write(step, result, ARGUMENTS.get() or {})
+            notes = self.dumps.write(step, result, ARGUMENTS.get() or {})
         except Exception as error:  # noqa: BLE001 - of the disk, the value, a codec: none of it is worth a training
             self._has_failed = True
             self._log_once("failed", "step %d is not dumped: %s; training goes on", step, _in_words(error))
         else:
             self._has_failed = False
             self._logged.discard("failed")
+            self._log_notes(step, notes)
+
+    def _log_notes(self, step: int, notes: Sequence[str]) -> None:
+        if words := "; ".join(notes):
+            self._log_once(words, "the dump of step %d is not all that the function returned: %s", step, words)
 
     def locks(self, step: int) -> Sequence[Path]:
         if self._has_failed:
@@ -142,10 +153,10 @@ class RolloutSkip(BaseSkip):
         return (of_step,) if self.action == SkipAction.CACHE else (self.dumps.path / ".repeat.lock", of_step)
 
     def digest_arguments(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, str]:
-        digests = {}
+        digests: dict[str, str] = {}
         for name, value in _bound(func, args, kwargs).items():
             try:
-                digests[name] = pack(value, name).digest()
+                digests |= {part: pack(of_part, part).digest() for part, of_part in parts(value, name)}
             except Exception as error:  # noqa: BLE001 - the trainer itself, mostly; whatever it is, it has no digest
                 logger.debug("the argument %s has no digest: %s", name, error)
         return digests
@@ -176,7 +187,9 @@ def parse_async_rollout_sample_step(sample_id: object) -> int:
     ``ValueError``.
     """
     if not isinstance(sample_id, str) or not (found := SAMPLE_ID.fullmatch(sample_id)):
-        raise InvalidInput(f"{sample_id!r} is no id of a sample: sample_<epoch>_<index>", field="sample_id")
+        raise InvalidInput(
+            f"Invalid async rollout sample_id {sample_id!r}: not sample_<epoch>_<index>", field="sample_id"
+        )
     return int(found[1])
 
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,8 +33,6 @@ T = TypeVar("T")
 _INT64 = range(-(2**63), 2**63)
 """What JSON's readers take for an integer."""
 _ARRAY_TYPES = re.compile(r"O|<U[0-9]{1,6}")
-
-
 FIRST_TEXT_BYTES, TEXT_BYTES_PER_BYTE = 16 << 20, 1_024
 """What arrays of texts may take in memory, by the length of the JSON they are in: each text has the longest's room."""
 
@@ -68,12 +66,25 @@ def register_codec(cls: type[T], to_tree: Callable[[T], Any], from_tree: Callabl
     _codecs[cls] = _codecs_by_name[codec.name] = codec
 
 
+PlainForm = Callable[[Any], tuple[Any, str] | None]
+"""Returns a value to store in place of one without a codec, and the type that loads if it is a different one."""
+
+
+class Entries(NamedTuple):
+    """A dict for ``to_tree`` that loads as a dict. An entry that cannot be stored is left out and noted."""
+
+    entries: Mapping[Any, Any]
+    plain_form: PlainForm
+
+
 class Packed(NamedTuple):
     """A value in the form in which it is stored."""
 
     tree: bytes
     tensors: dict[str, Tensor]
     """By their places in the value; those with larger items first, so that each one is aligned in a file."""
+    notes: list[str]
+    """How a load differs from the value, by place."""
 
     def digest(self) -> str:
         """Equal for equal values."""
@@ -93,13 +104,28 @@ def pack(value: object, place: str = "result") -> Packed:
     except RecursionError:
         raise NotStorable(f"{place} is nested too deeply, or contains itself") from None
     tensors = sorted(packer.tensors.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
-    return Packed(tree, dict(tensors))
+    return Packed(tree, dict(tensors), list(packer.notes))
+
+
+def parts(value: Any, name: str, plain_form: PlainForm | None = None, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """The parts of an argument that are compared, by path: not ``uid``, which is drawn anew for the same prompts."""
+    value = _codecs[type(value)].to_tree(value) if type(value) in _codecs else value
+    if isinstance(value, Entries):
+        value, plain_form = value
+    if type(value) is not dict or not depth or len(value) > 64 or {*map(type, value)} - {str}:
+        yield name, value if plain_form is None else Entries({"": value}, plain_form)
+        return
+    yield name, sorted(value.keys() - {"uid"})
+    for key in value.keys() - {"uid"}:
+        yield from parts(value[key], f"{name}/{key}", plain_form, depth - 1)
 
 
 class _Packer:
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, plain_form: PlainForm = lambda _value: None) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.notes: dict[str, None] = {}
         self._path = [place]
+        self._plain_form = plain_form
 
     def pack(self, value: Any) -> Any:
         kind = type(value)
@@ -112,6 +138,10 @@ class _Packer:
             return self._pack_numpy(array)
         if (tensor := of_torch(value)) is not None:
             return {"$tensor": self._add(tensor), "as": "torch"}
+        if (plain := self._plain_form(value)) is not None:
+            if plain[1]:
+                self.notes[f"{self._path[0]}: {kind.__module__}.{kind.__qualname__} loads as {plain[1]}"] = None
+            return self.pack(plain[0])
         raise NotStorable(
             f"{self._place()}: a {kind.__module__}.{kind.__qualname__} cannot be stored",
             hint="register_codec says how objects of a class are stored",
@@ -152,9 +182,25 @@ class _Packer:
         return [self._at(number, item) for number, item in enumerate(items)]
 
     def pack_dict(self, value: dict[Any, Any]) -> Any:
-        if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in value):
-            return {key: self._at(key, item) for key, item in value.items()}
-        return {"$dict": [[self._at("key", key), self._at(key, item)] for key, item in value.items()]}
+        return self._keyed({key: self._at(key, item) for key, item in value.items()})
+
+    def _keyed(self, packed: dict[Any, Any]) -> Any:
+        if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in packed):
+            return packed
+        return {"$dict": [[self._at("key", key), item] for key, item in packed.items()]}
+
+    def pack_entries(self, value: Entries) -> Any:
+        packed = {}
+        for key, item in value.entries.items():
+            entry = _Packer(f"{self._place()}/{key}", value.plain_form)
+            entry.tensors |= self.tensors
+            try:
+                packed[key] = entry.pack(item)
+            except Exception as error:  # noqa: BLE001 - NotStorable, or what a property of a user's object raises
+                self.notes[f"{self._place()}/{key} is left out: {str(error) or type(error).__name__}"] = None
+            else:
+                self.tensors, self.notes = entry.tensors, self.notes | entry.notes
+        return self._keyed(packed)
 
     def pack_list(self, value: Any) -> Any:
         return self._items(value)
@@ -197,6 +243,7 @@ _FORMS: dict[type, Callable[[_Packer, Any], Any]] = {
     set: _Packer.pack_set,
     frozenset: _Packer.pack_set,
     dict: _Packer.pack_dict,
+    Entries: _Packer.pack_entries,
 }
 
 

@@ -2,12 +2,10 @@
 
 import json
 import os
-import pickle
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -95,13 +93,6 @@ def of_another_step(step: Path) -> None:
     shutil.copytree(step.with_name("1"), step)
 
 
-def of_verl(step: Path) -> None:
-    shutil.rmtree(step)
-    step.mkdir()
-    (step / "meta.json").write_text('{"global_steps": 2}')
-    (step / "gen_batch.dp").write_bytes(pickle.dumps(Bomb(step.with_name("exploded"))))
-
-
 def names_of_other_folders(step: Path) -> None:
     body = json.loads((step / "meta.json").read_text())
     del body["blake2b"]
@@ -113,19 +104,9 @@ def sealed_nonsense(step: Path) -> None:
     (step / "meta.json").write_bytes(_sealed(b"nonsense}"))
 
 
-class Bomb:
-    """A pickle of it makes a file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return (os.mkdir, (str(self.path),))
-
-
 DAMAGE = [
     damaged_value, damaged_meta, shorter, longer, without_value, without_meta, pipe_for_meta, pipe_for_value,
-    folder_for_value, a_file, dangling, of_another_step, of_verl, names_of_other_folders, sealed_nonsense,
+    folder_for_value, a_file, dangling, of_another_step, names_of_other_folders, sealed_nonsense,
 ]  # fmt: skip
 
 
@@ -142,7 +123,6 @@ def test_what_is_damaged_or_foreign_is_put_aside_and_made_again(
     assert [rollouts.at(step)["call"] for step in (1, 2, 3, 1, 2, 3)] == [1, 4, 3, 1, 4, 3]
     assert os.path.lexists(folder(tmp_path) / "2.damaged-1")
     assert "2.damaged-1" in warnings_of(caplog)[-1]
-    assert not (folder(tmp_path) / "exploded").exists()
     damage(folder(tmp_path) / "2")
     assert [rollouts.at(step)["call"] for step in (2, 2)] == [5, 5]
     assert os.path.lexists(folder(tmp_path) / "2.damaged-2")

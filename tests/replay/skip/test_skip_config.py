@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from omegaconf import OmegaConf
 
@@ -64,9 +65,15 @@ def test_defaults() -> None:
     assert sorted(SkipManager.skip_instances) == ["async_rollout", "rollout"]
 
 
+def test_steps_may_be_integers_of_numpy(tmp_path: Path) -> None:
+    for steps in ([numpy.int64(1), 2], numpy.arange(1, 3), range(1, 3)):
+        SkipManager.init(config(tmp_path, steps=steps))
+        assert SkipManager.skip_instances["rollout"].steps == [1, 2]
+
+
 def test_both_roles_have_the_same_fields() -> None:
-    names = [each.name for each in fields(RolloutSkipConfig)]
-    assert names == ["enable", "dump_dir", "steps", "action"] == [each.name for each in fields(AsyncRolloutSkipConfig)]
+    for kind in (RolloutSkipConfig, AsyncRolloutSkipConfig):
+        assert [each.name for each in fields(kind)] == ["enable", "dump_dir", "steps", "action", "on_mismatch"]
 
 
 @pytest.mark.parametrize("given", [None, {}, {"skip": None}, {"skip": {}}, SimpleNamespace(), OmegaConf.create({})])
@@ -93,6 +100,9 @@ REFUSED = [
     ({"enable": "yes"}, "skip.rollout.enable"),
     ({"dump_dir": 3}, "skip.rollout.dump_dir"),
     ({"dump_dir": ""}, "skip.rollout.dump_dir"),
+    ({"on_mismatch": "stop"}, "skip.rollout.on_mismatch"),
+    ({"on_mismatch": "run", "action": "repeat"}, "skip.rollout.on_mismatch"),
+    ({"steps": [numpy.bool_(True)]}, "skip.rollout.steps[0]"),
     ({"action": "cash"}, "skip.rollout.action"),
     ({"action": "random"}, "skip.rollout.action"),
     ({"action": "empty"}, "skip.rollout.action"),

@@ -207,7 +207,7 @@ def test_a_dump_of_other_arguments_is_used_and_reported_once_a_step(
         assert generate(prompts=["b"]) == ["a", "answer"]
     told = warnings_of(caplog)
     assert [each[:7] for each in told] == ["step 1:", "step 2:"]
-    assert "another prompts than the call has now" in told[0]
+    assert "different arguments than this call has: prompts" in told[0]
 
 
 def test_another_steps_dump_is_meant_to_be_of_other_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
