@@ -7,8 +7,8 @@ wrong input, 1 for what the server or the machine refuses. Each command stands i
 (``options.py``), asks the server (``client.py``, over ``client/calls``; ``run_lookup.py`` finds the run that is meant)
 where it has to, and shows the answer (``output.py``; ``run_facts.py`` for a run, ``progress.py`` for one that goes on,
 ``profile_summary.py`` for where its time went, ``simulate_summary.py`` for other schedulers) as a table for people or,
-with ``--json``, as it came. Commands about a log find it with ``trace_source.py``, which fetches what only a server has
-(``trace_download.py``). ``own_token.py`` hides the token that a command was given from other processes.
+with ``--json``, as it came. Commands about a log find it with ``trace_source.py``, which fetches what
+only a server has. ``own_token.py`` hides the token that a command was given from other processes.
 """
 
 from forebay.core.child_process import skip_httpx_command

@@ -20,8 +20,8 @@ import typer
 from forebay.core.errors import ForebayError, InvalidInput, RunNotFound
 from forebay.server.cli.client import NoServer, ServerClient
 from forebay.server.cli.run_lookup import MAX_CANDIDATES
-from forebay.server.cli.trace_download import TraceDownload
-from forebay.telemetry.tracing.read_trace import find_trace
+from forebay.telemetry.tracing.read_trace import decode_line, find_trace
+from forebay.telemetry.tracing.records import Head
 
 _PUBLISHED = "step_*/worker_*.jsonl"
 
@@ -53,13 +53,6 @@ class TraceSource:
     folder: Path
     """It has the files of a trace, or, somewhere in it, the steps of a published log."""
     is_published: bool = False
-    download: TraceDownload | None = None
-    """What brings the folder up to date, if it is a copy of what a server has."""
-
-    def refresh(self) -> None:
-        """Bring the folder up to date."""
-        if self.download is not None:
-            self.download.refresh()
 
 
 @contextmanager
@@ -116,12 +109,48 @@ def _of_server(given: str, url: str, token: str, data_dir: Path) -> Iterator[Tra
             if source is None:
                 raise _unknown(given, url, data_dir, error) from None
         else:
-            download = TraceDownload(server, run_id, Path(copy))
-            download.refresh()
-            source = TraceSource(run_id, Path(copy), download=download)
+            _download(server, run_id, Path(copy))
+            source = TraceSource(run_id, Path(copy))
             if find_trace(source.folder) is None:
                 raise InvalidInput(f"the server has no trace of {run_id}", hint="was tracing off when it ran?")
         yield source
+
+
+def _download(server: ServerClient, run_id: str, folder: Path) -> None:
+    """Fetch ``GET /v1/runs/{run_id}/trace`` into ``folder``, one file for each head, named as at the server.
+
+    Raises what the server says, ``NoServer`` if no server answers.
+    """
+    stream = folder / "stream"
+    with stream.open("wb") as file:
+        server.save(f"/v1/runs/{run_id}/trace", file)
+    _split(stream, folder)
+    stream.unlink()
+
+
+def _split(stream: Path, folder: Path) -> None:
+    """Write the lines that follow each head to a file of their own."""
+    target, seen = None, set[str]()
+    try:
+        with stream.open("rb") as lines:
+            for line in lines:
+                head = decode_line(line) if b'"head"' in line else None
+                if isinstance(head, Head) or target is None:
+                    if target is not None:
+                        target.close()
+                    name = _file_name(head)
+                    target = (folder / name).open("ab" if name in seen else "wb")
+                    seen.add(name)
+                target.write(line)
+    finally:
+        if target is not None:
+            target.close()
+
+
+def _file_name(head: object) -> str:
+    if isinstance(head, Head):
+        return f"{head.process}-{head.start}-{head.pid}.{head.number}.jsonl"
+    return "run-0-0.0.jsonl"  # what comes before any head is still read, and named when it is broken
 
 
 def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> ForebayError:

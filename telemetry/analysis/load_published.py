@@ -18,7 +18,6 @@ from forebay.telemetry.analysis.published.published_events import (
     LENGTH_STATS,
     MONITORING,
     PADDING,
-    STEP_FACTS,
     STEP_TOTAL,
     WORKER_DEPTHS,
     is_abort,
@@ -26,7 +25,7 @@ from forebay.telemetry.analysis.published.published_events import (
 )
 from forebay.telemetry.analysis.published.published_lines import Leave, PublishedLine, read_lines
 from forebay.telemetry.analysis.published.published_requests import request_of
-from forebay.telemetry.analysis.timeline import Problem, ProfileStep, ReadTimes, Request, Standstill
+from forebay.telemetry.analysis.timeline import Problem, ProfileStep, Request
 
 MAX_DEPTH = 3
 """Folders between the one that is given and the steps."""
@@ -42,7 +41,6 @@ class _StepLines:
     by_request: dict[str, list[PublishedLine]] = field(default_factory=lambda: defaultdict(list))
     by_worker: dict[str, list[PublishedLine]] = field(default_factory=lambda: defaultdict(list))
     totals: list[PublishedLine] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
     begin_s: float = float("inf")
     end_s: float = float("-inf")
 
@@ -83,8 +81,7 @@ class PublishedLog:
                 _sort_in(lines, line)
         if lines.begin_s > lines.end_s:
             return None
-        self.notes += [note for note in lines.facts.get("notes") or [] if note not in self.notes]
-        self._without_total += not lines.totals and not lines.facts
+        self._without_total += not lines.totals
         return _step_of(number, lines)
 
     def _leaver(self, path: Path) -> Leave:
@@ -125,9 +122,6 @@ def _folders_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _sort_in(lines: _StepLines, line: PublishedLine) -> None:
-    if line.event == STEP_FACTS:
-        lines.facts = line.info
-        return
     lines.begin_s = min(lines.begin_s, line.begin_s)
     lines.end_s = max(lines.end_s, line.end_s)
     if line.event == STEP_TOTAL and line.duration_s is not None:
@@ -142,9 +136,8 @@ def _sort_in(lines: _StepLines, line: PublishedLine) -> None:
 
 
 def _step_of(number: int, lines: _StepLines) -> ProfileStep:
-    facts = lines.facts
     step = ProfileStep(
-        str(facts.get("name") or number),
+        str(number),
         min((line.begin_s for line in lines.totals), default=lines.begin_s),
         max((line.end_s for line in lines.totals), default=lines.end_s),
         is_total_given=bool(lines.totals),
@@ -158,7 +151,6 @@ def _step_of(number: int, lines: _StepLines) -> ProfileStep:
             if line.event == LENGTH_STATS:
                 step.response_tokens += _lengths(line.info)
     step.length_cap = _cap(step)
-    _restore(step, facts)
     return step
 
 
@@ -210,18 +202,3 @@ def _cap(step: ProfileStep) -> int | None:
     """The most that an answer has which was ended for its length."""
     capped = max((request.sampled_tokens for request in step.requests if request.is_capped), default=0)
     return capped or None
-
-
-def _restore(step: ProfileStep, facts: dict[str, Any]) -> None:
-    """What our own export says beyond the layout."""
-    if not facts:
-        return
-    step.begin_s, step.end_s = facts.get("begin_s", step.begin_s), facts.get("end_s", step.end_s)
-    step.is_total_given = facts.get("is_total_given", True)
-    for name in ("asked_s", "satisfied_s", "length_cap", "weights"):
-        setattr(step, name, facts.get(name))
-    step.released_by, step.is_open = facts.get("released_by", ""), facts.get("is_open", False)
-    for name in ("ready_s", "ready_by", "delivery_phases", "worker_phases", "response_tokens"):
-        setattr(step, name, facts.get(name) or type(getattr(step, name))())
-    step.standstills = [Standstill(**one) for one in facts.get("standstills") or []]
-    step.reads = [ReadTimes(**one) for one in facts.get("reads") or []]

@@ -74,10 +74,6 @@ class PerfettoExport:
         while self._ended and self._ended[0][0] + LATE_NS < self._last_ns:
             self._draw_attempt(self._ended.popleft()[1])
 
-    def flush(self) -> None:
-        """Let others read what was drawn so far."""
-        self._events.flush()
-
     def finish(self) -> None:
         """The log has ended: draw the rest, what had not ended marked as open, and write the end of the file."""
         for key in list(self._attempts):

@@ -73,10 +73,6 @@ class TraceEvents:
         """Something that took no time."""
         self._write(ph="i", s="p", ts=self._us(at), pid=pid, tid=0, name=name, args=about)
 
-    def flush(self) -> None:
-        """Let others read what was written so far."""
-        self._file.flush()
-
     def close(self) -> None:
         """Write the end. The file stays open."""
         self._file.write(b"[]\n" if self._is_first else b"\n]\n")

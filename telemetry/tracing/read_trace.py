@@ -1,8 +1,7 @@
 """From the files of a trace back to records: whoever looks at a trace, or exports one, reads it with this.
 
 Lines that are broken are left out and reported with their file and number, those with times that cannot be as well.
-``TraceFolder.read`` gives all lines, and when it is asked again those that came since: a file that grows is read on
-from where it ended, and half a line at its end waits for its other half.
+Half a line at the end of a file is a broken one.
 """
 
 import heapq
@@ -10,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -90,47 +89,52 @@ def version_text(head: Head) -> str:
     return f"version {head.version}, and {VERSION} is the newest that is known here"
 
 
+class Sink(Protocol):
+    """Takes the lines of a trace."""
+
+    def add(self, line: TraceLine) -> None:
+        """Take one line."""
+
+    def finish(self) -> None:
+        """There are no more."""
+
+
 class TraceFolder:
-    """The files of one trace, which may still grow."""
+    """The files of one trace."""
 
     def __init__(self, folder: Path, on_bad_line: OnBadLine) -> None:
         self._folder = folder
         self._on_bad_line = on_bad_line
-        self._read: dict[Path, tuple[int, int]] = {}
-        """How many bytes and lines of each file were read."""
         self._of_other_version: set[Path] = set()
 
-    def read(self, *, is_complete: bool = True) -> Iterator[TraceLine]:
-        """The lines that were not read before, file by file.
+    def read(self) -> Iterator[TraceLine]:
+        """The lines, file by file."""
+        yield from self._files(trace_files(self._folder))
 
-        With ``is_complete``, half a line at the end of a file is a broken one: nobody goes on with it.
-        """
-        yield from self._files(trace_files(self._folder), is_complete)
-
-    def merged(self, *, is_complete: bool = True) -> Iterator[TraceLine]:
-        """The same lines, those of all processes together, about in the order in which they were written."""
+    def merged(self) -> Iterator[TraceLine]:
+        """The lines of all processes together, about in the order in which they were written."""
         processes: dict[str, list[Path]] = {}
         for path in trace_files(self._folder):
             processes.setdefault(path.name.partition(".")[0], []).append(path)
-        return heapq.merge(*(self._files(paths, is_complete) for paths in processes.values()), key=_written_at)
+        return heapq.merge(*(self._files(paths) for paths in processes.values()), key=_written_at)
 
-    def _files(self, paths: list[Path], is_complete: bool) -> Iterator[TraceLine]:
+    def export(self, sink: Sink) -> None:
+        """Give all lines to ``sink``, in the order of ``merged``."""
+        for line in self.merged():
+            sink.add(line)
+        sink.finish()
+
+    def _files(self, paths: list[Path]) -> Iterator[TraceLine]:
         for path in paths:
             try:
                 with path.open("rb") as file:
-                    yield from self._read_on(path, file, is_complete)
+                    yield from self._lines(path, file)
             except FileNotFoundError:  # the budget took it
                 continue
 
-    def _read_on(self, path: Path, file: BinaryIO, is_complete: bool) -> Iterator[TraceLine]:
-        offset, number = self._read.get(path, (0, 0))
-        file.seek(offset)
+    def _lines(self, path: Path, file: BinaryIO) -> Iterator[TraceLine]:
         name = path.name
-        for size, line in bounded_lines(file):
-            if not (is_complete or line.endswith(b"\n")):
-                break
-            offset, number = offset + size, number + 1
-            self._read[path] = offset, number
+        for number, (_, line) in enumerate(bounded_lines(file), 1):
             if not line.isspace() and path not in self._of_other_version:
                 yield from self._decoded(path, name, number, line)
 

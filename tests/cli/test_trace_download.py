@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from forebay.server.cli.client import ServerClient
-from forebay.server.cli.trace_download import TraceDownload
+from forebay.server.cli.trace_source import open_source
 from forebay.telemetry.tracing.read_trace import trace_files
 from forebay.telemetry.tracing.records import Weights
 from forebay.telemetry.tracing.tracer import TraceSettings, start_tracing
@@ -20,12 +19,9 @@ def test_a_fetched_trace_has_the_files_of_the_server(server: ServerProcess, tmp_
             tracer.flush()
     tracer.close()
     run.stop()
-    with ServerClient(server.url) as client:
-        download = TraceDownload(client, run.run_id, tmp_path)
-        for _ in range(2):  # again, as while a run is followed
-            download.refresh()
-            mine = [path for path in trace_files(folder) if path.name.startswith("gateway")]
-            assert len(mine) >= 2
-            for path in mine:
-                assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-            assert not (tmp_path / "stream").exists()
+    with open_source(run.run_id, server.url, data_dir=tmp_path) as source:
+        mine = [path for path in trace_files(folder) if path.name.startswith("gateway")]
+        assert len(mine) >= 2
+        for path in mine:
+            assert (source.folder / path.name).read_bytes() == path.read_bytes()
+        assert not (source.folder / "stream").exists()

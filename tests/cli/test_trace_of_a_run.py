@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,32 +56,23 @@ def start(server: ServerProcess, engine_url: str, folder: Path, name: str) -> Na
     return server.start_run("tool", group_size=2, **fields)
 
 
-def test_a_run_is_followed_from_its_server_to_a_collector_and_then_drawn(
+def test_a_run_is_sent_from_its_server_to_a_collector_and_drawn(
     forebay: Forebay, server: ServerProcess, receiver: Receiver, tmp_path: Path
 ) -> None:
     with ScriptedEngine(Reckons()).in_thread() as engine:
-        run = start(server, engine.url, tmp_path, "followed")
-
-        def train() -> None:
-            poll_until(lambda: any(each.name == "attempt" for each in receiver.spans))
-            run.take(num_groups=1, step=3, wait_s=20)
-
-        training = threading.Thread(target=train)
-        training.start()
-        done = forebay("trace", "export", "followed", "--to", "otlp", "--follow", "--url", server.url)
-        training.join()
+        run = start(server, engine.url, tmp_path, "exported")
+        run.take(num_groups=1, step=3, wait_s=20)
+        poll_until(lambda: run.view()["has_ended"])
+    done = forebay("trace", "export", "exported", "--to", "otlp", "--url", server.url)
     assert done.code == 0, done.err
     check_spans(receiver, run.run_id, engine.url)
-    drawn = forebay("trace", "export", "followed", "--to", "perfetto", "--url", server.url)
+    drawn = forebay("trace", "export", "exported", "--to", "perfetto", "--url", server.url)
     assert drawn.out == f"{run.run_id}.perfetto.json\n", drawn.err
     text = Path(drawn.out.strip()).read_text()
     elsewhere = ("--data-dir", tmp_path, "--output", "again.json", "--url", server.url)  # it is not there
-    assert forebay("trace", "export", "followed", "--to", "perfetto", *elsewhere).code == 0
+    assert forebay("trace", "export", "exported", "--to", "perfetto", *elsewhere).code == 0
     assert CANARY not in text
     check_drawing(json.loads(text), engine.url)
-    from_disk = forebay("trace", "export", run.run_id, "--to", "published", "--data-dir", server.data_dir)
-    assert from_disk.code == 0, from_disk.err
-    assert list(Path(f"{run.run_id}.published").glob("step_3/worker_*.jsonl"))
 
 
 def check_spans(receiver: Receiver, run_id: str, engine_url: str) -> None:
@@ -121,32 +109,6 @@ def check_drawing(events: list[dict[str, Any]], engine_url: str) -> None:
     assert len(calls) == 4
     assert begun(events, "trainer")["read"]["args"]["step"] == 3
     assert not [event for event in events if event["name"].endswith("(open)")]
-
-
-def test_following_a_run_that_hangs_ends_by_ctrl_c_with_a_whole_file(
-    forebay: Forebay, server: ServerProcess, tmp_path: Path
-) -> None:
-    """``--follow`` is ended by Ctrl-C while the engine still owes its answers."""
-    with ScriptedEngine(lambda _: Reply(text="never", hang=True)).in_thread() as engine:
-        run = start(server, engine.url, tmp_path, "hanging")
-        out = tmp_path / "out.json"
-        poll_until(lambda: engine.calls)
-
-        def interrupt() -> None:
-            poll_until(lambda: out.exists() and b"run started" in out.read_bytes())
-            os.kill(os.getpid(), signal.SIGINT)
-
-        interrupting = threading.Thread(target=interrupt)
-        interrupting.start()
-        done = forebay(
-            "trace", "export", "hanging", "--to", "perfetto", "--follow", "--output", out, "--url", server.url
-        )
-        interrupting.join()
-        run.stop()
-    assert done.code == 0, done.err
-    events = json.loads(out.read_bytes())
-    check_pairs(events)
-    assert any(event["name"] == "run started" for event in events)
 
 
 def test_a_run_that_the_server_does_not_know_is_told_in_one_line(forebay: Forebay, server: ServerProcess) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.core.scheduling.oversampling import Oversampling
-from forebay.telemetry.export.published import export_published
 from forebay.telemetry.tracing.records import Dropped
 from forebay.telemetry.tracing.trace_budget import enforce_budget
 from forebay.workers.simulator.cost import EngineCost
@@ -182,18 +181,6 @@ def test_a_published_log_with_a_broken_line_is_told_with_its_number(tmp_path: Pa
     path.write_text("".join([*lines[:2], "{\n", *lines[2:]]))
     with pytest.raises(InvalidInput, match=rf"{path.name}: line 3 is broken"):
         read_log(folder)
-
-
-def test_groups_in_an_export_of_a_trace_are_groups(tmp_path: Path) -> None:
-    from forebay.telemetry.analysis import load
-
-    path, _ = recorded_run(tmp_path)
-    export_published(load(path.parent), tmp_path / "published")
-    log = read_log(tmp_path / "published")
-    assert log.is_grouped
-    assert sorted(sorted(group.lengths) for group in log.groups()) == sorted(
-        sorted(group.lengths) for group in read_log(path).groups()
-    )
 
 
 def test_what_a_probe_would_have_told_is_counted() -> None:

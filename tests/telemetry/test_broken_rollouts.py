@@ -8,10 +8,8 @@ import pytest
 
 from forebay.telemetry.analysis import analyse, load
 from forebay.telemetry.analysis.report import ProfileReport
-from forebay.telemetry.export.follow_log import export_log
 from forebay.telemetry.export.otel_spans import OtelSpans
 from forebay.telemetry.export.perfetto import PerfettoExport
-from forebay.telemetry.export.published import export_published
 from forebay.telemetry.render.sections import sections_of
 from forebay.telemetry.tracing.read_trace import TraceFolder
 from tests.telemetry.planted_trace import PlantedTrace
@@ -79,17 +77,9 @@ def test_to_be_broken_is_neither_to_be_open_nor_to_be_aborted_nor_an_outlier(
     assert report.outliers == []
 
 
-def test_the_published_layout_keeps_them(trace: PlantedTrace, report: ProfileReport, tmp_path: Path) -> None:
-    export_published(load(trace.folder), tmp_path / "written")
-    again = analyse(load(tmp_path / "written"))
-    (before,), (after,) = report.steps, again.steps
-    for name in ("thrown_requests", "thrown_tokens", "broken_attempts", "broken_tokens"):
-        assert getattr(after, name) == getattr(before, name)
-
-
 def test_perfetto_shows_how_each_attempt_ended(trace: PlantedTrace) -> None:
     file = io.BytesIO()
-    export_log(TraceFolder(trace.folder, lambda *_: None), PerfettoExport(file))
+    TraceFolder(trace.folder, lambda *_: None).export(PerfettoExport(file))
     told = [event["args"]["ending"] for event in json.loads(file.getvalue()) if "ending" in event.get("args", {})]
     assert told.count("broken") == 2
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.telemetry.export.attempt_tracks import TrackSpan, tracks
-from forebay.telemetry.export.follow_log import export_log
 from forebay.telemetry.export.perfetto import PerfettoExport
 from forebay.telemetry.tracing.read_trace import TraceFolder
 from forebay.telemetry.tracing.records import LoopStall, Record, TurnSummary, Weights
@@ -35,7 +34,7 @@ Json = dict[str, Any]
 def drawn(folder: Path) -> list[Json]:
     """The events of a log, checked."""
     file = io.BytesIO()
-    export_log(TraceFolder(folder, lambda *_: None), PerfettoExport(file))
+    TraceFolder(folder, lambda *_: None).export(PerfettoExport(file))
     events: list[Json] = json.loads(file.getvalue())
     check_pairs(events)
     return events

@@ -104,25 +104,6 @@ def test_a_run_folder_leads_to_its_trace(tmp_path: Path) -> None:
     assert find_trace(tmp_path / "run-x" / "trace") == tmp_path / "run-x" / "trace"
 
 
-def test_a_file_that_grows_is_read_on_in_whole_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "run-1-7.0.jsonl", HEAD)
-    bad = Bad()
-    folder = TraceFolder(tmp_path, bad)
-    assert [line.number for line in folder.read(is_complete=False)] == [1]
-    text = msgspec.json.encode(SPAN) + b"\n"
-    write(path, text, text[:20])
-    assert [line.number for line in folder.read(is_complete=False)] == [2]
-    write(path, text[20:])
-    write(tmp_path / "run-1-7.1.jsonl", HEAD)
-    assert [(line.file, line.number) for line in folder.read(is_complete=False)] == [
-        ("run-1-7.0.jsonl", 3),
-        ("run-1-7.1.jsonl", 1),
-    ]
-    write(path, text[:20])  # its writer was killed
-    assert list(folder.read()) == []
-    assert [(file, number) for file, number, _ in bad] == [("run-1-7.0.jsonl", 4)]
-
-
 def test_a_file_that_the_budget_took_is_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "run-1-7.0.jsonl", HEAD, SPAN)
     write(tmp_path / "run-1-7.1.jsonl", HEAD)

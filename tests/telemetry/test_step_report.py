@@ -14,7 +14,6 @@ from forebay.telemetry.analysis.critical_path import critical_path
 from forebay.telemetry.analysis.report import PathPart, StepSummary
 from forebay.telemetry.analysis.step_summary import summarise
 from forebay.telemetry.analysis.timeline import Event, ProfileStep, ReadTimes, Request
-from forebay.telemetry.export.published import export_published
 from tests.telemetry.planted_trace import PlantedTrace, seconds
 
 
@@ -283,8 +282,6 @@ def test_groups_that_were_judged_and_discarded_are_no_surplus(trace: PlantedTrac
     assert "over_sampling" not in causes
     assert "(2 invalid) had taken 20.0 s and 10 tokens (67 % of all request time)" in causes["discarded"].sentence
     assert "2 of 3 requests were in groups that were discarded (2 invalid): 20 s and 10 tokens." in report.sentences
-    export_published(load(trace.folder), tmp_path / "published")
-    assert analyse(load(tmp_path / "published")).steps[0].discarded_requests == {"invalid": 2}
 
 
 def test_one_step_or_one_worker_can_be_asked_for(trace: PlantedTrace) -> None:

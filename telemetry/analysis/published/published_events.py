@@ -9,7 +9,6 @@ _OWN = 5
 
 DEPTHS = {
     "async_rollout_request_complete": _REQUEST,
-    "request_open": _REQUEST,
     "main_loop": _LOOP,
     "turn_end": _TURN,
     "pending_state_handling": _STATE,
@@ -48,19 +47,12 @@ STEP_TOTAL = "total_step_duration"
 LENGTH_STATS = "step_response_length_stats"
 MONITORING = "async_rollout_with_monitoring_duration"
 COMPLETE = "async_rollout_request_complete"
-OPEN = "request_open"
-"""Of our own export: a request that had not ended."""
-DRIVER = "-1"
-"""The worker of what is no worker's."""
 ABORTS = ("aborted_request", "aborted_request_with_exception", "aborted_request_with_cancelled_error")
 PADDING = "_padding"
 """At the end of an abort's name: the place of an aborted request was filled; it is no second abort."""
 
 WORKER_DEPTHS = {"async_generate_duration": _REQUEST, "engine_async_generate": _LOOP}
 """Of what a worker does: whatever else it does meanwhile is counted as that."""
-
-STEP_FACTS = "forebay_step"
-"""A line that only our export writes: what the layout has no words for."""
 
 
 def depth_of(event: str) -> int:

@@ -9,7 +9,6 @@ from forebay.telemetry.analysis.published.published_events import (
     ABORTS,
     COMPLETE,
     MOMENTS,
-    OPEN,
     depth_of,
     is_abort,
     is_leaf,
@@ -33,32 +32,22 @@ def request_of(request_id: str, lines: list[PublishedLine], window: tuple[float,
     """
     complete = next((line for line in lines if line.event == COMPLETE), None)
     abort = next((line for line in lines if line.event in ABORTS), None)
-    own = [line for line in lines if line.event in (COMPLETE, OPEN, *ABORTS) and "phases" in line.info]
-    facts = own[0].info if own else complete.info if complete else {}
+    facts = complete.info if complete else {}
     begin_s, end_s = _bounds(lines, complete)
     ending = "finished" if complete or not has_ends else "open"
-    if own:
-        begin_s, end_s = float(facts["begin_s"]), float(facts["end_s"])
-    elif abort and not complete:
+    if abort and not complete:
         ending = "aborted"
         begin_s = max(begin_s, window[0])
         end_s = max(begin_s, min(abort.end_s, window[1]))
     request = Request(
         request_id,
-        str(facts.get("engine", (complete or lines[0]).worker)),
+        (complete or lines[0]).worker,
         begin_s,
         end_s,
         group=str(facts.get("group") or ""),
-        ending=str(facts.get("ending") or ending),
-        outcome=str(facts.get("outcome") or ""),
-        is_used=bool(facts.get("is_used", ending == "finished")),
-        discarded=str(facts.get("discarded") or ""),
+        ending=ending,
+        is_used=ending == "finished",
         reward=number_of(facts, "reward", "reward_score"),
-        reward_cpu_s=number_of(facts, "reward_cpu_s"),
-        num_attempts=int(number_of(facts, "num_attempts") or 1),
-        num_broken=int(number_of(facts, "num_broken") or 0),
-        broken_s=number_of(facts, "broken_s") or 0.0,
-        broken_tokens=int(number_of(facts, "broken_tokens") or 0),
     )
     _fill_in(request, lines, facts)
     return request
@@ -85,8 +74,7 @@ def _fill_in(request: Request, lines: list[PublishedLine], facts: dict[str, Any]
     for turn in request.turns:
         turn.phases = seconds_by_phase([part for part in parts if turn.begin_s <= part.begin_s < turn.end_s])
     request.phases = seconds_by_phase(parts)
-    request.events = _events(request, lines, parts, is_ours="phases" in facts)
-    _restore(request, facts, timings)
+    request.events = _events(request, lines, parts)
     _count_tokens(request, facts)
 
 
@@ -105,9 +93,6 @@ def _turns(request: Request, lines: list[PublishedLine], timings: list[dict[str,
     for position, timing in enumerate(timings):
         number = number_of(timing, "turn")
         turn = position if number is None else int(number)
-        begin_s = number_of(timing, "begin_s")
-        if begin_s is not None:
-            begins[turn] = begin_s
         begins.setdefault(turn, at_s)
         facts[turn] = timing | facts.get(turn, {})
         at_s = begins[turn] + _length_of(timing)
@@ -124,7 +109,7 @@ def _turn(number: int, begin_s: float, end_s: float, info: dict[str, Any], worke
         number,
         begin_s,
         end_s,
-        engine=str(info.get("engine", worker)),
+        engine=worker,
         prompt_tokens=int(number_of(info, "prompt_tokens", "generation_prompt_length", "current_sequence_length") or 0),
         cached_tokens=int(number_of(info, "cached_tokens") or 0),
         sampled_tokens=int(number_of(info, "generated_tokens", "sampled_tokens") or 0),
@@ -169,17 +154,11 @@ def _named(parts: Iterator[OpenPart], turns: list[TurnTimes]) -> Iterator[OpenPa
                 yield OpenPart(left, right, part.phases or (unmeasured,))
 
 
-_NOT_INFO = {"request_id", "turn", "is_open"}
-_NOT_INFO_OF_OURS = {*_NOT_INFO, "begin_s", "end_s"}
+_NOT_INFO = {"request_id", "turn"}
 
 
-def _events(request: Request, lines: list[PublishedLine], parts: list[OpenPart], *, is_ours: bool) -> list[Event]:
-    """Its leaves. The number that a line has is that of the next turn while tools run: its time says which turn it is.
-
-    Our own export says the number of its turn and exact times, and has a line for everything.
-    """
-    if is_ours:
-        return sorted(_exact_events(lines), key=lambda event: (event.begin_s, event.end_s))
+def _events(request: Request, lines: list[PublishedLine], parts: list[OpenPart]) -> list[Event]:
+    """The leaves of a request. A line's time decides its turn: while tools run, its number is the next turn's."""
     leaves = [line for line in lines if line.duration_s is not None and _is_event(line, lines)]
     begins = [turn.begin_s for turn in request.turns]
 
@@ -192,25 +171,13 @@ def _events(request: Request, lines: list[PublishedLine], parts: list[OpenPart],
             max(line.begin_s, request.begin_s),
             max(request.begin_s, min(line.end_s, request.end_s)),
             turn_at(line.begin_s),
-            bool(line.info.get("is_open", False)),
-            {key: value for key, value in line.info.items() if key not in _NOT_INFO},
+            info={key: value for key, value in line.info.items() if key not in _NOT_INFO},
         )
         for line in leaves
     ]
     if events:
         events += _gaps(events, request, turn_at, parts)
     return _without_slits(sorted(events, key=lambda event: (event.begin_s, event.end_s)), request)
-
-
-def _exact_events(lines: list[PublishedLine]) -> Iterator[Event]:
-    """Those with exact times; the other lines are for the scripts of others."""
-    for line in lines:
-        if "begin_s" in line.info and is_leaf(line.event) and not is_abort(line.event):
-            info = {key: value for key, value in line.info.items() if key not in _NOT_INFO_OF_OURS}
-            times = float(line.info["begin_s"]), float(line.info["end_s"])
-            yield Event(
-                phase_of(line.event), *times, line.info.get("turn"), bool(line.info.get("is_open", False)), info
-            )
 
 
 def _without_slits(events: list[Event], request: Request) -> list[Event]:
@@ -252,22 +219,7 @@ def _gaps(
         yield Event(phases.get(at_s, _BETWEEN), at_s, request.end_s, turn_at(at_s))
 
 
-def _restore(request: Request, facts: dict[str, Any], timings: list[dict[str, Any]]) -> None:
-    """What our own export says beyond the layout."""
-    if isinstance(facts.get("phases"), dict):
-        request.phases = {str(name): float(seconds) for name, seconds in facts["phases"].items()}
-    for turn, timing in zip(request.turns, timings, strict=False):
-        if isinstance(timing.get("phases"), dict):
-            turn.phases = {str(name): float(seconds) for name, seconds in timing["phases"].items()}
-            turn.number, turn.end_s = int(timing["turn"]), float(timing["end_s"])
-
-
 def _count_tokens(request: Request, facts: dict[str, Any]) -> None:
-    if "phases" in facts:
-        request.sampled_tokens = int(facts["actual_response_tokens"])
-        request.prompt_tokens, request.cached_tokens = int(facts["prompt_tokens"]), int(facts["cached_tokens"])
-        request.is_capped = bool(facts["is_capped"])
-        return
     known = number_of(facts, "actual_response_tokens", "response_length")
     request.sampled_tokens = int(known if known is not None else sum(turn.sampled_tokens for turn in request.turns))
     if len(request.turns) == 1 and not request.turns[0].sampled_tokens:
