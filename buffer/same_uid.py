@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.binary_sample import as_json
-from forebay.core.ids import MAX_ID_LENGTH
+from forebay.core.ids import OTHER_UID_DIGITS, other_uid
 from forebay.core.sample import Incoming
 
 LEFT_OUT = (
@@ -34,7 +34,7 @@ async def distinct_uid(buffer: RunBuffer, sample: Incoming) -> str:
     digest = _digest(sample.body)
     if await _stored_digest(buffer, sample.uid) == digest:
         return sample.uid
-    return f"{sample.uid[: MAX_ID_LENGTH - len(digest) - 1]}~{digest}"
+    return other_uid(sample.uid, digest)
 
 
 async def _stored_digest(buffer: RunBuffer, uid: str) -> str:
@@ -52,4 +52,4 @@ def _digest(body: bytes) -> str:
     with suppress(msgspec.DecodeError, RecursionError):  # numbers too large for float64, or lists too deep
         fields = {name: value for name, value in _decode(body).items() if name not in LEFT_OUT}
         body = _encode(fields)
-    return blake2b(body, digest_size=6).hexdigest()
+    return blake2b(body, digest_size=OTHER_UID_DIGITS // 2).hexdigest()

@@ -9,6 +9,8 @@ InstanceId = str | int
 GivenId = str | int | float
 """An id as JSON has it. Some writers, as those that have it out of a table of floats, send ``1.0`` for ``1``."""
 MAX_ID_LENGTH = 1_024
+OTHER_UID_DIGITS = 12
+"""Of the digest in ``other_uid``, in hex."""
 
 # The exact text matters: run process and server hash it each for itself.
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
@@ -27,6 +29,11 @@ def read_uid(given: GivenId) -> str:
     if isinstance(uid, int) and abs(uid) >= 10 ** (MAX_ID_LENGTH - 1):
         raise ValueError(f"more than {MAX_ID_LENGTH} characters")
     return str(uid)
+
+
+def other_uid(uid: str, digest: str) -> str:
+    """The uid of a sample that came without an epoch, where its own is that of a sample with another body."""
+    return f"{uid[: MAX_ID_LENGTH - len(digest) - 1]}~{digest}"
 
 
 def new_run_id() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from forebay.core.binary_sample import is_binary
 from forebay.core.errors import InvalidInput
-from forebay.core.ids import MAX_ID_LENGTH, group_id
+from forebay.core.ids import MAX_ID_LENGTH, OTHER_UID_DIGITS, group_id, other_uid
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.sample import Incoming, read_any_sample, read_sample
 from forebay.replay.model import GroupRecord, SampleRecord
@@ -61,8 +61,11 @@ def check_sample(sample: SampleRecord, body: bytes) -> None:
         found = read_any_sample(body) if is_binary(body) else lenient(body)
     except InvalidInput as error:
         raise ValueError(f"no write takes its body: {error.message}") from None
-    if found.epoch is None:  # then the buffer chose a group and a slot for it
+    if found.epoch is None:  # then the buffer chose a group and a slot for it, and perhaps another uid
         found.epoch, found.slot = recorded.epoch, None
+        digest = recorded.uid[-OTHER_UID_DIGITS:]
+        if digest.isalnum() and recorded.uid == other_uid(found.uid, digest):
+            found.uid = recorded.uid
     if found.slot is None:
         found.slot = recorded.slot
     wrong = [name for name in Incoming.__struct_fields__ if getattr(found, name) != getattr(recorded, name)]

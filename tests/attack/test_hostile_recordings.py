@@ -12,7 +12,7 @@ from forebay.replay.recording_writer import RecordingWriter
 from forebay.replay.recordings.recording import Recording
 from tests.attack.hostile_files import forebay_in_time
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error
+from tests.kit import Json, ServerProcess, assert_error, make_sample
 from tests.replay.recordings.recording_kit import group_record, json_of, run_record, sample_record, with_reward_place
 from tests.replay.replay_kit import groups_of, read_all, start_replay, until_ended
 
@@ -152,3 +152,30 @@ def test_a_payload_that_no_start_may_have_is_refused(target: ServerProcess, tmp_
         reply = target.client.post("/v1/runs", json={"replay": str(path)})
         assert reply.status_code == status, reply.text
         assert forebay_in_time("recording", "show", path).returncode == (status == 507)
+
+
+TAKEN: list[Json] = [
+    {"uid": "same", "reward": 1},
+    {"uid": "same", "reward": 0},
+    {"uid": "x" * 1_024},
+    {"uid": "x" * 1_024, "reward": 0},
+    {"uid": 7, "instance_id": 2.5},
+    {"uid": "7", "instance_id": 2.5},
+    {"reward": "nan", "error": ["odd"]},
+    {"raw_reward": 0.5, "weight_versions": [3, "4", None]},
+    {"epoch": "first", "slot": [1], "rollout_id": {"a": 1}, "fork": "z", "outcome": 3},
+    {"status": "failed", "error": "x" * 100_000, "reward": ...},
+]
+"""Samples of generators that number and name as they like: slime's routes take all of them."""
+
+
+def test_a_file_of_what_the_lenient_routes_took_is_whole(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server()
+    run = server.start_slime("lenient", group_size=2)
+    for fields in TAKEN:
+        assert run.send(make_sample(**fields)).json()["success"]
+    run.stop()
+    exported = forebay_in_time("recording", "export", run.run_id, tmp_path / "a.fbr", "--url", server.url)
+    assert exported.returncode == 0, exported.stderr
+    verified = forebay_in_time("recording", "verify", tmp_path / "a.fbr")
+    assert verified.returncode == 0, verified.stdout
