@@ -202,7 +202,7 @@ class HostClient:
             await child.kill()
             what = f"its answer is longer than max_hook_answer_bytes ({self._max_answer_bytes})"
             raise answer_checks.failure(child.asked, what) from None
-        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError, RecursionError):
             code = await child.ended()  # the socket's end is seen before the process's
             ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
             raise answer_checks.failure(child.asked, f"its process died ({ending})") from None
@@ -269,7 +269,7 @@ class _Child:
         self._writer.write(host_messages.frame(request))
         await self._writer.drain()
         reply = await self._reply()
-        if isinstance(reply, host_messages.Hello):
+        if type(reply) is not host_messages.REPLIES[type(request)]:
             raise OSError("the hook host spoke out of turn")
         return reply
 
@@ -296,7 +296,12 @@ class _Child:
             header = await self._reader.readexactly(host_messages.HEADER_BYTES)
             if (length := host_messages.body_length(header)) > self._max_answer_bytes:
                 raise _AnswerTooLong
-            body = await self._reader.readexactly(length)
+            body = bytearray()
+            while len(body) < length:  # in pieces: `readexactly` copies all of it at once, and the loop waits for that
+                piece = await self._reader.read(length - len(body))
+                if not piece:
+                    raise asyncio.IncompleteReadError(b"", length)
+                body += piece
             message: host_messages.FromHost = host_messages.decode_from_host(body)
             if isinstance(message, host_messages.Failed):
                 kept = (text[-_KEPT_OF_FAILURE:] for text in (message.hook, message.message, message.traceback))

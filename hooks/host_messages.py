@@ -108,6 +108,7 @@ Request = Judge | Process | MetaInfo | Notify
 ToHost = Setup | Request
 Reply = Judged | Rows | Described | Notified
 FromHost = Hello | Asking | Reply | Failed
+REPLIES: dict[type[Request], type[Reply]] = {Judge: Judged, Process: Rows, MetaInfo: Described, Notify: Notified}
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_host = msgspec.msgpack.Decoder(ToHost).decode

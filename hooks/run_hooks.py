@@ -1,10 +1,11 @@
 """What the buffer holds: the hooks of one run, wherever they are answered."""
 
-import json
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, cast
+
+import msgspec
 
 from forebay.core.errors import ForebayError
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
@@ -22,6 +23,7 @@ _GROUP_HOOKS = ("is_valid_group", *CONTRACT_HOOKS["A"], *CONTRACT_HOOKS["B"])
 _NOTIFY_GRACE_S = 5.0
 _MAX_META_BYTES = 16 << 20
 """Of meta info as JSON, which is decoded in one piece on the loop."""
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class HookRunner:
@@ -159,7 +161,10 @@ class HookRunner:
         if len(reply.meta_info) > _MAX_META_BYTES:
             what = f"its answer is longer than {_MAX_META_BYTES} bytes ({len(reply.meta_info)})"
             raise answer_checks.failure(hook, what)
-        return cast(dict[str, Any], json.loads(reply.meta_info))
+        try:
+            return _decode_object(reply.meta_info)
+        except (msgspec.DecodeError, RecursionError) as error:  # half a surrogate pair, which no reply can hold
+            raise answer_checks.failure(hook, f"it returned what is not plain JSON: {error}") from None
 
     def notify(self, event: Event, **payload: Any) -> None:
         """Tell plugins of an event, later and in order. Never blocks, never raises."""
