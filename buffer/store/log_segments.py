@@ -118,15 +118,18 @@ class SegmentScan:
 
 SEGMENT_BYTES = 256 * 1024 * 1024
 PROBE_NAME = "probe.tmp"
-SEGMENT_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8})\.log")
+SEGMENT_NAME = re.compile(r"(?!9{9})([0-9]{8}|[1-9][0-9]{8})\.log")
 """Names that ``segment_path`` makes; any other file in the folder is left alone."""
 
 logger = logging.getLogger(__name__)
 
 
 def segment_path(directory: Path, segment: int) -> Path:
-    """The file of a segment."""
-    return directory / f"{segment:08d}.log"
+    """The file of a segment. Raises ``OSError`` for a number that no later start would take for a segment's."""
+    name = f"{segment:08d}.log"
+    if not SEGMENT_NAME.fullmatch(name):
+        raise OSError(0, f"no segment can be called {name}; stop the server and move a file that is none of its own")
+    return directory / name
 
 
 class SegmentLog:
