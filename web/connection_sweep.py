@@ -52,6 +52,12 @@ class _Standing(NamedTuple):
     since_s: float
 
 
+def _is_idle(connection: SweptConnection) -> bool:
+    """Whether no request is under way: one that was refused, and whose body nothing reads, is none."""
+    waits_for = connection.waits_for
+    return waits_for in ("idle", "head", "end") or (waits_for == "body" and not connection.has_sent_body)
+
+
 class ConnectionSweep:
     """Looks at all connections of a server about once a second, or more often for shorter bounds."""
 
@@ -76,7 +82,7 @@ class ConnectionSweep:
         Those that never sent a body go first.
         """
         if len(self._seen) >= self._most:
-            idle = (each for each in self._seen if each.waits_for in ("idle", "head"))
+            idle = filter(_is_idle, self._seen)
             min(islice(idle, NUM_WEIGHED), key=attrgetter("has_sent_body"), default=connection).end_wait("take")
         self._seen[connection] = None
         if self._timer is None:

@@ -14,6 +14,8 @@ MAX_OPEN_FILES = 200
 NUM_IDLE = 300
 NUM_WRITES = 100
 HEALTH = head("GET", "/healthz", "Host: 127.0.0.1")
+REFUSED = head("POST", "/v1/runs", "Host: 127.0.0.1", "Content-Length: 100000") + b"{"
+SENT = {"nothing": b"", "half a head": HEALTH[:20], "no key": HEALTH, "half a body without a key": REFUSED}
 
 
 def write(run: NativeRun, instance_id: str) -> bytes:
@@ -23,7 +25,7 @@ def write(run: NativeRun, instance_id: str) -> bytes:
     return head("POST", f"{run.path}/samples", *headers) + body
 
 
-@pytest.mark.parametrize("sent", [b"", HEALTH[:20], HEALTH], ids=["nothing", "half a head", "no key"])
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 def test_idle_connections_leave_descriptors_for_writers(make_server: MakeServer, sent: bytes) -> None:
     limited = ("prlimit", f"--nofile={MAX_OPEN_FILES}")
     server = make_server(command_prefix=limited, token="a-secret", segment_bytes=1 << 16)
