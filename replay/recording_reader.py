@@ -102,7 +102,7 @@ class RecordingReader:
         self.damage: list[Damage] = []
         """What ``groups``, ``batches`` and ``calls`` left out."""
         self.frames = Frames()
-        self.rows = RecordingRows(self.path)
+        self.tables = RecordingRows(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -112,12 +112,12 @@ class RecordingReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        self.rows.close()
+        self.tables.close()
 
     @property
     def has_run(self) -> bool:
         """Whether it is of a run, not of an engine's calls alone. Raises ``RecordingDamaged``."""
-        return bool(self.rows.ask("meta", "SELECT 1 FROM meta WHERE name = 'run'"))
+        return bool(self.tables.ask("meta", "SELECT 1 FROM meta WHERE name = 'run'"))
 
     @cached_property
     def run(self) -> RunRecord:
@@ -140,7 +140,7 @@ class RecordingReader:
     @property
     def num_calls(self) -> int:
         """How many calls of an engine it has."""
-        return int(self.rows.ask("calls", "SELECT count(seq) FROM calls NOT INDEXED")[0][0])
+        return int(self.tables.ask("calls", "SELECT count(seq) FROM calls NOT INDEXED")[0][0])
 
     def groups(self, steps: str | Sequence[tuple[int, int]] | None = None) -> list[GroupRecord]:
         """Every group that can be read, in the order in which they opened.
@@ -166,49 +166,49 @@ class RecordingReader:
         if (left_out := self.left_out.get(group_id)) is not None:
             damage = Damage(place, f"its samples were left out when it was exported: {left_out.reason}")
             hint = "forebay recording show FILE lists such groups; export once more where its bodies are whole"
-            raise self.rows.damaged(damage, hint=hint)
+            raise self.tables.damaged(damage, hint=hint)
         try:
-            rows = self.rows.find(SAMPLES, "group_id", group_id)
+            rows = self.tables.find(SAMPLES, "group_id", group_id)
         except RecordingDamaged:
             rows = []
         if len(rows) != num_rows:  # the index may be damaged, and the rows be there
-            rows = [row for seq in self._seqs.get(group_id, ()) for row in self.rows.find(SAMPLES, "seq", seq)]
+            rows = [row for seq in self._seqs.get(group_id, ()) for row in self.tables.find(SAMPLES, "seq", seq)]
         if len(rows) != num_rows:
-            raise self.rows.damaged(Damage(place, f"{len(rows)} of its {num_rows} samples are there"))
+            raise self.tables.damaged(Damage(place, f"{len(rows)} of its {num_rows} samples are there"))
         return [self.sample(row) for row in rows]
 
     def body(self, sample: SampleRecord) -> bytes:
         """The body of a sample, as it was stored. Raises ``RecordingDamaged``, also for one that no write takes."""
         _, seq, num_bytes = sample.place
         place = f"the body of sample {seq} ({sample.uid})"
-        found = self.rows.ask(place, "SELECT body FROM samples WHERE seq = ?", seq)
+        found = self.tables.ask(place, "SELECT body FROM samples WHERE seq = ?", seq)
         try:
             body = self.frames.content(found[0][0] if found else None, num_bytes, most=self._max_body_bytes)
             check_sample(sample, body)
         except ValueError as error:
             place += f" of group {self._numbers.get(sample.group_id)}"
-            raise self.rows.damaged(Damage(place, str(error))) from None
+            raise self.tables.damaged(Damage(place, str(error))) from None
         return body
 
     def sample(self, row: tuple[Any, ...]) -> SampleRecord:
         """The sample of a row of ``rows``. Raises ``RecordingDamaged``."""
-        sample, values = self.rows.read(SAMPLES, row, SampleRecord)
+        sample, values = self.tables.read(SAMPLES, row, SampleRecord)
         if not isinstance(values[5], int):
-            raise self.rows.damaged(Damage(f"samples {values[0]}", "its num_bytes is not a number"))
+            raise self.tables.damaged(Damage(f"samples {values[0]}", "its num_bytes is not a number"))
         return msgspec.structs.replace(sample, place=(0, values[0], values[5]))
 
     def _num_rows(self, group_id: str) -> int:
         """How many samples name the group. Raises ``NotRecorded``, ``RecordingDamaged``."""
         try:
-            found = self.rows.find(GROUPS, "group_id", group_id)
+            found = self.tables.find(GROUPS, "group_id", group_id)
         except RecordingDamaged:
             found = []
         # By the table where the index says nothing: either may be damaged.
         number = None if found else self._numbers.get(group_id)
-        found = found or ([] if number is None else self.rows.find(GROUPS, "number", number))
+        found = found or ([] if number is None else self.tables.find(GROUPS, "number", number))
         if not found:
             raise NotRecorded(f"{self.path.name} has no group {group_id!r}", hint="groups() lists those that it has")
-        return int(self.rows.read(GROUPS, found[0], GroupRecord)[1][2])
+        return int(self.tables.read(GROUPS, found[0], GroupRecord)[1][2])
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -219,7 +219,7 @@ class RecordingReader:
     def _seqs(self) -> dict[str, list[int]]:
         """The keys of every group's samples, by the table alone."""
         found: dict[str, list[int]] = {}
-        for row in self.rows.scan(SAMPLES, self.made.num_samples):
+        for row in self.tables.scan(SAMPLES, self.made.num_samples):
             if not isinstance(row, Damage):
                 found.setdefault(row[1], []).append(row[0])
         return found
@@ -227,12 +227,12 @@ class RecordingReader:
     def _records(self, table: RecordingTable, kind: type[RecordT]) -> list[RecordT]:
         found, bad = list[RecordT](), list[Damage]()
         num, last = self._extent(table, bad)
-        for each in self.rows.scan(table, last):
+        for each in self.tables.scan(table, last):
             if isinstance(each, Damage):
                 bad.append(each)
                 continue
             try:
-                found.append(self.rows.read(table, each, kind)[0])
+                found.append(self.tables.read(table, each, kind)[0])
             except RecordingDamaged as error:
                 bad.append(Damage.of(error, table.name))
         if num not in (None, len(found)) and not bad:
@@ -246,12 +246,12 @@ class RecordingReader:
             made = self.made
         except RecordingDamaged as error:
             bad.append(Damage.of(error, "meta"))
-            return None, self.rows.last(table)
+            return None, self.tables.last(table)
         return (made.num_groups, made.last_group) if table is GROUPS else (made.num_batches, made.last_batch)
 
     def _meta(self, name: str, kind: type[RecordT]) -> RecordT:
-        rows = self.rows.find(META, "name", name)
+        rows = self.tables.find(META, "name", name)
         if not rows:
             hint = "`forebay recording export RUN FILE` makes one of a run"
             raise NotRecorded(f"{self.path.name} has no run: an engine's calls alone, perhaps", hint=hint)
-        return self.rows.read(META, rows[0], kind)[0]
+        return self.tables.read(META, rows[0], kind)[0]

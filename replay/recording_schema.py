@@ -145,6 +145,9 @@ def open_recording(path: Path) -> sqlite3.Connection:
 
 
 def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    if missing := _cut_off(path):
+        hint = "copy the file again from where it is whole, or export the run again"
+        raise RecordingDamaged(f"{path.name} is cut off: {missing}", hint=hint)
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -157,6 +160,17 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     if stranger or application != APPLICATION_ID:
         reason = f"it has {stranger}, which no recording has" if stranger else "it is another database, or empty"
         raise RecordingDamaged(f"{path.name} is no recording: {reason}", hint=WHAT_MAKES_ONE)
+
+
+def _cut_off(path: Path) -> str:
+    """How much is there of a database that was cut short; "" for any other file."""
+    if path.with_name(f"{path.name}-wal").exists():  # it has pages that this file may lack
+        return ""
+    with path.open("rb") as file:
+        head, num_bytes = file.read(32), os.fstat(file.fileno()).st_size
+    # The bytes of a page (1 stands for 65,536, which no recording has), and how many pages there are.
+    whole = int.from_bytes(head[16:18]) * int.from_bytes(head[28:32]) if head.startswith(b"SQLite format 3") else 0
+    return f"{num_bytes:,} of {whole:,} bytes are there" if num_bytes < whole else ""
 
 
 def _latin(raw: bytes) -> str:

@@ -70,18 +70,18 @@ def code_files(recording: RecordingReader) -> list[CodeFile]:
 def code_content(recording: RecordingReader, file: CodeFile) -> bytes:
     """The bytes of a file of code. Raises ``RecordingDamaged``."""
     place = f"code {file.number} (start {file.start}, {file.path!r:.200})"
-    rows = recording.rows.ask(place, "SELECT content FROM code WHERE number = ?", file.number)
+    rows = recording.tables.ask(place, "SELECT content FROM code WHERE number = ?", file.number)
     try:
         return recording.frames.content(rows[0][0] if rows else None, file.num_bytes, most=MAX_CODE_FILE_BYTES)
     except ValueError as error:
-        raise recording.rows.damaged(Damage(place, str(error))) from None
+        raise recording.tables.damaged(Damage(place, str(error))) from None
 
 
 def _entries(recording: RecordingReader) -> Iterator[CodeFile | Damage]:
-    if not recording.rows.ask("the database", "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'code'"):
+    if not recording.tables.ask("the database", "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'code'"):
         return
     num_bytes, taken = 0, _Taken()
-    for count, row in enumerate(recording.rows.scan(CODE, _num_written(recording)), 1):
+    for count, row in enumerate(recording.tables.scan(CODE, _num_written(recording)), 1):
         if isinstance(row, Damage):
             yield row
             continue

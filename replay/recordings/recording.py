@@ -1,14 +1,17 @@
 """A recording in a file: ``with Recording.open(path) as recording: …``. ``verify`` finds what of it is damaged."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from forebay.core.binary_sample import as_json
 from forebay.core.errors import ForebayError
 from forebay.replay.engine.call_frames import COLUMNS, CallReply, DamagedRow, decode_call, typed_row
 from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.errors import RecordingDamaged
 from forebay.replay.model import RunRecord
 from forebay.replay.recording_reader import RecordingMade, RecordingReader
 from forebay.replay.recording_rows import Damage
@@ -18,6 +21,7 @@ from forebay.replay.recordings.recorded_code import CodeFile, code_content, code
 
 MOST_PAGE_PROBLEMS = 20
 CALLS_PER_LOOK = 16
+_ROW_FIELDS = ("uid", "instance_id", "group_id", "epoch", "slot", "fork", "became", "reward", "error")
 
 
 class RecordedCall(NamedTuple):
@@ -38,6 +42,26 @@ class Recording(RecordingReader):
     def open(cls, path: Path | str) -> Self:
         """The recording in the file ``path``, for ``with``. Raises as the constructor does."""
         return cls(path)
+
+    def rows(self, steps: str | Sequence[tuple[int, int]] | None = None) -> Iterator[dict[str, Any]]:
+        """Each sample as a dict, group by group. Groups that cannot be read are skipped, and listed in ``damage``.
+
+        A row has the fields of the sample's body, then ``group_id``, ``epoch``, ``slot``, ``fork``, ``became``,
+        ``reward`` and ``error`` as recorded, and its group's ``group_state`` and ``group_reason``. ``steps``, and what
+        is raised, are those of ``groups``.
+        """
+        for group in self.groups(steps):
+            try:
+                samples = [] if group.group_id in self.left_out else self.samples(group.group_id)
+                bodies = [self.body(each) for each in samples]
+            except RecordingDamaged as error:
+                if (damage := Damage.of(error, f"group {group.group_id}")) not in self.damage:
+                    self.damage.append(damage)
+                continue
+            of_group = {"group_state": group.state, "group_reason": group.reason}
+            for sample, body in zip(samples, bodies, strict=True):
+                fields = {name: getattr(sample, name) for name in _ROW_FIELDS}
+                yield json.loads(as_json(body)) | fields | of_group  # msgspec refuses half a surrogate pair
 
     def calls(self) -> Iterator[RecordedCall]:
         """The calls of an engine that can be read, in the order in which they were asked; ``damage`` gets the others.
@@ -82,7 +106,7 @@ def _file(recording: RecordingReader) -> Iterator[Damage]:
 def _has_calls_alone(recording: RecordingReader) -> bool:
     try:
         return not any(
-            recording.rows.ask(name, f"SELECT 1 FROM {name} LIMIT 1")  # noqa: S608 - our own names
+            recording.tables.ask(name, f"SELECT 1 FROM {name} LIMIT 1")  # noqa: S608 - our own names
             for name in ("meta", "groups", "samples", "batches")
         )
     except ForebayError:
@@ -90,16 +114,16 @@ def _has_calls_alone(recording: RecordingReader) -> bool:
 
 
 def _pages(recording: RecordingReader) -> Iterator[Damage]:
-    rows = recording.rows.ask("the database", f"PRAGMA quick_check({MOST_PAGE_PROBLEMS})")
+    rows = recording.tables.ask("the database", f"PRAGMA quick_check({MOST_PAGE_PROBLEMS})")
     yield from (Damage("the database", "; ".join(str(text).splitlines())) for (text,) in rows if text != "ok")
 
 
 def _meta(recording: RecordingReader) -> Iterator[Damage]:
     kinds: dict[str, type[msgspec.Struct]] = {"run": RunRecord, "made": RecordingMade}
-    rows = recording.rows.ask("meta", f"SELECT {META.selection} FROM meta")  # noqa: S608 - our own names
+    rows = recording.tables.ask("meta", f"SELECT {META.selection} FROM meta")  # noqa: S608 - our own names
     for row in rows:
         try:
-            recording.rows.read(META, row, kinds.get(row[0], msgspec.Struct))
+            recording.tables.read(META, row, kinds.get(row[0], msgspec.Struct))
         except ForebayError as error:
             yield Damage.of(error, "meta")
     missing = kinds.keys() - {row[0] for row in rows}
@@ -125,7 +149,7 @@ def _groups(recording: RecordingReader) -> Iterator[Damage]:
 def _bodies(recording: RecordingReader) -> Iterator[Damage]:
     num = recording.made.num_samples if recording.has_run else 0
     seen, is_named = 0, False
-    for each in recording.rows.scan(SAMPLES, num):
+    for each in recording.tables.scan(SAMPLES, num):
         if isinstance(each, Damage):
             is_named = True
             yield each
@@ -156,7 +180,7 @@ def _calls(recording: RecordingReader) -> Iterator[Damage]:
 def _read_calls(recording: RecordingReader) -> Iterator[RecordedCall | Damage]:
     after: int | None = -1
     while after is not None:
-        rows = recording.rows.ask(
+        rows = recording.tables.ask(
             "calls",
             f"SELECT {COLUMNS} FROM calls WHERE seq > ? ORDER BY seq LIMIT {CALLS_PER_LOOK}",  # noqa: S608 - our own names
             after,

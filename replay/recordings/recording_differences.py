@@ -108,7 +108,7 @@ def _asked(run: RunRecord) -> dict[str, Any]:
 def _in_order(recording: Recording) -> list[GroupRecord]:
     groups = recording.groups()
     if recording.damage:
-        raise recording.rows.damaged(recording.damage[0])
+        raise recording.tables.damaged(recording.damage[0])
     return sorted(groups, key=lambda group: (group.order == 0, group.order or group.number))
 
 

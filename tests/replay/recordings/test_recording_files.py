@@ -266,7 +266,7 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
         with Recording.open(path) as recording:
             assert "the file" in [each.place for each in recording.verify()]
     os.truncate(path, 50)
-    with pytest.raises(RecordingDamaged, match="no recording"):
+    with pytest.raises(RecordingDamaged, match=r"a\.fbr is cut off: 50 of 114,688 bytes are there"):
         Recording.open(path)
 
 
@@ -282,3 +282,29 @@ def test_a_body_that_is_not_of_its_row_is_found(tmp_path: Path) -> None:
         assert body_of(sample)
         with pytest.raises(RecordingDamaged, match="no frame of this length"):
             recording.body(sample)
+
+
+def test_rows_are_dicts(tmp_path: Path) -> None:
+    path, group = tmp_path / "a.fbr", group_record(2)
+    write_recording(path)
+    with Recording.open(path) as recording:
+        rows = list(recording.rows())
+        assert [row["uid"] for row in rows] == [
+            f"{group_record(n).group_id}-{slot}" for n in (1, 2, 3) for slot in (0, 1)
+        ]
+        (first, second) = recording.rows("12")
+    recorded = {"uid": f"{group.group_id}-0", "reward": 0.0, "group_id": group.group_id, "epoch": 0, "slot": 0}
+    of_group = {"became": "member", "fork": 0, "error": "", "group_state": "acked", "group_reason": ""}
+    assert first == msgspec.json.decode(json_of(written_sample(group, 0))) | recorded | of_group
+    assert (second["slot"], second["reward"], len(second["tokens"]), len(second["logprobs"])) == (1, 1.0, 60, 60)
+
+
+def test_rows_skip_a_group_with_a_damaged_body_and_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.fbr"
+    write_recording(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE samples SET body = substr(body, 1, 30) WHERE seq = 3")
+    with Recording.open(path) as recording:
+        for _ in range(2):
+            assert {row["instance_id"] for row in recording.rows()} == {"task-1", "task-3"}
+        assert ["body of sample 3" in str(each) for each in recording.damage] == [True]
