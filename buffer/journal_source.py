@@ -89,6 +89,8 @@ def _run_record(run: Run) -> RunRecord:
         generator_contract=run.generator_contract,
         input_sha256=run.input_sha256,
         weight_version=run.weight_version,
+        generator_files=run.generator_files,
+        num_groups_total=run.num_groups_total,
     )
 
 

@@ -218,6 +218,8 @@ class Run:
     has_ended: bool = False
     generator_path: str = ""
     generator_sha256: str = ""
+    generator_files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by name of the files that ``generator_sha256`` covers."""
     generator_hooks: list[str] = field(default_factory=list)
     """The hooks that the generator file implements."""
     generator_contract: Contract | None = None
@@ -297,6 +299,7 @@ class Run:
             "has_ended": self.has_ended,
             "generator_path": self.generator_path,
             "generator_sha256": self.generator_sha256,
+            "generator_files": self.generator_files,
             "generator_hooks": self.generator_hooks,
             "generator_contract": self.generator_contract,
             "num_starts": self.num_starts,

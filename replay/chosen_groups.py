@@ -1,12 +1,12 @@
 """Which batches and groups a step means, and of which steps everything is still there."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState
 from forebay.replay.errors import NotRecorded, RecordingDamaged
-from forebay.replay.model import BatchRecord, GroupRecord
+from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
 from forebay.replay.options import is_chosen
 from forebay.replay.source import Source
 
@@ -68,6 +68,18 @@ async def check_bodies(source: Source, chosen: Sequence[GroupRecord]) -> None:
     raise BodiesGone([group.group_id for group in chosen if group.group_id in gone], hint=hint)
 
 
+async def weight_versions(source: Source, groups: Sequence[GroupRecord]) -> tuple[int, int] | None:
+    """The oldest and the newest weight version that samples of these groups name; None if they name none."""
+    named = [
+        sample.oldest_version
+        async for found in _samples_by_group(source, groups)
+        for samples in found.values()
+        for sample in samples
+        if sample.oldest_version is not None
+    ]
+    return (min(named), max(named)) if named else None
+
+
 def _by_step(batches: Sequence[BatchRecord]) -> dict[int, list[BatchRecord]]:
     ways: list[_Number] = [lambda batch: batch.step, lambda batch: batch.checkpoint_step, lambda batch: batch.number]
     number = next((way for way in ways if any(way(batch) is not None for batch in batches)), ways[0])
@@ -80,11 +92,17 @@ def _by_step(batches: Sequence[BatchRecord]) -> dict[int, list[BatchRecord]]:
 
 async def _without_bodies(source: Source, groups: Sequence[GroupRecord]) -> list[str]:
     gone: list[str] = []
+    async for found in _samples_by_group(source, groups):
+        gone += [key for key, samples in found.items() if not all(map(source.has_body, samples))]
+    return gone
+
+
+async def _samples_by_group(
+    source: Source, groups: Sequence[GroupRecord]
+) -> AsyncIterator[Mapping[str, Sequence[SampleRecord]]]:
     for first in range(0, len(groups), GROUPS_PER_LOOK):
         keys = [group.group_id for group in groups[first : first + GROUPS_PER_LOOK]]
         try:
-            found = await source.samples(keys)
+            yield await source.samples(keys)
         except RecordingDamaged:  # a file, which has every body: whoever reads its groups is told which is damaged
             continue
-        gone += [key for key in keys if not all(map(source.has_body, found[key]))]
-    return gone

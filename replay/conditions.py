@@ -26,11 +26,18 @@ ALIASES = {
     "input_sha256": ROWS,
     **{name: f"{SAMPLING}.{name}" for name in LIMITS},
 }
-NOT_ASKED = frozenset(
-    {"name", "run_id", "run_key", "api_key", "start_id", "skip_instance_ids", "replay", "num_epoch", "tokenizer_path"}
-    | {"remote_engine_url", "remote_buffer_url", "num_process", "queue_size", "shuffle_seed", "num_reward_workers"}
-    | {"max_attempts", "retry_budgets", "reward_timeout_s", *MUST_AGREE, *ALIASES}
+OF_ONE_START = frozenset(
+    {"name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay", "keep_bodies"}
 )
+"""Fields of one start, which no replay takes over."""
+OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
+"""Fields that mean nothing to a run without a process."""
+NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
+"""Fields that a run without a process does not take over."""
+NOT_ASKED = OF_ONE_START | {
+    *("run_key", "api_key", "num_epoch", "tokenizer_path", "remote_engine_url", "num_process", "queue_size"),
+    *("shuffle_seed", "num_reward_workers", "max_attempts", "retry_budgets", "reward_timeout_s", *MUST_AGREE, *ALIASES),
+}
 """Fields that do not change what a rollout is asked for, or of which ``must_agree`` tells."""
 MAX_VALUE_LENGTH = 200
 
@@ -48,30 +55,30 @@ def must_agree(
     return [each for each in found if not {each["field"], each["field"].partition(".")[0]} & ignored]
 
 
-def may_differ(
-    recorded: RunRecord,
-    payload: Payload,
-    *,
-    generator_sha256: str = "",
-    weight_version: int | None = None,
-    input_sha256: str = "",
-) -> list[Difference]:
-    """What a start may have otherwise, and is told of: who answers and judges, and what only its generator knows.
+def may_differ(recorded: RunRecord, payload: Payload, *, input_sha256: str = "") -> list[Difference]:
+    """What a start may have otherwise, and is told of: the task type, and what only its generator knows.
 
     An input file is among it where its content is not known of both, and it has another path. What is empty or None is
     not known, and not compared; neither is what is secret.
     """
     old, new = cleaned(recorded.payload), cleaned(payload)
-    pairs = [
-        ("generator_sha256", recorded.generator_sha256, generator_sha256),
-        ("weight_version", recorded.weight_version, weight_version),
-        ("task_type", recorded.task_type, new.get("task_type")),
-    ]
+    pairs = [("task_type", recorded.task_type, new.get("task_type"))]
     if not (recorded.input_sha256 and input_sha256):
         pairs.append((ROWS, old.get(ROWS), new.get(ROWS)))
     found = [_difference(name, *values) for name, *values in pairs if _are_two(*values)]
     own = sorted((old.keys() | new.keys()) - NOT_ASKED - _settings() - {"task_type"})
     return found + [_difference(name, old.get(name), new.get(name)) for name in own if old.get(name) != new.get(name)]
+
+
+def code_in_words(recorded: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Which files of a generator's code changed: SHA-256 by file name, as ``recorded`` and ``now``."""
+    if not recorded:
+        return "the generator's code changed since it was recorded: in which file is not recorded"
+    files = [
+        f"{name} (removed)" if name not in now else name if name in recorded else f"{name} (new)"
+        for name in sorted({name for name, _ in recorded.items() ^ now.items()})
+    ]
+    return f"the generator's code changed since it was recorded: {', '.join(files)}"[:2_000]
 
 
 def is_as_recorded(name: str) -> bool:

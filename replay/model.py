@@ -35,6 +35,10 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Of its input file's bytes, in hex; "" where that is not known."""
     weight_version: int | None
     """What its trainer last announced."""
+    generator_files: dict[Annotated[str, msgspec.Meta(max_length=255)], Short] = {}
+    """SHA-256 by name of the files that ``generator_sha256`` covers; none where it is not known."""
+    num_groups_total: int | None = None
+    """How many groups the run planned; None when unknown."""
 
 
 class GroupRecord(msgspec.Struct, kw_only=True, frozen=True):

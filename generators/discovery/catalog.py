@@ -179,5 +179,6 @@ def _known_from_source(file: FoundFile) -> GeneratorInfo:
         task_type=file.facts.task_type,
         error=error,
         imports_base=file.facts.names_base,
+        files=file.digests,
         problems=[error] if error else [],
     )

@@ -6,7 +6,7 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class FoundFile:
     error: str = ""
     digest: str = ""
     facts: SourceFacts = _NO_FACTS
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 class FileFinder:
@@ -88,7 +89,7 @@ class FileFinder:
         shared = [each for each in beside if not _looks_like_a_generator(each[2])]
         digests = [(file.path.name, digest), *((name, other) for name, other, _ in shared)]
         together = sha256(repr(digests).encode()).hexdigest()
-        return FoundFile(file.path, file.source, file.fits, "", together, facts)
+        return FoundFile(file.path, file.source, file.fits, "", together, facts, dict(digests))
 
     def _digest_and_facts(self, path: Path) -> tuple[str, SourceFacts]:
         stat = path.stat()

@@ -35,6 +35,8 @@ class GeneratorInfo:
     problems: list[str] = field(default_factory=list)
     replaces: Path | None = None
     replaced_by: Path | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by name of the files that ``sha256`` covers."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, paths as strings."""

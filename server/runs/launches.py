@@ -31,6 +31,7 @@ def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
     """Let start ``number`` of the run be one with this generator, of which it has its copy."""
     run.num_starts = number
     run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
+    run.generator_files = generator.files
     run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
     run.generator_contract = None if generator.hooks else generator.contract
     run.warnings = start_warnings(run.payload)

@@ -12,8 +12,17 @@ from forebay.core.group import SLIME_REWARD_RANGE
 from forebay.core.run import WORKING, Origin, Run
 from forebay.core.starts.payload_text import check_texts
 from forebay.generators.discovery.info import GeneratorInfo
-from forebay.replay.chosen_groups import check_bodies
-from forebay.replay.conditions import in_words, is_as_recorded, may_differ, must_agree
+from forebay.replay.chosen_groups import check_bodies, weight_versions
+from forebay.replay.conditions import (
+    NOT_NEEDED,
+    OF_A_PROCESS,
+    OF_ONE_START,
+    code_in_words,
+    in_words,
+    is_as_recorded,
+    may_differ,
+    must_agree,
+)
 from forebay.replay.errors import NotRecorded, ReplayDiffers
 from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import ReplayOptions
@@ -24,13 +33,6 @@ from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.replay_sources import ReplaySources, groups_of
 from forebay.server.runs.start_checks import StartRequest
 
-OF_ONE_START = frozenset(
-    {"name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay", "keep_bodies"}
-)
-OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
-"""What means nothing to a run without a process."""
-NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
-"""What a run without a process takes over from nobody."""
 GROUP_SIZE_NAMES = frozenset({"num_repeat_per_sample", "group_size"})
 CODE = "generator_sha256"
 
@@ -48,6 +50,8 @@ class ReplayPlan:
     """What may differ, and is shown."""
     left_out: dict[str, Any] | None
     """How many of the groups a file has without their samples, and which is the ``first``; None if there is none."""
+    warnings: list[str]
+    """What else the caller should know of the recording before it is replayed."""
     code_of: Run | None
     """The run whose copy of the code is used; None for the generator as it is today."""
 
@@ -65,8 +69,10 @@ class ReplayPlan:
             "steps": self.options.steps,
             "recorded_at_s": self.recorded.created_at_s,
             CODE: self.recorded.generator_sha256,
+            "generator_files": self.recorded.generator_files,
             "differences": self.differences,
             "left_out": self.left_out,
+            "warnings": self.warnings,
         }
 
     def check_source(self, run: Run) -> None:
@@ -93,6 +99,7 @@ class ReplayPlan:
             task_type=run.task_type,
             imports_base=run.is_native_generator,
             contract=run.generator_contract,
+            files=run.generator_files,
             hooks=dict.fromkeys(run.generator_hooks, ""),
         )
 
@@ -102,10 +109,12 @@ def note_code(run: Run) -> None:
     if run.replay is None:
         return
     recorded, others = run.replay[CODE], [each for each in run.replay["differences"] if each["field"] != CODE]
+    words = in_words(others)
     if recorded and recorded != run.generator_sha256:
         others.append({"field": CODE, "recorded": recorded, "now": run.generator_sha256})
+        words.append(code_in_words(run.replay.get("generator_files", {}), run.generator_files))
     run.replay = {**run.replay, "differences": others}
-    run.warnings = [*run.warnings, *in_words(others), *_in_words(run.replay.get("left_out"))]
+    run.warnings = [*run.warnings, *words, *run.replay.get("warnings", [])]
 
 
 def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -177,8 +186,10 @@ class ReplayStarts:
                     raise _nothing_there(recorded, found)
                 await check_bodies(source, groups)
             left_out = _left_out(source, groups)
+            warnings = await _warnings(source, groups, options, request.settings.max_staleness)
         shown = may_differ(recorded, request.payload, input_sha256=rows)
-        return ReplayPlan(options, recorded, found, len(groups), shown, left_out, self._code_of(options, found))
+        code_of = self._code_of(options, found)
+        return ReplayPlan(options, recorded, found, len(groups), shown, left_out, warnings, code_of)
 
     async def _rows(self, request: StartRequest, wait_s: float) -> str:
         """The digest of the input file that the start names; "" without one, and where that cannot be known."""
@@ -203,6 +214,38 @@ def _nothing_there(recorded: RunRecord, found: str) -> NotRecorded:
     return NotRecorded(f"nothing of {found} can be replayed: {reason}", hint=hint, field="replay.source")
 
 
+async def _warnings(
+    source: Source, groups: Sequence[GroupRecord], options: ReplayOptions, most: int | None
+) -> list[str]:
+    """What of a recording may surprise a trainer: groups that are not replayed, and versions for ``max_staleness``."""
+    found, left_out = list[str](), _left_out(source, groups)
+    if left_out is not None:
+        number, first = left_out["num_groups"], left_out["first"]
+        found.append(f"{number} groups are in the recording without their samples; the first: {first}")
+    if source.run.state in WORKING and options.mode == "only" and options.steps is None:
+        found += _unfinished(source.run, len(groups), len(await source.groups()))
+    versions = None if most is None else await weight_versions(source, groups)
+    if versions is not None:
+        found.append(
+            f"max_staleness is {most}, and the recorded samples have weight versions {versions[0]} to {versions[1]}: "
+            f"a group more than {most} behind the version that the trainer announces is stale. Announce the versions "
+            "as they were recorded, or replay with max_staleness null"
+        )
+    return found
+
+
+def _unfinished(run: RunRecord, num_groups: int, num_opened: int) -> list[str]:
+    """That ``num_groups`` of a run that was still running are replayed; nothing if these are all that it planned."""
+    planned = run.num_groups_total
+    num_rest = max(planned or 0, num_opened) - num_groups
+    later = ", and all later ones" if planned is None else ""
+    warning = (
+        f"{run.run_id} had not ended: {num_groups} groups that were read or had ended are replayed. "
+        f"Groups left out: {num_rest}{later}. For all groups, replay it after it has ended"
+    )
+    return [warning] if num_rest or planned is None else []
+
+
 def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] | None:
     """What of ``groups`` a file has without samples, as a run tells it."""
     reasons = source.left_out()
@@ -212,14 +255,6 @@ def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] |
     first = missing[0]
     place = f"group {first.group_id} of instance {first.instance_id!r}, epoch {first.epoch}"
     return {"num_groups": len(missing), "first": f"{place}: {reasons[first.group_id]}"[:2_000]}
-
-
-def _in_words(left_out: Mapping[str, Any] | None) -> list[str]:
-    if left_out is None:
-        return []
-    return [
-        f"{left_out['num_groups']} groups are in the recording without their samples; the first: {left_out['first']}"
-    ]
 
 
 def _check_options(options: ReplayOptions) -> None:

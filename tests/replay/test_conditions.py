@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.replay.conditions import MUST_AGREE, in_words, may_differ, must_agree
+from forebay.replay.conditions import MUST_AGREE, code_in_words, in_words, may_differ, must_agree
 from forebay.replay.errors import ReplayDiffers
 from forebay.replay.model import RunRecord
 
@@ -45,7 +45,7 @@ def test_the_same_in_other_words_agrees() -> None:
     del said["num_repeat_per_sample"], said["max_tokens"]
     moved = said | {"input_file": "/elsewhere/rows.jsonl", "name": "again", "num_process": 3, "replay": "run-1"}
     assert must_agree(record(), moved, input_sha256="a" * 64) == []
-    assert may_differ(record(), moved, input_sha256="a" * 64, generator_sha256="g1", weight_version=3) == []
+    assert may_differ(record(), moved, input_sha256="a" * 64) == []
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,10 @@ def test_a_name_that_nothing_has_is_refused_with_those_there_are() -> None:
 
 def test_who_answers_and_judges_may_differ_and_is_told() -> None:
     payload = PAYLOAD | {"task_type": "sums", "difficulty": "x" * 500}
-    told = may_differ(record(), payload, generator_sha256="g2", weight_version=4)
-    assert [each["field"] for each in told] == ["generator_sha256", "weight_version", "task_type", "difficulty"]
-    assert "generator_sha256 was 'g1' when it was recorded, now 'g2'" in in_words(told)
+    told = may_differ(record(), payload)
+    assert [each["field"] for each in told] == ["task_type", "difficulty"]
+    assert "task_type was 'math' when it was recorded, now 'sums'" in in_words(told)
+    assert code_in_words({"judge.py": "g1"}, {"judge.py": "g2"}).endswith("recorded: judge.py")
     assert len(told[-1]["now"]) < 300
     assert may_differ(record(), PAYLOAD) == []
 
