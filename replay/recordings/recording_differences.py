@@ -1,139 +1,165 @@
-"""Where two recordings first differ: what was asked, their groups and what became of them, samples, bodies."""
+"""What differs between two recordings: how much of it, and the first difference of each kind."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
 from forebay.core.binary_sample import as_json, is_binary
+from forebay.core.group import SLIME_REWARD_RANGE
+from forebay.replay.conditions import NOT_NEEDED, OF_ONE_START
 from forebay.replay.differences import Difference, first_difference
 from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
 from forebay.replay.provenance import strip
 from forebay.replay.recording_reader import LeftOutGroup
-from forebay.replay.recordings.recorded_code import CodeFile
 from forebay.replay.recordings.recording import Recording
 
-ENDED_WELL = frozenset({"ready", "leased", "acked"})
-"""States that only tell how far a trainer has read."""
+COUNTED = ("groups", "samples", "tokens", "rewards")
+KINDS = ("code", "settings", *COUNTED, "bodies")
 
-_RUN_FIELDS = ("task_type", "origin", "input_sha256", "generator_sha256", "generator_hooks", "generator_contract")
-_OWN_AFFAIRS = frozenset(
-    {"name", "run_id", "replay", "keep_bodies", "input_file", "remote_engine_url", "remote_buffer_url", "engine_url"}
-)
-"""Fields of a payload that say where and under which name, and not what was asked."""
-_GROUP_FIELDS = ("instance_id", "epoch", "reason", "is_salvaged", "num_samples", "num_failed")
-_SAMPLE_FIELDS = ("uid", "slot", "became", "reward", "error", "rollout_id", "oldest_version", "fork", "rollout_outcome")
-
-
-class FoundDifference(NamedTuple):
-    """The first difference: where, and how the two sides differ there."""
-
-    place: str
-    difference: Difference
-
-    def in_words(self, one: str, other: str) -> str:
-        """One line."""
-        return f"{self.place}: {self.difference.in_words(one, other)}"
+_JUDGED_VALID = frozenset({"ready", "leased", "acked"})
+"""States of groups that differ only by how far a trainer has read."""
+_RUN_FIELDS = ("task_type", "input_sha256", "generator_hooks", "generator_contract")
+_NEED_NOT_SHARE = OF_ONE_START | NOT_NEEDED | {"engine_url", "num_reward_workers", "queue_size"}
+"""Fields of a payload in which a replay may differ: names, addresses, and how its processes work."""
+_VERDICT_FIELDS = ("state", "reason", "is_salvaged")
+"""Of a group that is not open any more."""
+_GROUP_FIELDS = ("instance_id", "epoch", "num_samples", "num_failed")
+_SAMPLE_FIELDS = ("uid", "slot", "became", "error", "rollout_id", "oldest_version", "fork", "rollout_outcome")
 
 
-def find_difference(one: Recording, other: Recording) -> FoundDifference | None:
-    """The first difference of two recordings; None where they tell the same.
+class RecordingComparison:
+    """What differs between two recordings, counted as it is found."""
 
-    Names, times, and how far a trainer has read are not compared, and neither is the field ``replayed_from`` of bodies.
-    Groups are compared in the order in which they were ready, those that never were behind them. Raises
-    ``RecordingDamaged``.
+    def __init__(self) -> None:
+        self.num_different = Counter[str]()
+        """By kind. Of tokens, the positions at which the token ids of two samples differ."""
+        self.num_compared = Counter[str]()
+        """Groups and samples that either recording has."""
+        self.first: dict[str, tuple[str, Difference]] = {}
+        """By kind, where the first difference is, and what it is. Empty where the recordings are equal."""
+        self.not_compared: dict[str, LeftOutGroup] = {}
+        """By id, groups whose samples neither recording has. Only their outcomes are compared."""
+
+    def note(self, kind: str, place: str, one: Any, other: Any, number: int = 1) -> bool:
+        """Compare two values; a difference counts as ``number`` of its kind. Returns whether they differ."""
+        difference = first_difference(one, other)
+        if difference is not None:
+            self.num_different[kind] += number
+            self.first.setdefault(kind, (place, difference))
+        return difference is not None
+
+    def in_words(self, one: str, other: str) -> dict[str, str]:
+        """By kind, a line about the first difference."""
+        found = {kind: self.first[kind] for kind in KINDS if kind in self.first}
+        return {kind: f"{place}: {each.in_words(one, other)}" for kind, (place, each) in found.items()}
+
+
+def compare_recordings(one: Recording, other: Recording) -> RecordingComparison:
+    """Compare two recordings, groups by their ids. Raises ``RecordingDamaged``.
+
+    Names, addresses, times, how processes worked, the order of groups, how far a trainer has read, and the field
+    ``replayed_from`` of bodies are not compared. A group that is open in one recording is compared by its samples.
     """
-    for place, a, b in _pairs(one, other):
-        if (difference := first_difference(a, b)) is not None:
-            return FoundDifference(place, difference)
-    return None
+    found, runs = RecordingComparison(), (one.run, other.run)
+    found.note("code", "the code", runs[0].generator_files, runs[1].generator_files)
+    found.note("settings", "the run", _asked(*runs), _asked(*reversed(runs)))
+    ours, theirs = ({group.group_id: group for group in _groups(each)} for each in (one, other))
+    for group_id in ours | theirs:
+        _compare_groups(found, ours.get(group_id), theirs.get(group_id))
+        if group_id in ours and group_id in theirs:
+            _compare_samples(found, group_id, one, other)
+    return found
 
 
-def _pairs(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
-    yield from _code_of_both(one, other)
-    yield "the run", _asked(one.run), _asked(other.run)
-    ordered = [_in_order(each) for each in (one, other)]
-    names = [[_name(group) for group in groups] for groups in ordered]
-    yield "the groups", names[0], names[1]
-    for a, b in zip(*ordered, strict=True):
-        yield f"group {a.group_id} of instance {a.instance_id!r}", _group(a), _group(b)
-        yield from _of_group(one, other, a.group_id)
+def _asked(run: RunRecord, other: RunRecord) -> dict[str, Any]:
+    """What ``run`` was started for, as far as both runs say."""
+    known = [name for name in _RUN_FIELDS if "" not in (getattr(run, name), getattr(other, name))]
+    payload = {"reward_range": SLIME_REWARD_RANGE if run.origin == "slime" else None} | run.payload
+    payload = {name: each for name, each in payload.items() if each is not None and name not in _NEED_NOT_SHARE}
+    return {**_fields(run, known), "payload": payload}
 
 
-def _code_of_both(one: Recording, other: Recording) -> Iterator[tuple[str, Any, Any]]:
-    """Of the last start of each: how often a run was started anew says nothing."""
-    sides = [_newest_code(each) for each in (one, other)]
-    for path in sorted(set().union(*sides)) if all(sides) else ():
-        contents = [
-            {path: _spelling(each.code_content(files[path]))} if path in files else {}
-            for each, files in zip((one, other), sides, strict=True)
-        ]
-        yield "the code", contents[0], contents[1]
-
-
-def _newest_code(recording: Recording) -> dict[str, CodeFile]:
-    files = recording.code()
-    return {file.path: file for file in files if file.start == files[-1].start}
-
-
-def not_compared(one: Recording, other: Recording) -> dict[str, LeftOutGroup]:
-    """By id, the groups whose samples neither has: nothing of them but what became of them is compared."""
-    return {key: each for key, each in one.left_out.items() if key in other.left_out}
-
-
-def _of_group(one: Recording, other: Recording, group_id: str) -> Iterator[tuple[str, Any, Any]]:
-    left_out = [each.left_out.get(group_id) for each in (one, other)]
-    if any(left_out):
-        words = ["all" if each is None else f"left out: {each.reason}" for each in left_out]
-        yield f"samples of group {group_id}", words[0], words[0] if all(left_out) else words[1]
-        return
-    samples = [sorted(each.samples(group_id), key=_place) for each in (one, other)]
-    place = f"samples of group {group_id}"
-    uids = [[each.uid for each in side] for side in samples]
-    yield place, uids[0], uids[1]
-    for a, b in zip(*samples, strict=True):
-        yield f"sample {a.uid}", _fields(a, _SAMPLE_FIELDS), _fields(b, _SAMPLE_FIELDS)
-        bodies = strip(one.body(a)), strip(other.body(b))
-        if bodies[0] != bodies[1]:
-            yield f"the body of sample {a.uid}", _content(bodies[0]), _content(bodies[1])
-            # Equal as values: another spelling of the same JSON.
-            yield f"the body of sample {a.uid}", _spelling(bodies[0]), _spelling(bodies[1])
-
-
-def _asked(run: RunRecord) -> dict[str, Any]:
-    payload = {name: value for name, value in run.payload.items() if name not in _OWN_AFFAIRS}
-    return {**_fields(run, _RUN_FIELDS), "payload": payload}
-
-
-def _in_order(recording: Recording) -> list[GroupRecord]:
+def _groups(recording: Recording) -> list[GroupRecord]:
     groups = recording.groups()
     if recording.damage:
         raise recording.tables.damaged(recording.damage[0])
-    return sorted(groups, key=lambda group: (group.order == 0, group.order or group.number))
+    return groups
 
 
-def _group(group: GroupRecord) -> dict[str, Any]:
-    return {"state": "ready" if group.state in ENDED_WELL else group.state, **_fields(group, _GROUP_FIELDS)}
+def _compare_groups(found: RecordingComparison, one: GroupRecord | None, other: GroupRecord | None) -> None:
+    there = [each for each in (one, other) if each is not None]
+    names = _GROUP_FIELDS if any(each.state == "open" for each in there) else (*_VERDICT_FIELDS, *_GROUP_FIELDS)
+    outcomes = [_fields(each, names) for each in (one, other)]
+    for each in outcomes:
+        if each.get("state") in _JUDGED_VALID:
+            each["state"] = "ready"
+    found.num_compared["groups"] += 1
+    found.note("groups", f"group {there[0].group_id} of instance {there[0].instance_id!r}", outcomes[0], outcomes[1])
 
 
-def _name(group: GroupRecord) -> str:
-    return f"{group.group_id} (instance {group.instance_id!r}, epoch {group.epoch})"
+def _compare_samples(found: RecordingComparison, group_id: str, one: Recording, other: Recording) -> None:
+    left_out = [each.left_out.get(group_id) for each in (one, other)]
+    if all(left_out):
+        found.not_compared |= {each.group_id: each for each in left_out if each is not None}
+        return
+    if any(left_out):
+        words = ["all" if each is None else f"left out: {each.reason}" for each in left_out]
+        found.note("samples", f"samples of group {group_id}", words[0], words[1])
+        return
+    ours, theirs = (_by_place(each.samples(group_id)) for each in (one, other))
+    for place in sorted(ours | theirs):
+        found.num_compared["samples"] += 1
+        found.num_different["samples"] += _differ(found, one, other, ours.get(place), theirs.get(place))
 
 
-def _place(sample: SampleRecord) -> tuple[bool, int, int, str]:
-    return sample.became != "member", sample.slot, sample.fork, sample.uid
+def _by_place(samples: Sequence[SampleRecord]) -> dict[tuple[bool, int, int, int], SampleRecord]:
+    """Samples by what pairs them: their slot and fork, members of the group first."""
+    found: dict[tuple[bool, int, int, int], SampleRecord] = {}
+    numbers = Counter[tuple[bool, int, int]]()
+    for sample in samples:
+        place = (sample.became != "member", sample.slot, sample.fork)
+        found[*place, numbers[place]] = sample
+        numbers[place] += 1
+    return found
 
 
-def _fields(record: msgspec.Struct, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
+def _differ(
+    found: RecordingComparison, one: Recording, other: Recording, a: SampleRecord | None, b: SampleRecord | None
+) -> bool:
+    """Whether two samples differ in anything. The caller counts them; all else is noted."""
+    sample = f"sample {next(each.uid for each in (a, b) if each)}"
+    differ = found.note("samples", sample, _fields(a, _SAMPLE_FIELDS), _fields(b, _SAMPLE_FIELDS), 0)
+    if a is None or b is None:
+        return True
+    differ |= found.note("rewards", sample, {"reward": a.reward}, {"reward": b.reward})
+    bodies = strip(one.body(a)), strip(other.body(b))
+    if bodies[0] == bodies[1]:
+        return differ
+    contents = [_content(each) for each in bodies]
+    tokens = [each.pop("tokens", []) for each in contents]
+    is_list = all(isinstance(each, list) for each in tokens)
+    num_tokens = sum(x != y for x, y in zip_longest(*tokens)) if is_list else 1
+    differ |= found.note("tokens", f"the tokens of {sample}", tokens[0], tokens[1], num_tokens)
+    differ |= found.note("bodies", f"the body of {sample}", contents[0], contents[1])
+    # Equal as values: another spelling of the same JSON.
+    return differ or found.note("bodies", f"the body of {sample}", _spelling(bodies[0]), _spelling(bodies[1]))
 
 
-def _content(body: bytes) -> Any:
-    """A body as JSON values: arrays of a binary one as lists."""
+def _fields(record: msgspec.Struct | None, names: Sequence[str]) -> dict[str, Any]:
+    return {} if record is None else {name: getattr(record, name) for name in names}
+
+
+def _content(body: bytes) -> dict[str, Any]:
+    """A body as JSON values, arrays of a binary one as lists, without what is compared as a column."""
     try:
-        return {**msgspec.json.decode(as_json(body)), "is_binary": is_binary(body)}
+        content = msgspec.json.decode(as_json(body))
     except (msgspec.DecodeError, RecursionError):  # Python reads more: half a surrogate pair, say
-        return _spelling(body)
+        return {"text": _spelling(body)}
+    columns = (*_SAMPLE_FIELDS, "reward")
+    return {name: each for name, each in content.items() if name not in columns} | {"is_binary": is_binary(body)}
 
 
 def _spelling(body: bytes) -> str:

@@ -102,26 +102,29 @@ def verify(file: FileName, as_json: AsJson = False) -> None:
     raise typer.Exit(1 if damage else 0)
 
 
-@app.command("diff", short_help="Tell where two recordings first differ.")
+@app.command("diff", short_help="Show how two recordings differ.")
 def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Tell where two runs, or recordings of runs, first differ. The exit code is 1 if they do.
+    """Count how many groups, samples, tokens and rewards of two runs, or recordings, differ. Exits with 1 if any do.
 
-    Code, where both have it, and what was asked are compared, then groups and what became of them, samples, and bodies
-    but for `replayed_from`; names, times, and how far a trainer has read are not.
+    Groups are paired by their ids. The first difference of each kind follows: code, settings, groups, samples, rewards,
+    tokens, bodies. Names, addresses, times, how the processes worked, and how far a trainer has read are ignored.
     """
-    from forebay.replay.recordings.recording_differences import find_difference, not_compared
-    from forebay.server.cli.recordings.recording_download import may_have_code, open_recording_of
+    from forebay.replay.recordings.recording_differences import COUNTED, compare_recordings
+    from forebay.server.cli.recordings.recording_download import open_recording_of
 
-    has_code = all(map(may_have_code, (one, other)))  # else there is nothing to compare a run's with
     with ExitStack() as stack:
-        sides = [stack.enter_context(open_recording_of(each, url, token, has_code=has_code)) for each in (one, other)]
-        found, unknown = find_difference(*sides), not_compared(*sides)
-    for each in unknown.values():
+        sides = [stack.enter_context(open_recording_of(each, url, token)) for each in (one, other)]
+        found = compare_recordings(*sides)
+    for each in found.not_compared.values():
         echo(f"not compared, since neither has them: the samples of {each}", err=True)
+    different, compared, first = found.num_different, found.num_compared, found.in_words(one, other)
     if as_json:
-        where = None if found is None else {"place": found.place, "path": found.difference.path}
-        text = found and found.in_words(one, other)
-        print_json({"is_equal": found is None, "difference": where, "text": text, "not_compared": list(unknown)})
+        counts = {"num_different": {kind: different[kind] for kind in COUNTED}, "num_compared": compared}
+        print_json({"is_equal": not first, **counts, "first": first, "not_compared": list(found.not_compared)})
+    elif first:
+        of_all = [f"{kind} {different[kind]:,} of {compared[kind]:,}" for kind in ("groups", "samples")]
+        echo(f"differ: {', '.join(of_all)}, tokens {different['tokens']:,}, rewards {different['rewards']:,}")
+        echo("\n".join(first.values()))
     else:
-        echo("they tell the same" if found is None else found.in_words(one, other))
-    raise typer.Exit(0 if found is None else 1)
+        echo(f"no difference in {compared['groups']:,} groups and {compared['samples']:,} samples")
+    raise typer.Exit(1 if first else 0)

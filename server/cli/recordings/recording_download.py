@@ -35,22 +35,11 @@ def is_recording(given: str) -> bool:
     return given.endswith(SUFFIX) or len(PurePath(given).parts) > 1 or Path(given).is_file()
 
 
-def may_have_code(given: str) -> bool:
-    """Whether there may be code to compare: a run's is with its server, a file's in it. Raises as ``Recording``."""
-    if not is_recording(given):
-        return True
-    with Recording.open(given) as recording:
-        return bool(recording.code())
-
-
 @contextmanager
-def open_recording_of(
-    given: str, url: str, token: str = "", steps: str = "", *, has_code: bool = False
-) -> Iterator[Recording]:
+def open_recording_of(given: str, url: str, token: str = "", steps: str = "") -> Iterator[Recording]:
     """The recording in the file ``given``, or, fetched for so long, of the run that it names.
 
-    With ``steps``, only those are fetched, and code if it ``has_code``; of a file, all is there. Raises as
-    ``Recording`` and ``export_run`` do.
+    With ``steps``, only those are fetched; of a file, all is there. Raises as ``Recording`` and ``export_run`` do.
     """
     if not given:
         raise InvalidInput("RUN|FILE is empty", hint="give a run's id or name, or the file of a recording")
@@ -61,6 +50,6 @@ def open_recording_of(
     with tempfile.TemporaryDirectory(prefix="forebay-recording-") as folder:
         path = Path(folder) / f"{PurePath(given).name}{SUFFIX}"
         with ServerClient(url, token) as server:
-            export_run(server, given, path, steps, has_code=has_code)
+            export_run(server, given, path, steps)
         with Recording.open(path) as recording:
             yield recording

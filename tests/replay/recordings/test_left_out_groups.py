@@ -79,7 +79,7 @@ def test_a_damaged_body_costs_its_group_and_no_more_of_an_export(
     told = json.loads(forebay("recording", "show", path, "--json").out)
     assert told["left_out"] == again["left_out"]
     outcome = forebay("recording", "diff", path, run.run_id)
-    assert (outcome.code, outcome.out) == (0, "they tell the same\n")
+    assert (outcome.code, outcome.out) == (0, "no difference in 4 groups and 6 samples\n")
     assert outcome.err.count("not compared, since neither has them: the samples of group") == 2
     with Recording.open(path) as recording:
         assert [len(recording.samples(ids[name])) for name in ("small-0", "large-0")] == [3, 3]

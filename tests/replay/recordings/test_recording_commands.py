@@ -12,8 +12,8 @@ from forebay.replay.recording_writer import RecordingWriter
 from forebay.replay.recordings.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, make_group
-from tests.replay.recordings.recording_kit import group_record, write_recording
+from tests.kit import NativeRun, ServerProcess, assert_error, make_group
+from tests.replay.recordings.recording_kit import group_record, with_reward_place, write_recording
 
 __all__ = ["forebay"]
 
@@ -34,7 +34,7 @@ def copied(source: Path, target: Path, *, replayed: bool = False, **changes: Any
             for sample in old.samples(group.group_id):
                 body, is_meant = old.body(sample), sample.place[1] == 4
                 body = body.replace(*changes.get("body", (b"", b""))) if is_meant else body
-                other = changed(sample, changes.get("sample", {}), applies=is_meant)
+                other = with_reward_place(changed(sample, changes.get("sample", {}), applies=is_meant), body)
                 writer.add_sample(other, splice(body, "run-1", sample.uid) if replayed else body)
             writer.add_group(changed(group, changes.get("group", {}), applies=group.number == 2))
     return target
@@ -83,7 +83,7 @@ def test_a_replay_tells_the_same_as_its_source(forebay: Forebay, tmp_path: Path)
         sample={"at_s": 7.5},
     )
     outcome = forebay("recording", "diff", tmp_path / "a.fbr", tmp_path / "b.fbr")
-    assert (outcome.code, outcome.out) == (0, "they tell the same\n")
+    assert (outcome.code, outcome.out) == (0, "no difference in 3 groups and 6 samples\n")
     assert json.loads(forebay("recording", "diff", tmp_path / "a.fbr", tmp_path / "b.fbr", "--json").out)["is_equal"]
 
 
@@ -95,9 +95,15 @@ def test_a_replay_tells_the_same_as_its_source(forebay: Forebay, tmp_path: Path)
             "the run: payload.temperature",
         ),
         ({"group": {"state": "discarded", "reason": "filtered"}}, "of instance 'task-2': state"),
-        ({"group": {"order": 9}}, "the groups: [1]"),
-        ({"sample": {"reward": 0.25}}, f"sample {group_record(2).group_id}-1: reward"),
-        ({"sample": {"uid": "other"}}, f"samples of group {group_record(2).group_id}: [1] differs"),
+        (
+            {"sample": {"reward": 0.25}, "body": (b'"reward":1.0', b'"reward":0.25')},
+            f"sample {group_record(2).group_id}-1: reward",
+        ),
+        (
+            {"sample": {"uid": "other"}, "body": (f'"{group_record(2).group_id}-1"'.encode(), b'"other"')},
+            f"sample {group_record(2).group_id}-1: uid differs",
+        ),
+        ({"body": (bytes(range(8)), bytes(range(4, 12)))}, f"the tokens of sample {group_record(2).group_id}-1: [0]"),
         ({"body": ("é é".encode(), "é è".encode())}, f"the body of sample {group_record(2).group_id}-1: text differs"),
     ],
 )
@@ -109,7 +115,8 @@ def test_the_first_difference_is_told_in_words(forebay: Forebay, tmp_path: Path,
     assert outcome.code == 1
     assert text in outcome.out
     assert str(one) in outcome.out
-    assert text in json.loads(forebay("recording", "diff", one, other, "--json").out)["text"]
+    (line,) = json.loads(forebay("recording", "diff", one, other, "--json").out)["first"].values()
+    assert text in line
 
 
 def test_a_run_is_compared_with_a_file(
@@ -124,8 +131,8 @@ def test_a_run_is_compared_with_a_file(
     run.write(*make_group("two", [0.0, 1.0]))
     outcome = forebay("recording", "diff", tmp_path / "a.fbr", run.run_id)
     assert outcome.code == 1
-    assert "the groups: [1]" in outcome.out
-    assert "nothing" in outcome.out
+    assert "differ: groups 1 of 2, samples 0 of 2, tokens 0, rewards 0" in outcome.out
+    assert f"of instance 'two': instance_id: {tmp_path / 'a.fbr'} nothing" in outcome.out
     run.stop()
 
 
@@ -149,4 +156,21 @@ def test_a_replay_by_the_server_tells_the_same_as_its_source(
         replay.take(num_groups=2, wait_s=20)
         replay.closed(3)
         outcome = forebay("recording", "diff", path, replay.run_id)
-        assert outcome.out == "they tell the same\n", outcome
+        assert outcome.out == "no difference in 3 groups and 6 samples\n", outcome
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_a_file_cut_short_is_called_cut_off(
+    server: ServerProcess, forebay: Forebay, tmp_path: Path, share: float
+) -> None:
+    whole, path = tmp_path / "whole.fbr", tmp_path / "a.fbr"
+    write_recording(whole)
+    content = whole.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    for command in (["show", path], ["verify", path], ["diff", whole, path]):
+        outcome = forebay("recording", *command)
+        assert (outcome.code, "a.fbr is cut off" in outcome.err, "malformed" in outcome.err) == (1, True, False), (
+            outcome
+        )
+    error = assert_error(server.client.post("/v1/runs", json={"replay": str(path)}), 507, "recording_damaged")
+    assert "a.fbr is cut off" in error["message"]
