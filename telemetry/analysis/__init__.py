@@ -11,7 +11,8 @@ wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``s
 ``load_trace.py`` reads traces, with ``trace_lines/``, ``load_published.py`` the published layout, with ``published/``.
 ``completion_curves.py`` says how requests came to their ends, ``completion_gaps.py`` when none did, ``what_if.py`` what
 lower caps would have saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes.
-``robust.py`` has their statistics. ``compare.py`` sets reports side by side.
+``robust.py`` has their statistics, ``intervals.py`` what stretches of time cover. ``compare.py`` sets reports side by
+side.
 """
 
 from typing import TYPE_CHECKING

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TypeVar
 
+T = TypeVar("T")
 MAD_TO_SIGMA = 1.4826
 """The median of absolute deviations, as a standard deviation, were the values normal."""
 MIN_LOG_SPREAD = 0.02
@@ -77,9 +79,8 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]
     return 0.0, median([y / x for x, y in ordered if x > 0])
 
 
-def thinned(values: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` of them, evenly taken, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    scale = (len(values) - 1) / (most - 1)
-    return [values[round(place * scale)] for place in range(most)]
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """At most ``most`` of ``items``, evenly spread, first and last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]

@@ -9,6 +9,7 @@ from math import ceil
 
 from forebay.core.group import DiscardReason
 from forebay.telemetry.analysis.critical_path import critical_path
+from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import StepSummary
 from forebay.telemetry.analysis.robust import percentile
 from forebay.telemetry.analysis.timeline import SURPLUS, ProfileStep, Request
@@ -43,22 +44,13 @@ def _add_times(summary: StepSummary, step: ProfileStep) -> None:
     spans = spans or [(step.asked_s, step.satisfied_s, step.end_s)]
     waits = [_clipped(asked, satisfied, step) for asked, satisfied, _ in spans]
     busy = [_clipped(asked, sent, step) for asked, _, sent in spans]
-    summary.wait_s = covered_seconds(waits)
-    summary.send_s = covered_seconds(busy) - summary.wait_s
+    summary.wait_s = covered(waits)
+    summary.send_s = covered(busy) - summary.wait_s
     summary.train_s = step.duration_s - summary.wait_s - summary.send_s
 
 
 def _clipped(begin: float, end: float, step: ProfileStep) -> tuple[float, float]:
     return min(max(begin, step.begin_s), step.end_s), min(max(end, step.begin_s), step.end_s)
-
-
-def covered_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of ``spans`` lasted."""
-    covered, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return covered
 
 
 def _add_requests(summary: StepSummary, step: ProfileStep) -> None:
@@ -88,7 +80,6 @@ def _add_phases(summary: StepSummary, step: ProfileStep) -> None:
 def _add_lengths(summary: StepSummary, step: ProfileStep) -> None:
     finished = [request for request in step.requests if request.ending == "finished"]
     lengths = sorted(request.sampled_tokens for request in finished if request.sampled_tokens)
-    lengths = lengths or sorted(step.response_tokens)
     lengths = lengths or sorted(step.response_tokens)
     if lengths:
         cap = step.length_cap or float("inf")

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, PathPart, StepSummary, WhatIf
+from forebay.telemetry.analysis.robust import thinned
 from forebay.telemetry.render.blocks import Chart
-from forebay.telemetry.render.numbers import short, shortened, thinned
+from forebay.telemetry.render.numbers import MOST_POINTS, short, shortened
 from forebay.telemetry.visible_text import visible
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def label(text: str) -> str:
 
 def overview(steps: Sequence[StepSummary], anchors: Mapping[str, str]) -> Chart:
     """How long each step took, and what for; one that sticks out is marked. A click leads to the step."""
-    steps = thinned(steps)
+    steps = thinned(steps, MOST_POINTS)
     names = [label(step.name) for step in steps]
     links = [anchors.get(step.name, "") for step in steps]
     parts: dict[str, list[float | None]] = {
@@ -82,22 +83,26 @@ def overview(steps: Sequence[StepSummary], anchors: Mapping[str, str]) -> Chart:
 
 def over_steps(steps: Sequence[StepSummary], lines: Mapping[str, Sequence[float | None]], unit: str) -> Chart:
     """One line over the steps for each name."""
-    names = thinned([label(step.name) for step in steps])
-    data = [_line(name, names, thinned(values)) for name, values in _first(lines) if any(v is not None for v in values)]
+    names = thinned([label(step.name) for step in steps], MOST_POINTS)
+    data = [
+        _line(name, names, thinned(values, MOST_POINTS))
+        for name, values in _first(lines)
+        if any(v is not None for v in values)
+    ]
     return _chart(data, x="step", y=unit, is_by_step=True)
 
 
 def runs_over_steps(runs: Mapping[str, Mapping[str, float | None]], unit: str) -> Chart:
     """One line over the steps for each run; steps of one name stand at one place."""
     names = list(dict.fromkeys(name for line in runs.values() for name in line))
-    kept = thinned(names)
+    kept = thinned(names, MOST_POINTS)
     data = [_line(run, [label(name) for name in kept], [line.get(name) for name in kept]) for run, line in _first(runs)]
     return _chart(data, x="step", y=unit, is_by_step=True)
 
 
 def shares_over_steps(steps: Sequence[StepSummary], phases: Iterable[str]) -> Chart:
     """What part of its time each step gave to each phase; 100 in all."""
-    kept = thinned(steps)
+    kept = thinned(steps, MOST_POINTS)
     names = [label(step.name) for step in kept]
     data = [_stacked(phase, names, [step.phase_shares.get(phase, 0.0) for step in kept], "%") for phase in phases]
     return _chart(data, x="step", y="% of exclusive time", is_by_step=True, barmode="stack", bargap=0)
@@ -105,8 +110,8 @@ def shares_over_steps(steps: Sequence[StepSummary], phases: Iterable[str]) -> Ch
 
 def counts_over_steps(steps: Sequence[StepSummary], counts: Mapping[str, Sequence[float | None]], unit: str) -> Chart:
     """Bars on top of each other, over the steps."""
-    names = thinned([label(step.name) for step in steps])
-    data = [_stacked(name, names, thinned(values), unit) for name, values in _first(counts)]
+    names = thinned([label(step.name) for step in steps], MOST_POINTS)
+    data = [_stacked(name, names, thinned(values, MOST_POINTS), unit) for name, values in _first(counts)]
     return _chart(data, x="step", y=unit, is_by_step=True, barmode="stack")
 
 

@@ -1,10 +1,7 @@
 """How figures are written, and how many of them are kept where nobody could see all."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Iterable
 
 MOST_POINTS = 2_000
 """Of one line of a picture."""
@@ -55,10 +52,3 @@ def short(number: float | None) -> float | None:
 def shortened(numbers: Iterable[float | None]) -> list[float | None]:
     """``short`` of each."""
     return [short(number) for number in numbers]
-
-
-def thinned(items: Sequence[T], most: int = MOST_POINTS) -> list[T]:
-    """At most ``most`` of ``items``, evenly spread, first and last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from forebay.telemetry.analysis.findings.engine_rates import WORKING, EngineRates, working_s
+from forebay.telemetry.analysis.intervals import covered, covered_within
 from forebay.telemetry.analysis.report import Gap
 from forebay.telemetry.analysis.robust import median
 from forebay.telemetry.analysis.timeline import ProfileStep, Request, Standstill
@@ -78,8 +79,8 @@ class TypicalRequest:
     def _before_step_s(self, request: Request, phase: str) -> float:
         """What of a phase was over when the step began: it cost an earlier one."""
         names = WORKING if phase == "engine" else (phase,)
-        spans = [(event.begin_s, min(event.end_s, self._begin_s)) for event in request.events if event.name in names]
-        return sum(max(0.0, end - begin) for begin, end in union(spans))
+        events = (event for event in request.events if event.name in names)
+        return covered((event.begin_s, min(event.end_s, self._begin_s)) for event in events)
 
     def _of_phases(self, request: Request) -> Iterable[Excess]:
         by_cause: dict[str, list[tuple[float, str]]] = defaultdict(list)
@@ -124,26 +125,14 @@ class TypicalRequest:
 
 def overlap_s(request: Request, standstills: Sequence[Standstill]) -> float:
     """How long the request was open while an event loop stood still."""
-    spans = [(one.begin_s, one.end_s) for one in standstills]
-    return sum(max(0.0, min(end, request.end_s) - max(begin, request.begin_s)) for begin, end in union(spans))
-
-
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same stretches of time without overlap, ascending."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
+    return covered_within(((one.begin_s, one.end_s) for one in standstills), request.begin_s, request.end_s)
 
 
 def _overlap(request: Request, gap: tuple[str, float, float]) -> float:
     _, begin_s, end_s = gap
     working = [event for event in request.events if event.name in WORKING]
-    spans = union((event.begin_s, event.end_s) for event in working) or [(request.begin_s, request.end_s)]
-    return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in spans)
+    spans = [(event.begin_s, event.end_s) for event in working] or [(request.begin_s, request.end_s)]
+    return covered_within(spans, begin_s, end_s)
 
 
 def _is_outside_turns(request: Request, phase: str) -> bool:

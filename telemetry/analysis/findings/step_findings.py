@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from forebay.telemetry.analysis.findings.engine_rates import WORKING
 from forebay.telemetry.analysis.findings.late_workers import late_worker
-from forebay.telemetry.analysis.findings.request_causes import CAUSES_OF_PHASES, union
+from forebay.telemetry.analysis.findings.request_causes import CAUSES_OF_PHASES
 from forebay.telemetry.analysis.findings.wording import CAP_ADVICE, seconds_of, sentence
+from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import EventPath, Finding, Gap, OutlierRequest, StepSummary
 from forebay.telemetry.analysis.timeline import ProfileStep
 
@@ -82,7 +83,7 @@ def _blocked_loops(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
     for one in step.standstills:
         by_process[one.process].append((max(one.begin_s, step.begin_s), min(one.end_s, step.end_s)))
     for process, spans in by_process.items():
-        seconds = sum(max(0.0, end - begin) for begin, end in union(spans))
+        seconds = covered(spans)
         longest = max(
             (one for one in step.standstills if one.process == process), key=lambda one: one.end_s - one.begin_s
         )

@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
+from forebay.telemetry.analysis.intervals import union
 from forebay.telemetry.analysis.timeline import Request
 from forebay.telemetry.analysis.trace_lines.trace_index import NS
 
@@ -16,7 +17,9 @@ class BusyEngines:
         self._begins: dict[str, array[int]] = {}
         self._ends: dict[str, array[int]] = {}
         for engine, flat in times.items():
-            self._begins[engine], self._ends[engine] = _merged(flat)
+            busy = union(zip(flat[::2], flat[1::2], strict=True))
+            self._begins[engine] = array("q", (begin for begin, _ in busy))
+            self._ends[engine] = array("q", (end for _, end in busy))
 
     def barriers(self, requests: Iterable[Request], release_s: float) -> dict[str, dict[str, float]]:
         """By the workers of ``requests``, as phases: ``barrier_wait`` until ``release_s``."""
@@ -38,15 +41,3 @@ class BusyEngines:
         for number in range(bisect_left(ends, begin), bisect_left(begins, end)):
             busy += max(0, min(ends[number], end) - max(begins[number], begin))
         return max(0.0, (end - begin - busy) * NS)
-
-
-def _merged(flat: "array[int]") -> "tuple[array[int], array[int]]":
-    """Begins and ends of the stretches that at least one of the pairs covers, in the order of time."""
-    begins, ends = array("q"), array("q")
-    for begin, end in sorted(zip(flat[::2], flat[1::2], strict=True)):
-        if ends and begin <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        else:
-            begins.append(begin)
-            ends.append(end)
-    return begins, ends

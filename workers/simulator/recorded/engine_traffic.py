@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.telemetry.analysis.intervals import union
 from forebay.workers.simulator.recorded.rollout_log import LoggedTurn
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class EngineTraffic:
         changes = numpy.concatenate([numpy.ones(len(calls)), -numpy.ones(len(calls))])
         self._running = _Curve.of_changes(numpy.concatenate([self._entered, self._left]), changes)
         self.most_at_once = int(self._running.values.max())
-        self._prefill = _union([(call.prefilled_s - call.prefill_s, call.prefilled_s) for call in calls])
+        self._prefill = union([(call.prefilled_s - call.prefill_s, call.prefilled_s) for call in calls])
         self.prefill_s = sum(end - begin for begin, end in self._prefill)
         """In which it read prompts, of one call or of several at once."""
 
@@ -104,16 +105,6 @@ class EngineTraffic:
         for call in self.calls:
             shared[call.group] = min(share * call.prompt, shared.get(call.group, math.inf))
         return shared
-
-
-def _union(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(each for each in intervals if each[1] > each[0]):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 class _Curve:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.telemetry.analysis.intervals import covered
 from forebay.workers.simulator.recorded.rollout_log import RolloutLog
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def run_facts(log: RolloutLog) -> RunFacts:
     last_tenth_s = ends[-1] - ends[min(len(ends) - 1, int(len(ends) * (1 - TAIL)))]
     calls = [turn for each in log.rollouts for turn in each.turns]
     engines = log.engines
-    busy_s = sum(
-        _covered([(turn.begin_s, turn.end_s) for turn in calls if turn.engine == engine]) for engine in engines
-    )
+    busy_s = sum(covered([(turn.begin_s, turn.end_s) for turn in calls if turn.engine == engine]) for engine in engines)
     occupied_s = sum(each.left_s - each.started_s for each in log.rollouts)
     whole = [each for each in log.rollouts if each.is_whole]
     return RunFacts(
@@ -131,11 +130,3 @@ def run_facts(log: RolloutLog) -> RunFacts:
         capped_share=sum(each.is_capped for each in whole) / max(1, len(whole)),
         waiting_share=sum(turn.queue_s for turn in calls) / max(1e-9, sum(turn.engine_s for turn in calls)),
     )
-
-
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    covered, until = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return covered
