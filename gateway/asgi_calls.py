@@ -20,7 +20,7 @@ from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.engine_http import STREAM_TYPE, EngineReply, Headers
 from forebay.gateway.refusals import EngineLost, GatewayRefusal
 from forebay.gateway.streaming import ChatCall
-from forebay.web.replies import JSON_HEADER, ClientGone, Header, encode
+from forebay.web.replies import JSON_HEADER, ClientGone, Header, encode, until_gone
 
 TOO_DEEP = "the engine's answer is nested too deep"
 ID_HEADER = b"x-forebay-rollout-id"
@@ -174,19 +174,18 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     """Ends what is inside with ``ClientGone`` when the client goes away. Its body must have been read."""
     try:
         # A timeout that only the watcher sets off: to cancel the task itself would look like the server's end.
-        async with asyncio.timeout(None) as until_gone:
-            watching = asyncio.create_task(_watch(receive, until_gone))
+        async with asyncio.timeout(None) as limit:
+            watching = asyncio.create_task(_watch(receive, limit))
             try:
                 yield
             finally:
                 watching.cancel()
     except TimeoutError:
-        if not until_gone.expired():
+        if not limit.expired():
             raise
         raise ClientGone from None
 
 
-async def _watch(receive: Receive, until_gone: asyncio.Timeout) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    until_gone.reschedule(asyncio.get_running_loop().time())
+async def _watch(receive: Receive, limit: asyncio.Timeout) -> None:
+    await until_gone(receive)
+    limit.reschedule(asyncio.get_running_loop().time())

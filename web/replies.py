@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from forebay.core.errors import ForebayError
 
@@ -19,6 +19,12 @@ encode = msgspec.json.Encoder().encode
 
 class ClientGone(Exception):
     """The client went away before its body had come, or before its reply was sent."""
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has disconnected. Its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

@@ -13,7 +13,7 @@ from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import PromptCall, choices_of, grow
 from forebay.engines.fake_sglang.reply_bodies import ReplyWriter
-from forebay.web.replies import encode
+from forebay.web.replies import encode, until_gone
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGene
 
 
 async def _tell_departure(request: Request, call: PromptCall) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await until_gone(request.receive)
     call.pieces.put_nowait(None)
 
 

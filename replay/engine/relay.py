@@ -13,6 +13,7 @@ from forebay.engines.router_workers import root_url, unreachable
 from forebay.replay.engine.call_frames import CallReply, Part
 from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.engine.served_engine import break_off, target_of
+from forebay.web.replies import until_gone
 
 OF_THE_CONNECTION = frozenset(
     {
@@ -63,7 +64,7 @@ class Upstream:
         """
         relayed = _Relayed(scope, send)
         relaying = asyncio.create_task(self._pass_on(request, scope, relayed))
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -153,8 +154,3 @@ class _Relayed:
     async def _start(self, headers: Headers) -> None:
         self.is_begun = True
         await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.types import Receive
 
 from forebay.buffer.reads.delivery import Delivery, LeasedBatch
 from forebay.buffer.reads.reply_rows import PROVED_BYTES, ReplyRows
@@ -22,7 +21,7 @@ from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleR
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
 from forebay.server.stalled_clients import watched
 from forebay.server.tracing.read_records import TracedRead
-from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply
+from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply, until_gone
 from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
 
 
@@ -71,7 +70,7 @@ class BatchRoute(SampleRoute):
         """Whether the request could be satisfied."""
         wait_s = min(wait_s, call.services.settings.max_wait_s)
         # The body has come: what is received from now on can only be the client's end.
-        client = asyncio.create_task(_disconnected(call.receive))
+        client = asyncio.create_task(until_gone(call.receive))
         read = call.services.traces.reads(call.entry.run.run_id).begin(request)
         try:
             batch = await _unless_gone(client, self.lease(call.entry.delivery, request, wait_s))
@@ -227,11 +226,6 @@ async def _framed(frame: tuple[bytes, bytes], rows: ReplyRows) -> AsyncIterator[
         num_left -= len(chunk.pieces)
         yield [memoryview(chunk.data)[: None if num_left else -1]]
     yield [frame[1]]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[LeasedBatch | None]) -> LeasedBatch | None:
