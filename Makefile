@@ -9,7 +9,7 @@ PACKAGES := core telemetry web hooks engines client buffer replay generators gat
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers docs clean
+.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers count docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ types: install ## Check types
 
 layers: install ## Check that each layer imports only what lies below it
 	@cd .typecheck && PYTHONPATH=. ../$(BIN)/lint-imports --no-logo --config ../pyproject.toml
+
+count: ## Count lines and modules of each top folder
+	@$(PYTHON) tests/count_lines.py
 
 docs: install ## Write the generated tables and pages in docs/
 	@$(BIN)/python docs/settings_tables.py
