@@ -3,9 +3,10 @@
 Where the answer is compressed it is decompressed here, a step at a time, so that no few bytes become gigabytes first.
 """
 
+import asyncio
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, MutableMapping
 from typing import Any
 
 from forebay.core.errors import EngineError
@@ -37,23 +38,33 @@ async def offer_gzip_async(request: Any) -> None:
 
 
 class PlainParts:
-    """The body of one reply, a response of ``httpx`` or ``httpx2``, whose headers are changed to what comes out of it.
+    """The body of one reply, whose ``headers`` are changed to what comes out of it.
 
     Its methods raise ``EngineError`` for more than ``max_bytes``, and for what cannot be decompressed.
     """
 
-    def __init__(self, reply: Any, max_bytes: int) -> None:
+    def __init__(self, headers: MutableMapping[str, str], max_bytes: int) -> None:
         self._left = self._left_arriving = self._max_bytes = max_bytes
-        coding = reply.headers.get("content-encoding", "").strip().lower()
+        coding = headers.get("content-encoding", "").strip().lower()
         self._decoder: Any = None
         self._problem = ""
         if coding in ("gzip", "x-gzip"):
             self._decoder = zlib.decompressobj(wbits=31)
             for name in OF_THE_CODING:
-                reply.headers.pop(name, None)
+                headers.pop(name, None)
         elif coding not in ("", "identity"):
-            reply.headers.pop("content-encoding", None)  # httpx would decompress it, without a bound
+            headers.pop("content-encoding", None)  # httpx would decompress it, without a bound
             self._problem = f"the engine's reply is compressed by {coding!r:.40}, and only {ACCEPTED} was asked for"
+
+    async def of_all(self, arriving: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """What the whole body stands for, as it arrives."""
+        async for part in arriving:
+            for num_steps, plain in enumerate(self.of(part)):
+                if num_steps:  # a small part may unfold for long, and other calls go on meanwhile
+                    await asyncio.sleep(0)
+                yield plain
+        for plain in self.end():
+            yield plain
 
     def of(self, part: bytes) -> Iterator[bytes]:
         """What ``part``, the next that arrived, stands for."""

@@ -5,7 +5,6 @@ hundreds of calls in flight that takes as long as everything else, and behind it
 request gets a whole transport for itself.
 """
 
-import asyncio
 import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -84,7 +83,7 @@ class AsyncExchange:
         except BaseException:  # also a call that was cancelled
             await self._give_back(request, transport)
             raise
-        parts = PlainParts(reply, self._max_bytes)
+        parts = PlainParts(reply.headers, self._max_bytes)
         reply.stream = self.body_type(reply.stream, parts, lambda: self._give_back(request, transport))
         reply.request = request
         return reply
@@ -107,14 +106,8 @@ class AsyncBody:
         self._parts = parts
         self._give_back: Callable[[], Awaitable[None]] | None = give_back
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
-            for num_steps, plain in enumerate(self._parts.of(part)):
-                if num_steps:  # a small part may unfold for long, and other calls go on meanwhile
-                    await asyncio.sleep(0)
-                yield plain
-        for plain in self._parts.end():
-            yield plain
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._parts.of_all(self._inner)
 
     async def aclose(self) -> None:
         # Once: a body may be closed again when its connection already carries another request.
@@ -133,7 +126,7 @@ class _Body(AsyncBody, httpx.AsyncByteStream):
 async def bound_body(reply: httpx.Response) -> None:
     """An event hook that bounds the replies of a client whose transports are the package's own."""
     assert isinstance(reply.stream, httpx.AsyncByteStream)
-    reply.stream = _Body(reply.stream, PlainParts(reply, limit_bytes()), _nothing)
+    reply.stream = _Body(reply.stream, PlainParts(reply.headers, limit_bytes()), _nothing)
 
 
 async def _nothing() -> None:

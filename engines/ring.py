@@ -146,7 +146,7 @@ class EngineRing:
         self._listed_s = -LISTED_TTL_S
         self._on_waiting = on_waiting
         self._num_waiting = 0
-        self.cache_keys = CacheKeys(self._weights_at)
+        self.cache_keys = CacheKeys(self.weights_at)
         self._probing = asyncio.Lock()
         self._listing = asyncio.Lock()
         self._stack = AsyncExitStack()
@@ -176,7 +176,8 @@ class EngineRing:
         """The turns of a call, marked where another model was asked, or other weights may have filled its cache."""
         return marked(self.cache_keys.judged(key, turns), self._policy_models)
 
-    async def _weights_at(self, url: str) -> str | None:
+    async def weights_at(self, url: str) -> str | None:
+        """The weight version of the server at ``url``; None if it reports none."""
         return await weight_version_of(self._http, url)
 
     async def load_at(self, url: str) -> EngineLoad | None:

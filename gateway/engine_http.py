@@ -1,24 +1,29 @@
 """The connections to the engines, and server-sent events as far as chat completions use them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Self
 
-import httpx
+import aiohttp
 import msgspec
 
+from forebay.core.addresses import without_login
 from forebay.core.errors import EngineUnavailable
-from forebay.engines.connections import EngineConnections
+from forebay.engines.bounded_replies import ACCEPTED, PlainParts, limit_bytes
+from forebay.engines.connections import tls
 from forebay.engines.router_workers import auth_headers, unreachable
 
 DONE_DATA = b"[DONE]"
 DONE = b"data: %b\n\n" % DONE_DATA
 EMPTY_LINES = (b"\n\n", b"\n\r\n")
 STREAM_TYPE = b"text/event-stream"
-TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
+TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0)
 """An answer may take as long as its call: the session ends it."""
-ADMIN_TIMEOUT_S = 10.0
+KEPT_S = 4.0
+"""Seconds until an idle connection is closed: before engines close it (uvicorn after 5 s) under a new request."""
 CONNECTION_HEADERS = frozenset(
     {
         *(b"connection", b"content-encoding", b"content-length", b"date", b"keep-alive", b"server"),
@@ -48,49 +53,48 @@ class EngineReply:
 
 
 class IncomingReply:
-    """A reply that is coming: read it by its ``events``, or ``whole``."""
+    """A reply that is coming: read it by its ``events``, or ``whole``, inside the context of ``EngineHttp.reply``."""
 
-    def __init__(self, reply: httpx.Response) -> None:
-        raw = [(name.lower(), value) for name, value in reply.headers.raw]
-        self.status = reply.status_code
+    def __init__(self, reply: aiohttp.ClientResponse) -> None:
+        raw = [(name.lower(), value) for name, value in reply.raw_headers]
+        self.status = reply.status
         self.headers = [(name, value) for name, value in raw if name not in CONNECTION_HEADERS]
-        self._reply = reply
+        self._body = PlainParts(reply.headers.copy(), limit_bytes()).of_all(reply.content.iter_any())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The data of each event. Raises ``EngineBroken``."""
+        """The data of each event."""
         reader = EventReader()
-        try:
-            async for received in self._reply.aiter_bytes():
-                for data in reader.feed(received):
-                    yield data
-        except httpx.TransportError as error:
-            raise _broken(self._reply.request.url, error) from error
+        async for received in self._body:
+            for data in reader.feed(received):
+                yield data
 
     async def whole(self) -> EngineReply:
-        """The rest as one reply. Raises ``EngineBroken``."""
-        try:
-            return EngineReply(self.status, self.headers, await self._reply.aread())
-        except httpx.TransportError as error:
-            raise _broken(self._reply.request.url, error) from error
+        """The rest as one reply."""
+        return EngineReply(self.status, self.headers, b"".join([part async for part in self._body]))
 
 
 class EngineHttp:
     """Sends requests to engines, as long as its context is entered. Time limits are the caller's."""
 
     def __init__(self, api_key: str | None) -> None:
-        self._headers = {"content-type": "application/json", **auth_headers(api_key)}
-        # A connection for each request under way: behind the limit of a pool calls would wait unseen.
-        self._connections = EngineConnections()
-        self.admin = httpx.AsyncClient(
-            headers=auth_headers(api_key), timeout=ADMIN_TIMEOUT_S, transport=self._connections
-        )
-        """For administrative calls, over the same connections."""
+        self._headers = {"content-type": "application/json", "accept-encoding": ACCEPTED, **auth_headers(api_key)}
+        self._http: aiohttp.ClientSession
+        self._bodies: dict[asyncio.Future[None], aiohttp.StreamReader] = {}
+        """The body last read over each connection, by the future that ends with it."""
 
     async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            # A connection for each request under way: behind the limit of a pool calls would wait unseen.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, ssl=tls()),
+            cookie_jar=aiohttp.DummyCookieJar(),  # a jar would send one agent's cookies with the calls of others
+            timeout=TIMEOUT,
+            auto_decompress=False,
+            max_field_size=64 << 10,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.admin.aclose()
+        await self._http.close()
 
     async def ask(self, method: str, url: str, content: bytes = b"", traceparent: str = "") -> EngineReply:
         """One request and its whole reply. Raises ``EngineUnavailable`` if nobody answers, ``EngineBroken``."""
@@ -103,22 +107,35 @@ class EngineHttp:
     ) -> AsyncIterator[IncomingReply]:
         """One request, in the W3C trace context ``traceparent``, and its reply as it comes. Raises as ``ask`` does."""
         headers = {**self._headers, "traceparent": traceparent} if traceparent else self._headers
-        # No client: it would keep the cookies of one agent's engine for the others, and follow redirects.
-        request = httpx.Request(method, url, content=content, headers=headers, extensions={"timeout": dict(TIMEOUT)})
+        url = without_login(url)
+        data = BytesIO(content) if content else None  # in pieces: one of bytes is written at once, however large
         try:
-            reply = await self._connections.handle_async_request(request)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            reply = await self._http.request(method, url, data=data, headers=headers, allow_redirects=False)
+            try:
+                self._watch(reply)
+                yield IncomingReply(reply)  # errors of reading it come back here
+            finally:
+                reply.close()  # before its end, this closes the connection: the engine stops
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise unreachable(url, error) from error
-        except httpx.TransportError as error:
-            raise _broken(request.url, error) from error
-        try:
-            yield IncomingReply(reply)
-        finally:
-            await reply.aclose()
+        except aiohttp.ClientError as error:
+            raise EngineBroken(f"the connection for {url} ended: {str(error) or type(error).__name__}") from error
 
+    def _watch(self, reply: aiohttp.ClientResponse) -> None:
+        # Where aiohttp closes a connection itself, at a malformed chunk say, it leaves the reader of the body waiting.
+        protocol = None if reply.connection is None else reply.connection.protocol
+        ended = None if protocol is None else protocol.closed
+        if ended is None:  # the body is complete
+            return
+        if ended not in self._bodies:
+            ended.add_done_callback(self._end_body)
+        self._bodies[ended] = reply.content
 
-def _broken(url: httpx.URL, error: httpx.TransportError) -> EngineBroken:
-    return EngineBroken(f"the connection to {url.host}:{url.port} ended: {error or type(error).__name__}")
+    def _end_body(self, ended: "asyncio.Future[None]") -> None:
+        ended.exception()  # retrieved: asyncio would log it
+        body = self._bodies.pop(ended)
+        if not body.is_eof() and body.exception() is None:
+            body.set_exception(aiohttp.ClientPayloadError("the reply was malformed, or the gateway closed it"))
 
 
 class EventReader:

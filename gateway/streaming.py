@@ -162,7 +162,7 @@ class ChatCall(EngineCall):
         if not request.target.is_sglang or not turns:
             return ring.judged(request.key, turns)
         completed = await complete(
-            self._run.engine_http.admin,
+            self._run.ring.http,
             request.target.url,
             turns,
             request.weight_version,

@@ -2,14 +2,12 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Self
 
 from forebay.client.calls.flow import ServerReply
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import AnnouncedWeights
-from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.ring import EngineRing
 from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
@@ -49,7 +47,7 @@ class GatewayRun:
             policy_models=registration.policy_models,
         )
         self.engine_http = EngineHttp(registration.api_key)
-        self.versions = WorkerVersions(partial(weight_version_of, self.engine_http.admin))
+        self.versions = WorkerVersions(self.ring.weights_at)
         self.clock = ActiveClock(SystemClock())
         """What deadlines count by: it stops while those of the run do."""
         self.clock.run(True)

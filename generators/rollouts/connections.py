@@ -24,13 +24,13 @@ class RolloutConnections(AsyncExchange, httpx2.AsyncBaseTransport):
 async def bound_body(reply: httpx2.Response) -> None:
     """An event hook that bounds the replies of a client whose transports are the package's own."""
     assert isinstance(reply.stream, httpx2.AsyncByteStream)
-    reply.stream = _Body(reply.stream, PlainParts(reply, limit_bytes()), _nothing)
+    reply.stream = _Body(reply.stream, PlainParts(reply.headers, limit_bytes()), _nothing)
 
 
 def bound_thread_body(reply: httpx2.Response) -> None:
     """The same for a client that is not asynchronous."""
     assert isinstance(reply.stream, httpx2.SyncByteStream)
-    reply.stream = _ThreadBody(reply.stream, PlainParts(reply, limit_bytes()), lambda: None)
+    reply.stream = _ThreadBody(reply.stream, PlainParts(reply.headers, limit_bytes()), lambda: None)
 
 
 async def _nothing() -> None:
@@ -54,7 +54,7 @@ class ThreadConnections(httpx2.BaseTransport):
             self._give_back(request, transport)
             raise
         assert isinstance(reply.stream, httpx2.SyncByteStream)
-        parts = PlainParts(reply, self._max_bytes)
+        parts = PlainParts(reply.headers, self._max_bytes)
         reply.stream = _ThreadBody(reply.stream, parts, lambda: self._give_back(request, transport))
         reply.request = request
         return reply

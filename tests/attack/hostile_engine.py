@@ -145,6 +145,8 @@ HEADS: dict[str, bytes] = {
     "no_http": b"220 mail.example.com ESMTP\r\n\r\n",
     "cut_in_body": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n{",
     "cut_in_chunk": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n9\r\n{",
+    "bad_chunk": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"100000\r\n%b\r\nno size\r\n" % (b" " * 0x100000),
     "bad_gzip": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
     "bad_coding": b"HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 2\r\n\r\n{}",
     "bomb": b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"

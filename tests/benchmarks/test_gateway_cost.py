@@ -34,7 +34,14 @@ BODY = {
     "max_tokens": NUM_TOKENS,
     "ignore_eos": True,
 }
+PACED_STREAMS = 32
+PACED_TOKENS = 100
+TOKENS_PER_S = 10.0
+"""Slow enough that tokens arrive one by one on a busy machine too."""
+PACED_TARGET = 1.4
 
+Target = tuple[str, dict[str, str]]
+"""The address to call, and the headers of the call."""
 Ask = Callable[[httpx.AsyncClient, str, dict[str, str]], Awaitable[float]]
 
 
@@ -57,7 +64,7 @@ async def streamed(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -
     return time.perf_counter() - began_s
 
 
-async def seconds(ask: Ask, targets: list[tuple[str, dict[str, str]]]) -> float:
+async def seconds(ask: Ask, targets: list[Target]) -> float:
     """The mean time of a call when all are made at once, each after its last one's end, a few times."""
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as http:
 
@@ -74,16 +81,23 @@ def cpu_s(process: psutil.Process) -> float:
     return float(used.user + used.system)
 
 
-def measure(make_server: MakeServer, tmp_path: Path, engine_url: str, title: str) -> float:
-    """Print the table; the share that the gateway adds to a whole call."""
+def gateway_over(
+    make_server: MakeServer, tmp_path: Path, engine_url: str, num_rollouts: int
+) -> tuple[psutil.Process, list[Target]]:
+    """The process of a gateway in front of an engine, and a target for each of its open rollouts."""
     folder = tmp_path / "tasks"
     write_generator(folder, TELLS, "tells_generator.py")
     server = make_server(generators=folder, start_wait_s=60, log_level="warning")
     gateway = admitted(told_to(server.start_run("tells", remote_engine_url=engine_url)))
-    rollouts = [opened(gateway, f"r{n}", deadline_s=3_600) for n in range(CONCURRENCY)]
-    through = [(each["base_url"], {"Authorization": f"Bearer {each['key']}"}) for each in rollouts]
-    directly = [(f"{engine_url}/v1", {})] * CONCURRENCY
+    rollouts = [opened(gateway, f"r{n}", deadline_s=3_600) for n in range(num_rollouts)]
     (process,) = map(psutil.Process, gateway_pids(server))
+    return process, [(each["base_url"], {"Authorization": f"Bearer {each['key']}"}) for each in rollouts]
+
+
+def measure(make_server: MakeServer, tmp_path: Path, engine_url: str, title: str) -> float:
+    """Print the table; the share that the gateway adds to a whole call."""
+    process, through = gateway_over(make_server, tmp_path, engine_url, CONCURRENCY)
+    directly: list[Target] = [(f"{engine_url}/v1", {})] * CONCURRENCY
     rows, shares = [], []
     for ask in (whole, streamed):
         before_s = cpu_s(process)
@@ -111,3 +125,38 @@ def test_what_a_call_costs_beside_an_engine_that_takes_two_seconds(make_server: 
     with ScriptedEngine(lambda _: reply).in_thread() as scripted:
         share = measure(make_server, tmp_path, scripted.url, "an engine of 2 s")
     assert share <= TARGET
+
+
+async def read_paced(targets: list[Target]) -> int:
+    """Read one stream from each target, all at once. Returns the number of chunks."""
+
+    async def read(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int:
+        body = {**BODY, "max_tokens": PACED_TOKENS, "stream": True}
+        async with http.stream("POST", f"{url}/chat/completions", json=body, headers=headers) as reply:
+            assert reply.status_code == 200
+            return b"".join([part async for part in reply.aiter_bytes()]).count(b"data: {")
+
+    async with httpx.AsyncClient(timeout=120) as http:
+        return sum(await asyncio.gather(*(read(http, *target) for target in targets)))
+
+
+def test_a_paced_stream_costs_the_gateway_little_more_than_reading_it_with_httpx(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Both read one chunk per token from the same engine. The gateway also parses, records and passes on each chunk."""
+    reply = Reply(text="x" * (PACED_TOKENS - 1), tokens_per_s=TOKENS_PER_S)
+    with ScriptedEngine(lambda _: reply).in_thread() as scripted:
+        process, through = gateway_over(make_server, tmp_path, scripted.url, PACED_STREAMS)
+        rounds = []
+        for _ in range(ROUNDS):
+            began_s = time.thread_time()
+            num_chunks = asyncio.run(read_paced([(f"{scripted.url}/v1", {})] * PACED_STREAMS))
+            reader_us = (time.thread_time() - began_s) / num_chunks * 1e6
+            began_s = cpu_s(process)
+            num_chunks = asyncio.run(read_paced(through))
+            rounds.append((reader_us, (cpu_s(process) - began_s) / num_chunks * 1e6))
+    reader_us, gateway_us = (min(times) for times in zip(*rounds, strict=True))
+    ratio = gateway_us / reader_us
+    columns = ("httpx alone, µs a chunk", "gateway, µs a chunk", "ratio")
+    show(f"{PACED_STREAMS} streams of {TOKENS_PER_S:.0f} tokens/s", columns, [(reader_us, gateway_us, ratio)])
+    assert ratio <= PACED_TARGET

@@ -26,7 +26,7 @@ Client = httpx.AsyncClient | httpx2.AsyncClient
 
 
 def client_of_forebay() -> httpx.AsyncClient:
-    """As the gateway and administrative calls have it."""
+    """As administrative calls have it."""
     return httpx.AsyncClient(transport=EngineConnections(), timeout=TIME_LIMIT_S)
 
 

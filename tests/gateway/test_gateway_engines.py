@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -190,3 +191,19 @@ async def test_the_engines_errors_reach_the_agent_as_they_are(is_sglang: bool) -
             assert set(through.headers) - own == set(directly.headers) - own | {"x-forebay-rollout-id"}
         told = await rollout.close()
     assert [failure["kind"] for failure in told["failures"]] == ["agent"] * told["num_calls"]
+
+
+async def test_every_call_reaches_its_engine_however_many_are_in_flight() -> None:
+    """A pool with a limit would queue calls that the gateway counts as sent."""
+    num_rollouts, num_calls = 8, 20
+    async with ScriptedEngine(lambda _: Reply(hang=True)) as engine, gateway_before(engine.url) as gateway:
+        rollouts = [await gateway.open(f"r{n}") for n in range(num_rollouts)]
+        async with httpx.AsyncClient(timeout=LIMIT_S, limits=httpx.Limits(max_connections=None)) as gateway.http:
+            calls = [
+                asyncio.create_task(rollout.post("chat/completions", {"messages": [USER]}))
+                for rollout in rollouts
+                for _ in range(num_calls)
+            ]
+            await engine.wait_in_flight(num_rollouts * num_calls, timeout_s=LIMIT_S)
+            await asyncio.gather(*(rollout.close() for rollout in rollouts))
+            assert {(await call).status_code for call in calls} == {410}
