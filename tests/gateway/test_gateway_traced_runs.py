@@ -13,7 +13,7 @@ import pytest
 
 from forebay.core.ids import group_id
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
-from forebay.telemetry.tracing.read_trace import TraceFolder, trace_files
+from forebay.telemetry.tracing.read_trace import decode_line, trace_files, trace_files
 from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.conftest import MakeServer
@@ -76,11 +76,10 @@ def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory)
 
 def records_of(server: ServerProcess, run: NativeRun) -> list[Record]:
     """Every record of a run's trace. No line is broken, but perhaps the last of a process that was killed."""
-    bad: list[tuple[str, int, str]] = []
-    folder = TraceFolder(trace_folder(server, run), lambda *line: bad.append(line))
-    records = [line.record for line in folder.read(is_complete=False)]
-    assert bad == []
-    return records
+    files = [path.read_bytes() for path in trace_files(trace_folder(server, run))]
+    records = [decode_line(line) for file in files for line in file.rpartition(b"\n")[0].splitlines()]
+    assert [record for record in records if isinstance(record, str)] == []
+    return [record for record in records if not isinstance(record, str)]
 
 
 def trace_folder(server: ServerProcess, run: NativeRun) -> Path:
