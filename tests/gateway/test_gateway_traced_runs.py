@@ -13,7 +13,7 @@ import pytest
 
 from forebay.core.ids import group_id
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
-from forebay.telemetry.tracing.read_trace import decode_line, trace_files, trace_files
+from forebay.telemetry.tracing.read_trace import decode_line, trace_files
 from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.conftest import MakeServer
