@@ -153,6 +153,29 @@ async def test_a_conversation_over_messages_is_one_sample(stage: Stage) -> None:
     assert ended["num_calls"] == 3
 
 
+async def test_a_streamed_messages_call_that_was_cut_off_can_be_sent_back_as_the_text_that_came(stage: Stage) -> None:
+    cut = {**CALL, "function": {"name": "add", "arguments": '{"a": 1, "no'}}
+
+    def answer(call: ScriptedCall) -> Reply:
+        return Reply(tool_calls=[cut], finish_reason="length") if len(call.messages) == 1 else Reply(text="again?")
+
+    stage(answer)
+    rollout = await stage.open()
+    tool = {"name": "add", "input_schema": ADD["parameters"]}
+    async with claude(rollout) as client:
+        asked: Json = {"model": "m", "max_tokens": 99, "tools": [tool]}
+        events = [event async for event in await client.messages.create(**asked, messages=[USER], stream=True)]
+        text = "".join(getattr(event.delta, "partial_json", "") for event in events if hasattr(event, "delta"))
+        assert (text, events[-2].delta.stop_reason) == (cut["function"]["arguments"], "max_tokens")
+        call = {"type": "tool_use", "id": CALL["id"], "name": "add", "input": text}
+        result = {"type": "tool_result", "tool_use_id": CALL["id"], "content": "cut off", "is_error": True}
+        history = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        reply = await client.messages.create(**asked, messages=history)
+    assert reply.content[0].text == "again?"
+    (sent,) = stage.engine.calls[-1].messages[1]["tool_calls"]
+    assert sent["function"]["arguments"] in ("{}", {})  # engines refuse arguments that are not JSON
+
+
 async def test_errors_come_in_the_words_of_the_protocol(stage: Stage) -> None:
     import anthropic
 

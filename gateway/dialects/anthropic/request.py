@@ -6,10 +6,10 @@ Refused is what cannot be understood, such as a text for a number, and a ``threa
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from forebay.gateway.dialects.errors import MessagesRefused
-from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
+from forebay.gateway.dialects.history import Fields, arguments_object, first_problem, split_engine_fields
 from forebay.gateway.dialects.unknown import LenientModel, Unknown, UnknownPart
 
 PROTOCOL = "messages"
@@ -43,13 +43,18 @@ class ImageBlock(MessagesModel):
     source: dict[str, Any]
 
 
+def _read_input(given: object) -> object:
+    # Of a streamed call that max_tokens cut off, clients send back the text they received. Engines refuse such text.
+    return (arguments_object(given) or {}) if isinstance(given, str) else given
+
+
 class ToolUseBlock(MessagesModel):
-    """A call by the model."""
+    """A call by the model. An ``input`` that is not the text of a JSON object counts as an empty one."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], BeforeValidator(_read_input)]
     caller: object = None
 
 
