@@ -335,6 +335,8 @@ class Buffer:
         stored = await self.store.load_start(row.run_id)
         start = None if stored is None else stored.document
         run = Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document, start)
+        if old:
+            run.samples, run.outcomes, run.rewards = old.run.samples, old.run.outcomes, old.run.rewards
         buffer = await self._make(run, counted_s, is_start_stored=start is not None)
         return buffer, await load_run(buffer, self.store)
 
@@ -347,8 +349,6 @@ class Buffer:
         self._register(Entry(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
         if old is not None:
             old.buffer.has_failed = True
-            buffer.counts.update(old.buffer.counts)
-            buffer.rewards = old.buffer.rewards
             # Whoever waits by the old object must look at the new one.
             old.buffer.news.notify()
 

@@ -22,7 +22,6 @@ from forebay.buffer.idle_groups import idle_until_s
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.reads.judging import Pipeline
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.rows import TickRow
 from forebay.core.group import BatchState, DiscardReason, GroupState
 from forebay.core.run import WORKING, RunSettings, RunState
 
@@ -80,11 +79,11 @@ class Deadlines:
             logger.info("run %s (%s) has ended: %s", run.run_id, run.task_type, run.state.value)
 
     def _record_time(self) -> None:
-        """Note now and then how far the deadlines have counted, so that a crash does not begin them anew."""
+        """Store every few seconds the deadlines' time and the run's counts: a crash loses no more of them."""
         now_s = self._buffer.active.now_s()
         if now_s - self._recorded_s >= TICK_RECORD_S and self._buffer.groups.is_any(GroupState.OPEN):
             self._recorded_s = now_s
-            self._buffer.record(TickRow(run_id=self._buffer.run.run_id, active_s=now_s))
+            self._buffer.record(*self._buffer.run_rows())
 
     # --- open groups
 

@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import math
 from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from forebay.buffer.batches import Batches
@@ -21,7 +19,6 @@ from forebay.core.binary_sample import HEAD_BYTES, as_json, head_of
 from forebay.core.clock import ActiveClock, Clock
 from forebay.core.errors import ForebayError, StorageFailed
 from forebay.core.group import GroupState
-from forebay.core.outcome import RolloutOutcome
 from forebay.core.run import Run, RunState
 from forebay.core.waiting import Signal
 from forebay.hooks.run_hooks import HookRunner
@@ -29,32 +26,6 @@ from forebay.hooks.run_hooks import HookRunner
 logger = logging.getLogger(__name__)
 
 AHEAD = "an earlier write failed"
-
-
-@dataclass(slots=True)
-class RewardTally:
-    """Rewards in a few numbers."""
-
-    num: int = 0
-    mean: float = 0.0
-    least: float = math.inf
-    greatest: float = -math.inf
-
-    def note(self, reward: float) -> None:
-        """One more."""
-        self.num += 1
-        # Not by way of their sum or a difference, which may be beyond float64.
-        self.mean += reward / self.num - self.mean / self.num
-        if reward < self.least:  # each write comes here: `min` costs several times as much
-            self.least = reward
-        if reward > self.greatest:
-            self.greatest = reward
-
-    def as_json(self) -> dict[str, float | None]:
-        """``num``, ``mean``, ``min`` and ``max``; the last three are null without a reward."""
-        if not self.num:
-            return {"num": 0, "mean": None, "min": None, "max": None}
-        return {"num": self.num, "mean": self.mean, "min": self.least, "max": self.greatest}
 
 
 class RunBuffer:
@@ -88,12 +59,7 @@ class RunBuffer:
         self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples)
         self.gone.on_recall = on_change
         self.uids = self.gone.uids
-        self.counts: Counter[str] = Counter()
-        """Samples accepted since this server started, by what became of them."""
-        self.outcomes: Counter[RolloutOutcome] = Counter()
-        """Rollouts of which samples were accepted since then, by how they ended; forks are of one rollout."""
-        self.rewards = RewardTally()
-        """The rewards of the rollouts among them that are in a group."""
+        self.counts, self.outcomes, self.rewards = run.samples, run.outcomes, run.rewards
         self.lock = asyncio.Lock()
         """Held while hooks are asked and groups are chosen, so that readers take turns."""
         self.news = Signal()

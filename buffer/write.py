@@ -159,6 +159,8 @@ def _store(
     counts["failed" if is_failed and outcome == "member" else outcome] += 1
     if sample.reward is not None and outcome == "member" and not sample.fork:
         buffer.rewards.note(sample.reward)
+    if buffer.run.has_ended:
+        rows = [*rows, *buffer.run_rows()]
     # Known as pending before it is submitted: a store without a disk is done at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
     buffer.store.submit(rows, sample.body, partial(_store_done, buffer, uid, stored, kept))

@@ -133,9 +133,9 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     samples: dict[str, int] = {}
     """Samples by what became of them, and how many are buffered."""
     outcomes: dict[str, int] = {}
-    """Rollouts by how they ended, since the server started: ``ok``, ``truncated``, ``engine_failure``, …"""
+    """Rollouts by how they ended: ``ok``, ``truncated``, ``engine_failure``, …"""
     rewards: dict[str, float | None] = {}
-    """``num``, ``mean``, ``min`` and ``max`` of the samples in groups, since the server started."""
+    """``num``, ``mean``, ``min`` and ``max`` of the samples in groups."""
     counts: dict[str, int] = {}
     """What its processes count, by name."""
     tokens: dict[str, Any] = {}

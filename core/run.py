@@ -14,6 +14,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import problem_text
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
+from forebay.core.outcome import RewardTally
 from forebay.core.scheduling.oversampling import Oversampling, wrong_oversampling
 from forebay.core.scheduling.scheduler import Scheduler, wrong_scheduler
 from forebay.core.starts.run_start import RunStart
@@ -254,6 +255,12 @@ class Run:
     """What its own processes count."""
     gateway_tally: Tally = field(default_factory=Tally)
     """What gateways count for it meanwhile."""
+    samples: Counter[str] = field(default_factory=Counter)
+    """Samples accepted, by what became of them; their bytes; rows delivered and cut."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Rollouts by how they ended. Forks count as part of their rollout."""
+    rewards: RewardTally = field(default_factory=RewardTally)
+    """Rewards of the rollouts that are in a group."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
     replay: dict[str, Any] | None = None
@@ -318,6 +325,9 @@ class Run:
             "weights": asdict(self.weights),
             "tally": asdict(self.tally),
             "gateway_tally": asdict(self.gateway_tally),
+            "samples": dict(self.samples),
+            "outcomes": dict(self.outcomes),
+            "rewards": self.rewards.as_json(),
             "process_ended_s": self.process_ended_s,
             "replay": self.replay,
             "is_fed": self.is_fed,
@@ -364,6 +374,9 @@ class Run:
             weights=weights,
             tally=tally,
             gateway_tally=gateway_tally,
+            samples=Counter(rest.pop("samples", {})),
+            outcomes=Counter(rest.pop("outcomes", {})),
+            rewards=RewardTally.restore(rest.pop("rewards", {})),
             **rest,
         )
 

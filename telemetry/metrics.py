@@ -56,11 +56,8 @@ class Latencies(Collector):
 
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "forebay_samples": ("Samples accepted since the server started, by what became of them.", ("outcome",)),
-    "forebay_rollouts": (
-        "Rollouts whose main sample was accepted since the server started, by how they ended.",
-        ("outcome",),
-    ),
+    "forebay_samples": ("Samples accepted, by what became of them.", ("outcome",)),
+    "forebay_rollouts": ("Rollouts whose main sample was accepted, by how they ended.", ("outcome",)),
     "forebay_sample_bytes": ("Bytes of the accepted samples.", ()),
     "forebay_groups_discarded": ("Groups that ended undelivered, by reason.", ("reason",)),
     "forebay_run_counts": ("What run processes count, by name; kept over restarts.", ("count",)),

@@ -123,7 +123,6 @@ SHORT = {
     "core/backoff.py": "the one way to pause between tries, from hooks to the server",
     "core/fields.py": "flags in a payload, for every layer that reads one",
     "core/lazy_names.py": "the one lookup of names that load late, from telemetry to the generators",
-    "core/outcome.py": "a word of the documentation",
     "core/tasks.py": "the one set of tasks, from hooks to the server",
     "engines/read_json.py": "one error for what an engine made up, from its chats to its list of workers",
     "engines/tiny/extra.py": "the error for a missing extra, before anything of it is imported",

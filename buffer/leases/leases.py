@@ -271,11 +271,11 @@ class Leases:
         self.held.pop(row.batch_id, None)
         # Nobody is sent the batch again, and this would be the larger part of what is kept of it.
         row.state, row.meta_info = BatchState.ACKED, {}
-        if not buffer.run.has_delivered:
+        self._note_delivered(row)
+        if not buffer.run.has_delivered or buffer.run.has_ended:  # nothing else stores the counts of an ended run
             buffer.run.has_delivered = True
             # Another start with an equal payload must not return a run that has delivered something.
             changed += buffer.run_rows()
-        self._note_delivered(row)
         return [*changed, row]
 
     def _note_delivered(self, row: BatchRow) -> None:

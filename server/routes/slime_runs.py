@@ -85,7 +85,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
 @router.get("/buffer/stats")
 @router.get("/s/{name}/buffer/stats")
 async def stats(services: Server, name: str = "") -> dict[str, Any]:
-    """Count what is buffered, and what came and went since the server started."""
+    """Count what is buffered, and what came and went."""
     entry = by_name(services, name)
     buffer = entry.buffer
     data = {

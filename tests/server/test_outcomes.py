@@ -9,7 +9,7 @@ import pytest
 from forebay.client import SampleWriter
 from forebay.core.outcome import RolloutOutcome
 from tests.conftest import MakeServer
-from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_sample
+from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_sample, poll_until
 
 FAILED = {"reward": ..., "status": "failed", "error": {"type": "JudgeFailed", "message": "no verdict"}}
 
@@ -107,6 +107,35 @@ def test_forks_outlast_a_kill_in_the_middle_of_their_rollout(make_server: MakeSe
     assert [verdict["duplicate"] for verdict in run.write(*forks, main)] == [True, True, False]
     run.write(*rollout(0))
     assert [row["uid"] for row in run.take(num_groups=1)["data"]] == ["r1", "r1-f1", "r1-f2", "r0"]
+
+
+def test_a_run_that_has_ended_shows_the_same_numbers_after_a_restart(make_server: MakeServer) -> None:
+    server = make_server()
+    run = server.start_run(group_size=2)
+    failed = {"instance_id": "b", "outcome": "engine_failure", **FAILED}
+    run.write(*rollout(0, forks=1), *rollout(1), *(make_sample(uid=uid, **failed) for uid in ("b0", "b1")))
+    run.write(*rollout(0))  # a duplicate
+    run.stop()
+    poll_until(lambda: run.view()["has_ended"])
+    at_end = numbers(run)
+    server.kill9()
+    server.restart()
+    assert numbers(run) == at_end
+    assert at_end["outcomes"] | {"ok": 2, "engine_failure": 2} == at_end["outcomes"]
+    assert at_end["rewards"] == {"num": 2, "mean": 0.5, "min": 0.0, "max": 1.0}
+    assert (at_end["samples"]["member"], at_end["samples"]["failed"], at_end["samples"]["duplicate"]) == (3, 2, 1)
+    run.take(num_groups=1)  # what it has left is delivered later
+    delivered = numbers(run)
+    assert delivered["samples"]["rows_delivered"] == 3
+    server.stop()
+    server.restart()
+    assert numbers(run) == delivered
+
+
+def numbers(run: NativeRun) -> Json:
+    """What the run's view counts of its samples and rollouts."""
+    view = run.view()
+    return {name: view[name] for name in ("outcomes", "rewards", "samples")}
 
 
 def test_writers_send_forks_and_outcomes_with_token_arrays(run: NativeRun) -> None:
