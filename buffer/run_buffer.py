@@ -144,7 +144,7 @@ class RunBuffer:
     def update_clock(self) -> None:
         """Deadlines count unless the run is validated, waits for its engine or trainer, is paused, or has ended."""
         run = self.run
-        is_waiting = run.is_waiting_for_engine or run.is_held or run.is_paused
+        is_waiting = run.is_waiting_for_engine or run.is_gateway_waiting or run.is_held or run.is_paused
         is_stopped = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
         self.active.run(not is_stopped and not run.has_ended)
 

@@ -239,6 +239,8 @@ class Run:
     """Whether a batch went out since the last start or attachment."""
     is_last_slot_reported: bool = False
     is_waiting_for_engine: bool = False
+    is_gateway_waiting: bool = False
+    """Whether no engine answers the calls that its agents make through the gateway."""
     is_held: bool = False
     """Whether its step has all the groups that it needs: the process waits for the trainer's next weights."""
     is_paused: bool = False
@@ -317,6 +319,7 @@ class Run:
             "has_delivered": self.has_delivered,
             "is_last_slot_reported": self.is_last_slot_reported,
             "is_waiting_for_engine": self.is_waiting_for_engine,
+            "is_gateway_waiting": self.is_gateway_waiting,
             "is_held": self.is_held,
             "is_paused": self.is_paused,
             "num_groups_total": self.num_groups_total,

@@ -135,7 +135,7 @@ class EngineCall:
         async with self._counted(is_turn=False):
             while True:
                 with trace.engine_wait(self._up):
-                    member = await self.session.affinity.choose()
+                    member = await self.session.choose_engine()
                 url = member.server.url
                 try:
                     with self._run.ring.occupied(member), trace.engine_call(self._up, url, "") as span:
@@ -221,7 +221,7 @@ class EngineCall:
         """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         with session.trace.engine_wait(self._up):
-            member = await session.affinity.choose()
+            member = await session.choose_engine()
             target, rid, defaults = member.server, session.next_rid(), member.defaults
             announced = run.ring.weight_version
             is_version_asked = recording.is_stream and target.is_sglang

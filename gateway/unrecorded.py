@@ -70,7 +70,7 @@ class UnrecordedCall(EngineCall):
     async def _asked(self, send: Send) -> EngineReply | None:
         """The engine's whole reply; None for a stream, which has gone out. Raises ``EngineUnavailable``."""
         with self.session.trace.engine_wait(self._up):
-            member, rid = await self.session.affinity.choose(), self.session.next_rid()
+            member, rid = await self.session.choose_engine(), self.session.next_rid()
         # Under a name of its own the engine can be told to stop it.
         body = {**self._body, "rid": rid} if member.server.is_sglang else self._body
         async with self._reply(member, rid, self._path, body) as (incoming, span):

@@ -12,7 +12,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
 from forebay.core.lazy_names import lazy_names
-from forebay.generators.failures import AgentFailed, EnvironmentFailed, JudgeFailed
+from forebay.generators.failures import ENGINE_WAIT_S, AgentFailed, EnvironmentFailed, JudgeFailed
 from forebay.generators.failures import retry_budgets as read_budgets
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.rollouts.samples import plain
@@ -51,7 +51,8 @@ PAYLOAD_NAMES = {
     **{name: name for name in ("task_type", "sampling_params", "skip_instance_ids", "max_tokens", "num_process")},
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
     **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
-    **{name: name for name in ("oversampling", "scheduler", "capture", "template_path", "policy_models")},
+    **{name: name for name in ("oversampling", "scheduler", "capture", "template_path")},
+    **{name: name for name in ("policy_models", "engine_wait_s")},
 }
 """What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
 
@@ -69,7 +70,8 @@ class BaseGenerator:
     where; a server's settings come before both.
     ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
     template, for routers whose workers cannot be reached. ``policy_models`` lists the models whose tokens are trained
-    on; without it those of every call are. Numbers may be strings. Raises ``InvalidInput``.
+    on; without it those of every call are. A rollout waits up to ``engine_wait_s`` seconds while no engine answers.
+    Numbers may be strings. Raises ``InvalidInput``.
 
     A subclass written for slime finds what slime's class has: ``client``, ``send_data_to_buffer``, and a ``run`` that
     ``entry`` calls once per epoch where a subclass has its own. ``skip_instance_ids`` then lists an id once for each
@@ -104,6 +106,7 @@ class BaseGenerator:
         capture: bool | str = True,
         template_path: str | Path | None = None,
         policy_models: Sequence[str] | None = None,
+        engine_wait_s: float | str = ENGINE_WAIT_S,
     ) -> None:
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
@@ -133,6 +136,7 @@ class BaseGenerator:
         self.capture = read_flag("capture", capture)
         self.template_path = template_path
         self.policy_models = policy_models
+        self.engine_wait_s = _seconds("engine_wait_s", engine_wait_s)
         self._num_passes = 0
         self._sender: tuple[int, SampleSender] | None = None
 

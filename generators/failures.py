@@ -8,6 +8,7 @@ from forebay.core.outcome import RolloutOutcome
 
 REFUSALS = frozenset({400, 413, 422})
 """Statuses by which an engine says that the request is wrong, a prompt that is too long among it."""
+ENGINE_WAIT_S = 1_800.0
 BUDGETED = (
     RolloutOutcome.ENGINE_FAILURE,
     RolloutOutcome.AGENT_FAILURE,
@@ -35,6 +36,15 @@ class EnvironmentFailed(RolloutFailed):
 
     code = "environment_failed"
     outcome = RolloutOutcome.ENVIRONMENT_FAILURE
+
+
+class EngineWaitOver(EnvironmentFailed):
+    """No engine answered for as long as a rollout of the run waits for one. It is not tried again."""
+
+    code = "engine_wait_over"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"no engine answered for {limit_s:g} s", hint="start an engine, or raise engine_wait_s")
 
 
 class JudgeFailed(RolloutFailed):

@@ -28,7 +28,7 @@ def run_view(entry: Entry) -> dict[str, Any]:
         "reason": run.reason,
         "warnings": run.warnings,
         "has_ended": run.has_ended,
-        "is_waiting_for_engine": run.is_waiting_for_engine,
+        "is_waiting_for_engine": run.is_waiting_for_engine or run.is_gateway_waiting,
         # A run may end while its engines are paused: then it is nobody's pause any more.
         "is_held": run.is_held and run.is_alive,
         "is_paused": run.is_paused and run.is_alive,

@@ -55,10 +55,10 @@ class BufferLink:
 
     async def report(self, *, counts: Mapping[str, int] | None = None, waiting_for_engine: bool | None = None) -> None:
         """Report how far the run is. A report that is lost is made up for by the next."""
-        body: Json = {"waiting_for_engine": waiting_for_engine}
+        body: Json = {"waiting_for_engine": waiting_for_engine, "is_gateway": True}
         if counts is not None:
             # Counts of one process replace each other; those of a gateway before it stay.
-            body |= {"counts": dict(counts), "process_id": self._process_id, "is_gateway": True}
+            body |= {"counts": dict(counts), "process_id": self._process_id}
         reply = await self._server.ask(json_call("POST", "/progress", body))
         if isinstance(reply, Lost):
             logger.warning("the server does not answer: %s", reply.reason)

@@ -30,7 +30,8 @@ MAX_FAILURES = 100
 """Newest failures of a session that are kept."""
 
 Failure = dict[str, Any]
-"""``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``agent``: what the engine refused), status, message."""
+"""``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``environment``: it ended while no engine answered;
+``agent``: what the engine refused), status, message."""
 
 
 class Agent(Protocol):
@@ -100,6 +101,15 @@ class Session:
     def is_busy(self) -> bool:
         """Whether a call is in flight."""
         return bool(self._in_flight)
+
+    async def choose_engine(self) -> Member:
+        """The engine for the next call. Waits while none answers, which is noted of a call that ends meanwhile."""
+        try:
+            return await self.affinity.choose()
+        except asyncio.CancelledError:
+            if self._clock.now_s() < self.ends_s:  # else its time is up, which is noted as such
+                self.note_failure("environment", 503, "no engine answered the call")
+            raise
 
     def next_rid(self) -> str:
         """The ``rid`` of the next request to an engine."""

@@ -50,8 +50,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """What the calls had that the samples do not hold, by kind: left out, passed on unread, or not recorded."""
     num_calls: int = 0
     failures: list[dict[str, Any]] = []
-    """Calls that failed, in order: ``kind`` (``engine`` or ``agent``), ``status``, ``message``, and ``call``: how many
-    had begun by then."""
+    """Calls that failed, in order: ``kind`` (``engine``, ``environment`` or ``agent``), ``status``, ``message``, and
+    ``call``: how many had begun by then."""
     finish_reason: str = ""
     """Of the last turn."""
     broken_tokens: int | None = None

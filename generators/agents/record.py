@@ -6,7 +6,7 @@ from typing import Any
 from forebay.core.errors import EngineError
 from forebay.generators.agents.gateway import RolloutRecord
 from forebay.generators.agents.task import AgentResult
-from forebay.generators.failures import AgentFailed, RolloutFailed
+from forebay.generators.failures import AgentFailed, EngineWaitOver, EnvironmentFailed, RolloutFailed
 
 
 class RecordedSample:
@@ -34,8 +34,12 @@ def checked_result(record: RolloutRecord, result: AgentResult | None, error: Bas
     """The result of an agent that did its work. Raises what tells whose fault it is that another did not."""
     last = record.failures[-1] if record.failures else {}
     is_last_word = last.get("call") == record.num_calls  # an agent may end well all the same, with what it had
+    if isinstance(error, EngineWaitOver):
+        raise error
     # Before the agent's own error: what it raised may be no more than its way to pass on that the engine failed.
-    if last.get("kind") == "engine" and (error is not None or is_last_word or not record.samples):
+    if last.get("kind") in ("engine", "environment") and (error is not None or is_last_word or not record.samples):
+        if last["kind"] == "environment":
+            raise EnvironmentFailed(str(last.get("message"))) from error
         raise EngineError(str(last.get("message")), status_code=last.get("status")) from error
     if isinstance(error, RolloutFailed):
         raise error

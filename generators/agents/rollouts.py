@@ -76,6 +76,8 @@ class AgentRollouts:
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
                 error = raised
             record = await self._gateway.close(name)
+        if record.failures and record.failures[-1]["kind"] == "environment":
+            rollout.calls.note_away()
         rollout.num_sampled_tokens = record.num_sampled_tokens
         rollout.gateway_turns = record.trace.turns
         if record.broken_tokens is not None:
@@ -92,7 +94,7 @@ class AgentRollouts:
             name,
             rid_prefix=rid_prefix,
             # A run process that dies closes nothing: the gateway ends the rollout by itself.
-            deadline_s=self._limits.wall_s + CLOSE_S,
+            deadline_s=self._limits.wall_s + rollout.calls.group.hold.engine_wait_s + CLOSE_S,
             sampling_params=_defaults(params),
             max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
             cap_tokens=rollout.calls.seat.cap_tokens,

@@ -1,6 +1,6 @@
 """Running an agent to its end: a Python callable in this process, or a command in a process tree of its own.
 
-The agent's time is counted here: it stands still while its run is held, or its engines are paused.
+The agent's time is counted here: it is paused while its run is held, its engines are paused, or no engine answers.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from forebay.generators.agents.task import AgentResult, AgentTask
-from forebay.generators.failures import AgentFailed
+from forebay.generators.failures import AgentFailed, EngineWaitOver, RolloutFailed
 from forebay.generators.rewards import is_async
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.samples import plain
@@ -32,10 +32,10 @@ Keep = Callable[[str], None]
 async def run_agent(
     agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold, keep: Keep = lambda _: None
 ) -> AgentResult:
-    """What ``agent`` made of ``task``. Raises ``AgentFailed``, or whatever a callable raises.
+    """What ``agent`` made of ``task``. Raises ``AgentFailed``, ``EngineWaitOver``, or whatever a callable raises.
 
-    ``limits.wall_s`` counts while ``hold`` lets engine calls go out. What a command printed goes to ``keep``, however
-    it ended.
+    ``limits.wall_s`` counts while ``hold`` lets engine calls go out and an engine answers. What a command printed goes
+    to ``keep``, however it ended.
     """
     began_s = time.monotonic()
     with span("environment"):
@@ -53,7 +53,7 @@ async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -
     except TimeoutError as error:
         # The agent's own code may raise one too: that is its own failure.
         if limit.expired():
-            raise AgentFailed(f"the agent took longer than {limits.wall_s:g} s") from error
+            raise _stopped(hold, f"the agent took longer than {limits.wall_s:g} s") from error
         raise
     try:
         return plain(returned)
@@ -81,13 +81,19 @@ async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: 
     # Its own measure would count the standstills.
     problem = finished.with_last_words(f"was killed after {limits.wall_s:g} s") if is_over else finished.problem
     if problem:
-        raise AgentFailed(f"the agent {shown(command):.200} {problem}")
+        problem = f"the agent {shown(command):.200} {problem}"
+        raise _stopped(hold, problem) if is_over else AgentFailed(problem)
     return finished.stdout
+
+
+def _stopped(hold: Hold, problem: str) -> RolloutFailed:
+    """Why an agent was stopped; while no engine answers, its own time does not count."""
+    return EngineWaitOver(hold.engine_wait_s) if hold.is_waiting else AgentFailed(problem)
 
 
 @asynccontextmanager
 async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """``asyncio.timeout`` after ``limit_s`` seconds in which engine calls may go out."""
+    """``asyncio.timeout`` after ``limit_s`` seconds of the agent's time, or too many of waiting for an engine."""
     now_s = asyncio.get_running_loop().time
     async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
         yield limit
@@ -111,12 +117,14 @@ async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) ->
 
 
 async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
-    now_s = asyncio.get_running_loop().time
-    while left_s > 0:
+    now_s, wait_left_s = asyncio.get_running_loop().time, hold.engine_wait_s
+    while left_s > 0 and wait_left_s > 0:
         await hold.wait_call()
         began_s = now_s()
         # In short steps: a hold that begins in the middle of one costs the agent no more than that.
-        await asyncio.sleep(min(left_s, LOOK_S))
-        if hold.may_call:
+        await asyncio.sleep(min(left_s, wait_left_s, LOOK_S))
+        if hold.is_waiting:
+            wait_left_s -= now_s() - began_s
+        elif hold.may_call:
             left_s -= now_s() - began_s
     at_limit()

@@ -159,7 +159,7 @@ class ProgressReport:
 class ClosedGroups:
     """One answer of the feed: ids of closed groups, and whether the run was ended.
 
-    ``last``, ``seen`` and ``is_paused`` are what to ask with the next time; ``step`` is where the trainer is.
+    ``last``, ``seen``, ``is_paused`` and ``is_still`` are sent with the next request; ``step`` is where the trainer is.
     """
 
     group_ids: Sequence[str] = field(default_factory=list)
@@ -169,6 +169,8 @@ class ClosedGroups:
     seen: int = 0
     is_paused: bool = False
     """The engines stand still, while they are given other weights say."""
+    is_still: bool = False
+    """The server's deadlines are paused."""
 
 
 class Link(ABC):

@@ -96,7 +96,8 @@ class ServerLink(Link):
         await self._ask(json_call("POST", "progress", body, TIMEOUT_S))
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
-        query = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "wait_s": FEED_WAIT_S}
+        known = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "still": before.is_still}
+        query = {**known, "wait_s": FEED_WAIT_S}
         news = await self._ask(Call("GET", "closed_groups", timeout_s=TIMEOUT_S, query=query))
         return ClosedGroups(
             group_ids=[group["group_id"] for group in news["groups"]],
@@ -105,6 +106,7 @@ class ServerLink(Link):
             step=_step(news),
             seen=int(news.get("seen") or 0),
             is_paused=bool(news.get("paused")),
+            is_still=bool(news.get("still")),
         )
 
     async def recorded(self, key: GroupKey) -> RecordedBodies | None:

@@ -149,7 +149,7 @@ class RolloutJob:
                 self._starter.close_id(group_id)
             self._note_step(news.step)
             self._hold.note_paused(news.is_paused)
-            self._reporter.note_paused(news.is_paused)
+            self._reporter.note_still(news.is_still)
             if news.is_run_over:
                 raise RunGone("the run was stopped")
 

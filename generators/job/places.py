@@ -88,6 +88,7 @@ class MemberParts:
     traces: RolloutTraces
     takes_failed: bool
     """Whether the buffer takes failed samples, and forks."""
+    engine_wait_s: float
 
 
 OpenMember = Callable[[MemberShare, Callable[[bool], None]], AbstractAsyncContextManager[MemberParts]]

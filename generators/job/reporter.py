@@ -56,7 +56,7 @@ class Reporter:
         self._has_no_worker = False
         self._workers: Callable[[], Sequence[WorkerReport]] | None = None
         self._is_held = False
-        self._is_paused = False
+        self._is_still = False
         self._is_count_due = False
         self._changed = asyncio.Event()
         self._idle = IdleReports(self._changed.set)
@@ -97,9 +97,9 @@ class Reporter:
         self._is_held = is_held
         self._note_standstill()
 
-    def note_paused(self, is_paused: bool) -> None:
-        """The engines are paused, or go on, as the server says."""
-        self._is_paused = is_paused
+    def note_still(self, is_still: bool) -> None:
+        """The server's deadlines are paused, or count: for paused engines, say, or an outage that the gateway found."""
+        self._is_still = is_still
         self._run_clock()
 
     def _note_standstill(self) -> None:
@@ -107,7 +107,7 @@ class Reporter:
         self._changed.set()
 
     def _run_clock(self) -> None:
-        self._clock.run(not (self._waiting or self._has_no_worker or self._is_held or self._is_paused))
+        self._clock.run(not (self._waiting or self._has_no_worker or self._is_held or self._is_still))
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Add to what the run counts; reported within 5 s, and at the end."""

@@ -136,7 +136,7 @@ async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> Jo
         ring=ring,
         reporter=reporter,
         clock=clock,
-        hold=Hold(plan.groups_per_step),
+        hold=Hold(plan.groups_per_step, clock, generator.engine_wait_s),
         loads=EngineLoads(generator.num_process, addresses=ring.addresses),
         tracer=_tracer_of(plan.run_id),
         queue_size=generator.queue_size,
@@ -226,7 +226,7 @@ async def _member_parts(
         watch = LoopWatch()
         watch.start(traces.tracer)
         stack.callback(watch.stop)
-        yield MemberParts(ring, runner, writer, traces, link.takes_failed)
+        yield MemberParts(ring, runner, writer, traces, link.takes_failed, generator.engine_wait_s)
 
 
 def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: int) -> Rewarder:

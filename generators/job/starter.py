@@ -5,7 +5,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,14 +119,34 @@ class Starter:
         begun_s = asyncio.get_running_loop().time()
         with self._waits.waiting("queue"):
             await self._when_ready()
-        with self._waits.waiting("engine_wait"):
-            answering = await self._ring.when_up()
-        for url in self._loads.set_engines(answering):
-            self._policy.engine_lost(url)
+        with self._waits.waiting("engine_wait"), suppress(TimeoutError):
+            await self._wait_engine()
         with self._waits.waiting("hold"):
             while self._hold.is_held and self._has_groups:
                 await self.news.wait()
         self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # no policy can start anything meanwhile
+
+    async def _wait_engine(self) -> None:
+        """Raises ``TimeoutError`` if all groups have ended before an engine answers."""
+        async with asyncio.timeout(None) as limit:
+            self._closing = asyncio.get_running_loop().call_later(self._hold.engine_wait_s, self._close_stranded, limit)
+            try:
+                answering = await self._ring.when_up()
+            finally:
+                self._closing.cancel()
+        for url in self._loads.set_engines(answering):
+            self._policy.engine_lost(url)
+
+    def _close_stranded(self, limit: asyncio.Timeout) -> None:
+        """No engine has answered for too long: close the groups that have nothing in flight, now and from now on."""
+        loop = asyncio.get_running_loop()
+        self._closing = loop.call_later(LOOK_AGAIN_S, self._close_stranded, limit)
+        if not self._has_groups:
+            limit.reschedule(loop.time())
+        for group in self._open.unfinished():
+            if group.is_idle:
+                logger.warning("group %s of instance %r is closed: no engine answers", group.group_id, group.key[0])
+                self._open.close_short(group)
 
     async def _wait_expected(self) -> None:
         """Nothing is there to be run, and perhaps nothing will be: no engine is waited for."""

@@ -19,14 +19,14 @@ from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import Message
 from forebay.engines.ring import EngineRing
-from forebay.generators.failures import outcome_of
+from forebay.generators.failures import EngineWaitOver, outcome_of
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollouts.client import make_async_client, make_client
-from forebay.generators.rollouts.engine_calls import CallNames, EngineCalls
+from forebay.generators.rollouts.engine_calls import CallNames, EngineCalls, taken
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
 from forebay.generators.rollouts.rollout import Rollout
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
-from forebay.generators.rollouts.samples import Returned, failed_sample, finished_samples, plain, reward_item
+from forebay.generators.rollouts.samples import Returned, Unbegun, failed_sample, finished_samples, plain, reward_item
 from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,12 @@ class RolloutRunner:
         left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
         while True:
             with trace.active():
-                rollout = await self._begun(group, number, trace, seat)
+                try:
+                    rollout = await self._begun(group, number, trace, seat)
+                except EngineWaitOver as error:
+                    trace.note_outcome(error.outcome)
+                    unbegun = Unbegun(group.plan, trace.uid, number, number, trace.num_attempts - 1)
+                    return [failed_sample(unbegun, error, error.outcome)]
                 async with _ended(rollout):
                     result = await self._attempt(rollout)
                     if isinstance(result, Returned):
@@ -91,7 +96,7 @@ class RolloutRunner:
                 trace.note_outcome(outcome)
                 reason = f"{type(result).__name__}: {result}"
                 logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, rollout.attempt, outcome, reason)
-                if not left[outcome]:
+                if not left[outcome] or isinstance(result, EngineWaitOver):
                     return [failed_sample(rollout, result, outcome)]
                 left[outcome] -= 1
                 seat.preferred = None  # the engine may be why it failed
@@ -104,7 +109,7 @@ class RolloutRunner:
             with trace.attempt.span("queue"):
                 await seat.wait()
         with trace.attempt.span("engine_wait"):
-            member = await self._ring.take(seat.preferred)
+            member = await taken(self._ring, seat.preferred, group.hold.engine_wait_s)
         attempt = trace.num_attempts - 1
         names = CallNames(self._run_id, group, number, attempt)
         calls = EngineCalls(self._ring, member, group, names, trace.attempt, seat)
@@ -115,6 +120,8 @@ class RolloutRunner:
     async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
         result = await self._outcome(rollout)
         # Whatever its function made of that: it may have swallowed the exception, or raised another one.
+        if rollout.calls.wait_over is not None:
+            return rollout.calls.wait_over
         if rollout.calls.is_broken:
             with suppress(Exception):  # a stream that breaks off has told what it could
                 await rollout.end_streams()

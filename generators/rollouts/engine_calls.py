@@ -23,6 +23,7 @@ from forebay.engines.capture.token_cap import TokenCap, was_cut
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
+from forebay.generators.failures import EngineWaitOver
 from forebay.generators.rollouts.call_failures import is_unavailable
 from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
@@ -50,6 +51,8 @@ class EngineCalls:
     def __init__(
         self, ring: EngineRing, member: Member, group: OpenGroup, names: "CallNames", trace: AttemptTrace, seat: Seat
     ) -> None:
+        self.wait_over: EngineWaitOver | None = None
+        """Why no call goes out any more, once no engine has answered for too long."""
         self.group = group
         self.trace = trace
         self.seat = seat
@@ -150,7 +153,7 @@ class EngineCalls:
                 with ended(self.trace.begin("queue", up=turn)):
                     await self.end_calls(self.group.whole_calls)
                     await self.seat.wait()
-            member = await self._ring.take(self.seat.preferred)
+            member = await self._taken(self.seat.preferred)
             self._num_chosen, self.cap = self.seat.num_chosen, TokenCap(self.seat.cap_tokens)
             with self._lock:
                 self._member = member
@@ -208,7 +211,7 @@ class EngineCalls:
     def check(self) -> None:
         """Raise ``GroupClosed`` if the group is closed, or is about to be, and ``RolloutBroken`` after the cap."""
         self._check_group()
-        if self.is_broken:
+        if self.is_broken or self.wait_over is not None:
             raise RolloutBroken(self._names.prefix)
 
     def _check_group(self) -> None:
@@ -250,10 +253,21 @@ class EngineCalls:
         if not self._member.failures:
             return  # another call of the rollout was here before, or the engine is back
         with self.group.working():
-            self._member = await self._ring.take()
+            self._member = await self._taken()
         if self._occupied is not None:
             self._occupied.close()
             self._occupy(self._occupied)
+
+    async def _taken(self, preferred: str | None = None) -> Member:
+        try:
+            return await taken(self._ring, preferred, self.group.hold.engine_wait_s)
+        except EngineWaitOver as error:
+            self.wait_over = error
+            raise RolloutBroken(self._names.prefix) from error  # ends functions that retry on any Exception
+
+    def note_away(self) -> None:
+        """The rollout has found that no engine answers: none begins before one does."""
+        self._ring.failed(self._member)
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
@@ -313,6 +327,15 @@ class EngineCalls:
         key = self._ring.cache_keys.of(url)
         given["extra_key"] = body["extra_key"] = key.beside(body.get("extra_key"))
         return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
+
+
+async def taken(ring: EngineRing, preferred: str | None, limit_s: float) -> Member:
+    """The server that a rollout should talk to now. Raises ``EngineWaitOver``."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await ring.take(preferred)
+    except TimeoutError as error:
+        raise EngineWaitOver(limit_s) from error
 
 
 class CallNames:

@@ -19,6 +19,7 @@ from forebay.engines.capture.call_spans import CallSpan
 from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.ring import Call
 from forebay.generators.buffer_link.abc import GroupKey, Plan, Step
+from forebay.generators.failures import ENGINE_WAIT_S
 from forebay.generators.rollouts.group_age import GroupAge
 
 logger = logging.getLogger(__name__)
@@ -80,16 +81,23 @@ class RolloutLost(Exception):
 class Hold:
     """Counts the complete groups of a step. With ``groups_per_step`` None the run is never held.
 
+    ``clock`` is that of the run's deadlines. While no engine answers, a rollout waits up to ``engine_wait_s``.
     ``on_change`` is called, in the event loop, with True when the run begins to be held and with False when it goes on.
     """
 
-    def __init__(self, groups_per_step: int | None = None) -> None:
+    def __init__(
+        self,
+        groups_per_step: int | None = None,
+        clock: ActiveClock | None = None,
+        engine_wait_s: float = ENGINE_WAIT_S,
+    ) -> None:
         self.on_change: Callable[[bool], None] = lambda _: None
         self.on_news: Callable[[], None] = lambda: None
         """Called after whatever it was told, in the event loop."""
         self.is_held = False
         self._is_paused = False
         self._groups_per_step = groups_per_step
+        self._clock, self.engine_wait_s = clock, engine_wait_s
         self._number = 0
         self._counted: set[str] = set()
         self._calls: WeakSet[CallSpan] = WeakSet()
@@ -131,6 +139,11 @@ class Hold:
     def may_call(self) -> bool:
         """Whether engine calls may go out: the run is not held, and its engines do not stand still."""
         return not (self.is_held or self._is_paused)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether deadlines are paused although calls may go out: no engine answers."""
+        return self.may_call and self._clock is not None and not self._clock.is_running
 
     def note_paused(self, is_paused: bool) -> None:
         """The engines stand still, or go on. What has ended meanwhile is sent all the same."""

@@ -16,6 +16,7 @@ from forebay.generators.rewards import RewardOutcome
 
 if TYPE_CHECKING:
     from forebay.client.sample_writer.outbox import Sample
+    from forebay.generators.rollouts.open_group import GroupPlan
     from forebay.generators.rollouts.rollout import Rollout
 
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
@@ -35,6 +36,17 @@ class RolloutHead(Protocol):
     attempt: int
     rollout_id: str
     prompt: list[Message]
+
+
+class Unbegun:
+    """What the sample of a rollout says that no function ran for, or no worker lives to report."""
+
+    def __init__(self, plan: "GroupPlan", uid: str, number: int, slot: int, attempt: int) -> None:
+        self.uid, self.slot, self.attempt = uid, slot, attempt
+        self.instance_id: InstanceId = plan.row.instance_id
+        self.epoch = plan.epoch
+        self.rollout_id = f"{plan.group_id}-{number:04x}"
+        self.prompt: list[Message] = plan.row.prompt
 
 
 @dataclass(frozen=True)

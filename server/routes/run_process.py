@@ -79,12 +79,12 @@ class ProgressBody(BaseModel):
     short: Keys = []
     """Groups for which no sample comes any more: they are closed with what they have."""
     is_gateway: bool = False
-    """The gateway counts for the run beside its own process."""
+    """The gateway counts, and waits for engines, beside the run's own process."""
 
     def apply(self, run: Run) -> bool:
         """Change ``run`` accordingly; whether anything is different now."""
         reported = {
-            "is_waiting_for_engine": self.waiting_for_engine,
+            "is_gateway_waiting" if self.is_gateway else "is_waiting_for_engine": self.waiting_for_engine,
             "is_held": self.held,
             "num_groups_total": self.num_groups_total,
             "is_last_slot_reported": self.is_last_slot_reported,

@@ -48,6 +48,8 @@ class RunGateway:
                 "the run names no engine", hint="start it with remote_engine_url", field="remote_engine_url"
             )
         url = self._process.start()
+        run.is_gateway_waiting = False  # a run asks again when its gateway has died, and nobody would say so any more
+        self._buffer.get(run.run_id).buffer.update_clock()
         # Each time: a process that asks again may have another payload, or the gateway may have forgotten the run.
         await self._process.register(run.run_id, self._registration(run))
         if run.run_id not in self._watching:

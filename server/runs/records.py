@@ -68,7 +68,7 @@ class RunRecords:
 
         def change(run: Run) -> None:
             run.state, run.process_ended_s = RunState.RUNNING, None
-            run.is_waiting_for_engine = run.is_held = run.is_last_slot_reported = False
+            run.is_waiting_for_engine = run.is_gateway_waiting = run.is_held = run.is_last_slot_reported = False
 
         # Before anybody can see that it runs: from then on its trace is there, for a standstill too.
         self.note_process(run_id, "restarted" if attempt > 1 else "started")
@@ -123,7 +123,7 @@ class RunRecords:
 
         def change(run: Run) -> None:
             run.state, run.reason, run.process_ended_s = state, reason, now_s
-            run.is_waiting_for_engine = run.is_held = False
+            run.is_waiting_for_engine = run.is_gateway_waiting = run.is_held = False
 
         await self._buffer.update(run_id, change)
         self.on_ended(run_id)

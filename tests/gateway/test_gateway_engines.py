@@ -27,14 +27,14 @@ async def test_an_engine_that_is_killed_and_comes_back_is_waited_for() -> None:
             first = await rollout.chat()
             await up.aclose()
             asking = asyncio.create_task(rollout.chat(USER, first["choices"][0]["message"], USER))
-            await eventually(lambda: {"waiting_for_engine": True} in gateway.buffer.reports)
+            await eventually(lambda: {"waiting_for_engine": True, "is_gateway": True} in gateway.buffer.reports)
             assert not asking.done()
             async with engine:
                 await asking
                 told = await rollout.close()
     assert_whole(told["samples"][-1])
     assert (told["num_calls"], told["failures"]) == (2, [])
-    assert {"waiting_for_engine": False} in gateway.buffer.reports
+    assert {"waiting_for_engine": False, "is_gateway": True} in gateway.buffer.reports
 
 
 async def test_a_call_that_no_engine_answers_in_time_is_a_failure_of_the_engine() -> None:

@@ -33,8 +33,8 @@ class MemberJob:
 
     def __init__(self, number: int, plan: Plan, parts: MemberParts, mail: Mailbox) -> None:
         self._number, self._plan, self._parts, self._mail = number, plan, parts, mail
-        self._hold = Hold()
         self._clock = ActiveClock(SystemClock())
+        self._hold = Hold(clock=self._clock, engine_wait_s=parts.engine_wait_s)
         self._rollouts: dict[str, MemberRollout] = {}
         self._tasks: asyncio.TaskGroup
         parts.traces.on_end = self._note_over

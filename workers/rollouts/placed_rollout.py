@@ -10,13 +10,12 @@ import msgspec
 
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.errors import ForebayError
-from forebay.core.ids import InstanceId
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.task_row import Message, TaskRow
+from forebay.core.task_row import TaskRow
 from forebay.engines.capture.sample_fields import HasFields, Recorded
 from forebay.engines.ring import Call
 from forebay.generators.rollouts.open_group import Execution, GroupPlan, OpenGroup
-from forebay.generators.rollouts.samples import failed_sample
+from forebay.generators.rollouts.samples import Unbegun, failed_sample
 from forebay.generators.rollouts.seat import Seat
 from forebay.workers.rollouts.messages import Assignment, RolloutDone, Span
 from forebay.workers.rollouts.placed_worker import PlacedWorker
@@ -132,7 +131,8 @@ class PlacedRollout:
 
     def failed(self, error: ForebayError, slot: int) -> Sample:
         """Its sample, where no worker has come to one."""
-        return failed_sample(_Head(self, slot), error, RolloutOutcome.ENVIRONMENT_FAILURE)
+        unbegun = Unbegun(self.plan, self.uid, self.number, slot, self.attempt)
+        return failed_sample(unbegun, error, RolloutOutcome.ENVIRONMENT_FAILURE)
 
 
 class KilledWorkers(ForebayError):
@@ -151,18 +151,6 @@ class TookTooLong(ForebayError):
 
     def __init__(self) -> None:
         super().__init__("its sample was lost with its worker; made again, it took longer than its group may")
-
-
-class _Head:
-    """What the sample of a rollout says that no worker lives to tell of."""
-
-    def __init__(self, placed: PlacedRollout, slot: int) -> None:
-        row = placed.plan.row
-        self.uid, self.slot, self.attempt = placed.uid, slot, placed.attempt
-        self.instance_id: InstanceId = row.instance_id
-        self.epoch = placed.plan.epoch
-        self.rollout_id = f"{placed.plan.group_id}-{placed.number:04x}"
-        self.prompt: list[Message] = row.prompt
 
 
 def uids_of(calls: Sequence[Call]) -> tuple[list[str], bool]:
