@@ -59,8 +59,6 @@ class Scheduler(BaseModel):
     """What probes are ranked by."""
     cap: Annotated[int | Literal["cut", "own", "none"], BeforeValidator(_read_cap)] = "cut"
     """What a rollout off the heavy engines may sample: 1.5 times the probe at the cut, or its own probe; or tokens."""
-    broken: Literal["again", "continue"] = "again"
-    """What becomes of a rollout at its cap: it runs again on a heavy engine, or goes on there from its tokens."""
     fast_concurrency: float = Field(default=2.0, ge=1, le=1_000)
     """Times its places that an engine which is not heavy takes once the probes are there."""
     options: dict[str, Any] = {}
@@ -71,7 +69,7 @@ SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
     "pull": ("window", "affinity"),
     "static": ("window",),
     "longest-first": ("window", "affinity"),
-    "probe": ("window", "heavy", "top", "by", "cap", "broken", "fast_concurrency"),
+    "probe": ("window", "heavy", "top", "by", "cap", "fast_concurrency"),
 }
 """What the policies that come with Forebay read; others may read all of it."""
 
@@ -82,7 +80,6 @@ HINTS: Mapping[str, str] = {
     "top": "0.2 is the fifth of the groups with the longest probes",
     "by": "what an answer has: tokens, or seconds",
     "cap": "cut is 1.5 times the probe at the cut, own 1.5 times a group's own probe, none no cap at all",
-    "broken": "again runs it once more on a heavy engine, continue goes on there from its tokens",
     "fast_concurrency": "2 lets engines that are not heavy take twice their places once the probes are there",
     "options": "an object, for policies of others",
 }

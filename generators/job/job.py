@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.clock import ActiveClock
@@ -60,8 +59,6 @@ class RolloutJob:
         self._reporter = parts.reporter
         self._hold = parts.hold
         self._policy = parts.policy
-        scheduler = parts.plan.scheduler
-        self._goes_on = scheduler is not None and scheduler.broken == "continue"
         self._deferral = Deferral(parts.plan, lambda: parts.hold.num_counted)
         self._held_back = HeldBack()
         self._feed = GroupFeed(
@@ -158,8 +155,6 @@ class RolloutJob:
     async def _run_rollout(self, group: OpenGroup, trace: RolloutTrace, seat: Seat) -> None:
         """One rollout that was chosen, until its sample is written, or it is broken, or not needed any more."""
         finished = None
-        if self._goes_on:
-            seat.on_wait = partial(self._park, group, seat)
         try:
             finished = await self._finished(group, trace, seat)
             for rollout in self._writable(group, finished):
@@ -168,8 +163,7 @@ class RolloutJob:
                     await self._parts.writer.write(sample)
         finally:
             seat.leave()
-            if not seat.is_waiting:
-                group.leave()
+            group.leave()
             if finished is None and not self._starter.waits_again(seat.rollout):
                 trace.end()
             self._starter.news.notify()
@@ -215,40 +209,15 @@ class RolloutJob:
             finished.used, finished.thrown = cost(attempts, ending), cost(attempts, "aborted")
         else:
             self._reporter.count(cost(attempts, ending))
-        was_parked = self._starter.unpark(seat.rollout)
         if ending == "broken" or ending == "lost":
-            if not was_parked and ending == "broken":
+            if ending == "broken":
                 self._policy.broken(seat.rollout, tokens, seat.seconds)
-            elif not was_parked:
+            else:
                 self._policy.lost(seat.rollout)
             self._starter.wait_again(group, seat.rollout, trace)
             return
         group.note_rollout_ended()
-        end = RolloutEnd(ending, tokens, seat.seconds)
-        if was_parked:  # its policy believes that it waits
-            self._starter.park(seat.rollout, partial(self._end_chosen, end))
-        else:
-            self._policy.ended(seat.rollout, end)
-
-    # --- what goes on at its cap
-
-    def _park(self, group: OpenGroup, seat: Seat) -> None:
-        """A rollout at its cap has given its place up, and waits to be chosen again."""
-        attempts = group.rollouts.get(seat.rollout.number, [])
-        self._policy.broken(seat.rollout, attempts[-1].num_sampled_tokens if attempts else 0, seat.seconds)
-        group.leave()
-        self._starter.park(seat.rollout, partial(self._go_on, group, seat))
-
-    def _go_on(self, group: OpenGroup, seat: Seat, chosen: Seat) -> None:
-        self._reporter.count({"rollouts_continued": 1})
-        group.enter()
-        seat.go_on(chosen)
-
-    def _end_chosen(self, end: RolloutEnd, chosen: Seat) -> None:
-        """A rollout was chosen again that has ended while it waited."""
-        chosen.leave()
-        self._policy.ended(chosen.rollout, end)
-        self._starter.news.notify()
+        self._policy.ended(seat.rollout, RolloutEnd(ending, tokens, seat.seconds))
 
     async def _wait_held(self, trace: RolloutTrace) -> None:
         if self._hold.is_held:

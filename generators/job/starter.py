@@ -82,8 +82,6 @@ class Starter:
         """Chosen while their group was on its way to the buffer; they get the next places."""
         self._again: dict[RolloutKey, tuple[RolloutTrace, SpanHandle]] = {}
         """Broken rollouts, and lost ones, which wait to be chosen once more."""
-        self._parked: dict[RolloutKey, Callable[[Seat], None]] = {}
-        """Rollouts at their caps that go on once they are chosen once more, and what is then to be done."""
         self._num_going = 0
         """Groups that were begun, and have not ended."""
         self._stuck_from_s = math.inf
@@ -187,10 +185,6 @@ class Starter:
     def _start(self, seat: Seat) -> bool:
         """Whether it could be: its group may have closed since."""
         key = seat.rollout
-        if (go_on := self._parked.pop(key, None)) is not None:
-            seat.begin()
-            go_on(seat)
-            return True
         planned = self._feed.begin(key.group)
         if planned is not None:
             announced = self._announced[key.group] = _Announced(planned, [seat])
@@ -285,15 +279,6 @@ class Starter:
             trace.next_attempt(self._hold.step, "lost" if trace.ending == "lost" else "broken")
             self._again[key] = trace, trace.attempt.begin("queue")
 
-    def park(self, key: RolloutKey, go_on: Callable[[Seat], None]) -> None:
-        """A rollout at its cap goes on once its policy chooses it once more: ``go_on`` is told its new place."""
-        self._parked[key] = go_on
-        self.news.notify()
-
-    def unpark(self, key: RolloutKey) -> bool:
-        """A rollout has ended; whether it was parked then."""
-        return self._parked.pop(key, None) is not None
-
     def waits_again(self, key: RolloutKey) -> bool:
         """Whether a rollout does."""
         return key in self._again
@@ -302,7 +287,6 @@ class Starter:
         """Nothing of a group is started any more."""
         self._policy.closed(group.group_id)
         for number in group.numbers:
-            self._parked.pop(RolloutKey(group.group_id, number), None)
             trace, queue = self._again.pop(RolloutKey(group.group_id, number), (None, None))
             if trace is not None and queue is not None:
                 queue.end()

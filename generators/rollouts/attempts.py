@@ -105,9 +105,6 @@ class RolloutRunner:
             trace.next_attempt(group.hold.step)
 
     async def _begun(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> Rollout:
-        if seat.is_waiting:  # the attempt before failed meanwhile
-            with trace.attempt.span("queue"):
-                await seat.wait()
         with trace.attempt.span("engine_wait"):
             member = await taken(self._ring, seat.preferred, group.hold.engine_wait_s)
         attempt = trace.num_attempts - 1
@@ -125,7 +122,7 @@ class RolloutRunner:
         if rollout.calls.is_broken:
             with suppress(Exception):  # a stream that breaks off has told what it could
                 await rollout.end_streams()
-            await rollout.calls.end_calls(rollout.calls.group.calls)
+            await rollout.calls.end_calls()
             raise RolloutBroken(rollout.rollout_id)
         return result
 

@@ -4,23 +4,22 @@ import asyncio
 import concurrent.futures
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import httpx
 import openai
-from msgspec.structs import replace
 
 from forebay.core.ids import attempt_rid_prefix, call_rid
 from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.call_spans import CallSpan, ended
 from forebay.engines.capture.notices import CaptureNotices
 from forebay.engines.capture.request_fields import asking
-from forebay.engines.capture.sampling_params import EngineDefaults, grammar_of
+from forebay.engines.capture.sampling_params import EngineDefaults
 from forebay.engines.capture.token_cap import TokenCap, was_cut
-from forebay.engines.capture.turn import ABORTED, Turn
+from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.ring import Call, EngineRing, Member, Target
 from forebay.generators.failures import EngineWaitOver
@@ -57,8 +56,6 @@ class EngineCalls:
         self.trace = trace
         self.seat = seat
         self.cap = TokenCap(seat.cap_tokens)
-        self._num_chosen = seat.num_chosen
-        self._choosing = asyncio.Lock()
         self.is_broken = False
         """Its cap has ended it: no call goes out any more."""
         self._ring = ring
@@ -111,17 +108,7 @@ class EngineCalls:
     @property
     def is_open(self) -> bool:
         """Whether calls may go out: not while the run is held for its trainer, or its engines stand still."""
-        return self.group.hold.may_call and self._is_key_known and not self._must_wait
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the rollout goes on elsewhere from its tokens at its cap: not once its function has returned."""
-        return self.seat.on_wait is not None and self._occupied is not None
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether it has to be chosen again first."""
-        return self.goes_on and (self.seat.is_waiting or self.cap.is_spent or self._num_chosen != self.seat.num_chosen)
+        return self.group.hold.may_call and self._is_key_known
 
     @property
     def _is_key_known(self) -> bool:
@@ -132,34 +119,12 @@ class EngineCalls:
         if self.is_open:
             return
         with self.group.working():
-            if self._must_wait:
-                await self._wait_chosen(turn)
             if not self.group.hold.may_call:
                 with ended(self.trace.begin("hold", up=turn)):
                     await self.group.hold.wait_call()
             if not self._is_key_known:
                 with ended(self.trace.begin("engine_wait", up=turn)):
                     await self._ring.cache_keys.prepare(self.target.url)
-
-    async def _wait_chosen(self, turn: SpanHandle | None) -> None:
-        """At its cap: give the place up, and return once it is known where the rollout goes on."""
-        async with self._choosing:  # calls side by side move together
-            if not self._must_wait:
-                return
-            if self._num_chosen == self.seat.num_chosen:
-                self.seat.give_up()
-                assert self._occupied is not None
-                self._occupied.close()
-                with ended(self.trace.begin("queue", up=turn)):
-                    await self.end_calls(self.group.whole_calls)
-                    await self.seat.wait()
-            member = await self._taken(self.seat.preferred)
-            self._num_chosen, self.cap = self.seat.num_chosen, TokenCap(self.seat.cap_tokens)
-            with self._lock:
-                self._member = member
-            if self._occupied is not None:
-                self._occupied.close()
-                self._occupy(self._occupied)
 
     def wait_open(self, turn: SpanHandle | None = None) -> None:
         """``when_open`` for a rollout in a thread."""
@@ -177,8 +142,6 @@ class EngineCalls:
         """
         self.check()
         if self.cap.is_spent and is_chat(options):
-            if self.goes_on:  # another call has spent it since
-                raise CutShort
             self.break_off()
         turn = turn or ChatTurn()
         with self._lock:
@@ -220,16 +183,6 @@ class EngineCalls:
 
     # --- at the cap
 
-    def gone_on_with(self, turns: list[Turn], cut_at: int | None, body: Mapping[str, Any]) -> list[Turn]:
-        """The turns of a whole chat; those that the cap has ended as if their engine had aborted them, if they can be
-        gone on with.
-        """
-        if cut_at is None or not self.goes_on or grammar_of(body) is not None:
-            return turns
-        if any(turn.prompt_ids is None or turn.sampled_ids is None for turn in turns):
-            return turns
-        return [replace(turn, finish_reason=ABORTED) if was_cut([turn], cut_at) else turn for turn in turns]
-
     def check_cut(self, turns: Iterable[Turn], cut_at: int | None) -> None:
         """Raise ``RolloutBroken`` if the cap, which allowed ``cut_at`` tokens, has ended a call with these turns."""
         if was_cut(turns, cut_at):
@@ -240,13 +193,13 @@ class EngineCalls:
         if not self.is_broken:
             self.is_broken = True
             if not self._loop.is_closed():
-                asyncio.run_coroutine_threadsafe(self.end_calls(self.group.calls), self._loop)
+                asyncio.run_coroutine_threadsafe(self.end_calls(), self._loop)
         self._check_group()
         raise RolloutBroken(self._names.prefix)
 
-    async def end_calls(self, calls: Callable[[], Iterable[Call]]) -> None:
-        """Have the engines end those of ``calls`` that are this rollout's: so it is known what they have sampled."""
-        await self._ring.stop(lambda: [call for call in calls() if call[1].startswith(self._names.prefix)])
+    async def end_calls(self) -> None:
+        """Have the engines end those of the rollout: so it is known what they have sampled."""
+        await self._ring.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
 
     async def replace_engine(self) -> None:
         """The engine is gone: go on with another one, or wait until one answers."""
@@ -258,9 +211,9 @@ class EngineCalls:
             self._occupied.close()
             self._occupy(self._occupied)
 
-    async def _taken(self, preferred: str | None = None) -> Member:
+    async def _taken(self) -> Member:
         try:
-            return await taken(self._ring, preferred, self.group.hold.engine_wait_s)
+            return await taken(self._ring, None, self.group.hold.engine_wait_s)
         except EngineWaitOver as error:
             self.wait_over = error
             raise RolloutBroken(self._names.prefix) from error  # ends functions that retry on any Exception

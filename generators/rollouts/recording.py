@@ -97,7 +97,6 @@ class CallRecorder:
             body = read_chat(raw.http_response.content)
             turns = [self._drawn(turn) for turn in turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())]
             turns = self._calls.judged(self._key, turns)
-        turns = self._calls.gone_on_with(turns, self._cut_at, self._client_body)
         self._span.end(turns)
         self._rollout.count(turns)
         self._calls.check_cut(turns, self._cut_at)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from forebay.generators.rollouts.rollout import Rollout
 
 Ending = Literal["finished", "failed", "aborted", "broken", "lost"]
-"""Its sample is used; it failed; nobody needed it any more; it came to its cap, and was not gone on with; or the worker
-in which it ran is gone."""
+"""Its sample is used; it failed; nobody needed it any more; it came to its cap; or the worker in which it ran is
+gone."""
 SECOND_NS = 1_000_000_000
 SHORTEST_NS = 1_000_000
 DIGITS = 6

@@ -55,7 +55,6 @@ def scenarios(draw: st.DrawFn, policy: str, leftover: str) -> Scenario:
             window=draw(st.sampled_from([None, 1, 3])),
             heavy=0.5,
             cap=draw(st.sampled_from(["cut", "own", 30])),
-            broken=draw(st.sampled_from(["again", "continue"])),
         ),
         oversampling=_oversampling(leftover, draw(st.integers(1, 3))),
         max_tokens=CAP,

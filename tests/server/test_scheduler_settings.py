@@ -48,7 +48,7 @@ WRONG = [
     ({"policy": "probe", "heavy": TWO.split(",")}, "scheduler.heavy", "every engine"),
     ({"policy": "probe", "cap": "half"}, "scheduler.cap", "cut"),
     ({"policy": "probe", "cap": 0}, "scheduler.cap", "tokens"),
-    ({"policy": "probe", "broken": "sell"}, "scheduler.broken", "again"),
+    ({"policy": "probe", "broken": "continue"}, "scheduler.broken", "Extra inputs are not permitted"),
     ({"policy": "probe", "by": "words"}, "scheduler.by", "tokens"),
     ({"top": 0.3}, "scheduler.top", "'pull' does not read top"),
     ({"policy": "static", "affinity": 2}, "scheduler.affinity", "'static' does not read affinity"),

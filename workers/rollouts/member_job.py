@@ -16,7 +16,6 @@ from forebay.workers.rollouts.messages import (
     EndJob,
     EndRollout,
     EngineChanged,
-    GoOn,
     GrantSlot,
     JobBroken,
     LeadState,
@@ -76,16 +75,14 @@ class MemberJob:
                 self._follow(message)
             case StopCalls():
                 self._tasks.create_task(self._stop(message))
-            case GoOn(uid) | GrantSlot(uid) | EndRollout(uid):
+            case GrantSlot(uid) | EndRollout(uid):
                 if (rollout := self._rollouts.get(uid)) is not None:
                     self._handle_one(rollout, message)
             case _:
                 logger.debug("a message for another job: %r", message)
 
-    def _handle_one(self, rollout: MemberRollout, message: GoOn | GrantSlot | EndRollout) -> None:
-        if isinstance(message, GoOn):
-            rollout.seat.resume(message)
-        elif isinstance(message, GrantSlot):
+    def _handle_one(self, rollout: MemberRollout, message: GrantSlot | EndRollout) -> None:
+        if isinstance(message, GrantSlot):
             self._tasks.create_task(self._write(rollout, message.slot))
         else:
             self._end(rollout, message)

@@ -13,14 +13,7 @@ from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.rollouts.open_group import Execution, GroupPlan, Hold, OpenGroup
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
 from forebay.generators.rollouts.seat import Seat
-from forebay.workers.rollouts.messages import (
-    Assignment,
-    AtCap,
-    GoOn,
-    RolloutDone,
-    RolloutMoved,
-    ToLead,
-)
+from forebay.workers.rollouts.messages import Assignment, RolloutDone, RolloutMoved, ToLead
 
 
 class MemberSeat(Seat):
@@ -38,14 +31,6 @@ class MemberSeat(Seat):
         if self._noted != place:
             self._noted = place
             self._post(RolloutMoved(self._uid, *place))
-
-    def resume(self, message: GoOn) -> None:
-        """The lead has chosen it again."""
-        self.preferred, self.cap_tokens = message.engine, message.cap_tokens
-        self._noted = (message.engine, self._trace.num_attempts - 1)
-        self._is_left = self.is_waiting = False
-        self.num_chosen += 1
-        self._news.notify()
 
 
 @dataclass
@@ -108,14 +93,7 @@ def begin_rollout(
     for name, after, lasted in assignment.waits:
         trace.attempt.add(name, now - assignment.lasted + after, lasted)
     seat = MemberSeat(assignment, planned.group_id, trace, post)
-    if assignment.goes_on:
-        seat.on_wait = lambda: post(AtCap(assignment.uid, _last_tokens(group, assignment.number)))
     return MemberRollout(assignment, group, trace, seat, time.monotonic())
-
-
-def _last_tokens(group: OpenGroup, number: int) -> int:
-    executions = group.rollouts.get(number)
-    return executions[-1].num_sampled_tokens if executions else 0
 
 
 def _num_bytes(samples: Sequence[Sample]) -> int:

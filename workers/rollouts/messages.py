@@ -1,7 +1,7 @@
 """What passes between the lead of a run and its workers: batches of these, as msgpack. No sample is among them.
 
-To a worker: ``BeginJob``, ``EndJob``, ``LeadState``, ``Assignment``, ``GoOn``, ``GrantSlot``, ``EndRollout``,
-``StopCalls``. To the lead: all others.
+To a worker: ``BeginJob``, ``EndJob``, ``LeadState``, ``Assignment``, ``GrantSlot``, ``EndRollout``, ``StopCalls``.
+To the lead: all others.
 """
 
 from typing import Any, Literal
@@ -65,8 +65,6 @@ class Assignment(_Message):
     """Until its group is closed at the latest."""
     engine: str | None
     cap_tokens: int | None
-    goes_on: bool
-    """Whether it waits at its cap to be chosen again, and is not broken there."""
     span: str
     """The id of its attempt in the trace."""
     lasted: int
@@ -74,14 +72,6 @@ class Assignment(_Message):
     waits: list[Span]
     slot: int | None = None
     """To which its sample goes without asking: another copy of it was lost."""
-
-
-class GoOn(_Message):
-    """A rollout that waits at its cap was chosen again."""
-
-    uid: str
-    engine: str | None
-    cap_tokens: int | None
 
 
 class GrantSlot(_Message):
@@ -120,13 +110,6 @@ class RolloutMoved(_Message):
     uid: str
     engine: str | None
     attempt: int
-
-
-class AtCap(_Message):
-    """A rollout waits to be chosen again."""
-
-    uid: str
-    tokens: int
 
 
 class RolloutDone(_Message):
@@ -204,11 +187,10 @@ class RunReturned(_Message):
     trace: str
 
 
-ToWorker = BeginJob | EndJob | LeadState | Assignment | GoOn | GrantSlot | EndRollout | StopCalls
+ToWorker = BeginJob | EndJob | LeadState | Assignment | GrantSlot | EndRollout | StopCalls
 ToLead = (
     JobReady
     | RolloutMoved
-    | AtCap
     | RolloutDone
     | SampleJudged
     | CallsStopped

@@ -10,7 +10,6 @@ from forebay.generators.job.places import JobPlaces, JobSurroundings
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.rollouts.messages import (
-    AtCap,
     BeginJob,
     CallsStopped,
     EngineChanged,
@@ -141,7 +140,7 @@ class PlacedJob:
 
     def take(self, member: PlacedWorker, message: ToLead) -> None:
         match message:
-            case RolloutMoved() | AtCap() | RolloutDone() | SampleJudged():
+            case RolloutMoved() | RolloutDone() | SampleJudged():
                 placed = self._rollouts.get(message.uid)
                 if placed is not None and placed.member is member:
                     self._take_of(placed, message)
@@ -171,12 +170,10 @@ class PlacedJob:
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
-    def _take_of(self, placed: PlacedRollout, message: RolloutMoved | AtCap | RolloutDone | SampleJudged) -> None:
+    def _take_of(self, placed: PlacedRollout, message: RolloutMoved | RolloutDone | SampleJudged) -> None:
         match message:
             case RolloutMoved():
                 self._runner.note_moved(placed, message)
-            case AtCap():
-                self._runner.note_at_cap(placed, message)
             case RolloutDone():
                 placed.note_done(message)
             case SampleJudged():

@@ -67,7 +67,6 @@ class PlacedRollout:
         self,
         engine: str | None,
         cap_tokens: int | None,
-        goes_on: bool,
         left_s: float,
         waited: tuple[str, int, list[Span]],
     ) -> Assignment:
@@ -82,7 +81,6 @@ class PlacedRollout:
             left_s=left_s,
             engine=engine,
             cap_tokens=cap_tokens,
-            goes_on=goes_on,
             span=waited[0],
             lasted=waited[1],
             waits=waited[2],

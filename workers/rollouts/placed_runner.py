@@ -12,7 +12,7 @@ from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, Rollo
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.trace_ids import new_span_id
-from forebay.workers.rollouts.messages import Assignment, AtCap, EndRollout, GoOn, GrantSlot, RolloutDone, RolloutMoved
+from forebay.workers.rollouts.messages import Assignment, EndRollout, GrantSlot, RolloutDone, RolloutMoved
 from forebay.workers.rollouts.placed_rollout import KilledWorkers, PlacedRollout, RemoteExecution, TookTooLong
 from forebay.workers.rollouts.placed_traces import placed_attempt
 from forebay.workers.rollouts.placed_worker import PlacedWorker
@@ -75,9 +75,8 @@ class PlacedRunner:
         attempt = placed_attempt(trace)
         attempt.worker = member.number
         placed.group.note_rollout(placed.number, RemoteExecution())
-        goes_on = seat.on_wait is not None
         left_s = placed.group.deadline_left_s()
-        self._send(placed, member, placed.assignment(engine, seat.cap_tokens, goes_on, left_s, attempt.waited()))
+        self._send(placed, member, placed.assignment(engine, seat.cap_tokens, left_s, attempt.waited()))
         try:
             with placed.standing_for_calls(placed.group):
                 return await asyncio.shield(placed.done)
@@ -121,20 +120,6 @@ class PlacedRunner:
         if placed.seat is not None:
             placed.seat.move(message.engine)
 
-    def note_at_cap(self, placed: PlacedRollout, message: AtCap) -> None:
-        """It waits to be chosen again."""
-        placed.note_tokens(message.tokens)
-        if placed.seat is not None:
-            placed.seat.give_up()
-            self._tasks.start(self._go_on(placed, placed.seat))
-
-    async def _go_on(self, placed: PlacedRollout, seat: Seat) -> None:
-        await seat.wait()
-        engine = seat.preferred or self._around.loads.least()
-        seat.move(engine)
-        if placed.member is not None:
-            placed.member.send(GoOn(placed.uid, engine, seat.cap_tokens))
-
     # --- when a worker dies
 
     def note_lost(self, member: PlacedWorker) -> None:
@@ -170,7 +155,7 @@ class PlacedRunner:
                 self._send(
                     placed,
                     member,
-                    placed.assignment(self._around.loads.least(), None, False, left_s, (new_span_id(), 0, [])),
+                    placed.assignment(self._around.loads.least(), None, left_s, (new_span_id(), 0, [])),
                 )
                 done = await asyncio.shield(placed.done)
             except RolloutLost:

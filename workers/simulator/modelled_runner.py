@@ -118,21 +118,11 @@ class _ModelledRollout:
                 raise GroupClosed(self._group.group_id)
             most = until if self.record.cap is None else min(until, self.record.cap)
             if self.record.sampled >= most:
-                await self._at_cap()
-            elif not self._group.hold.may_call:
+                raise RolloutBroken(self._group.group_id)
+            if not self._group.hold.may_call:
                 await self._group.hold.wait_call()
             elif await self._call(most, limit) == "done" and self.record.sampled < most:
                 return  # its engine has no memory for more
-
-    async def _at_cap(self) -> None:
-        """It goes on at another engine once it is chosen again, or else is broken."""
-        if self._seat.on_wait is None:
-            raise RolloutBroken(self._group.group_id)
-        self._seat.give_up()
-        await self._seat.wait()
-        cap = self._seat.cap_tokens
-        self.record.cap = None if cap is None else self.record.sampled + cap
-        self._go_to(await self._engines.take(self._seat.preferred))
 
     async def _call(self, most: int, limit: int) -> Outcome:
         """Sample on, up to so many tokens in all."""
