@@ -15,7 +15,7 @@ from forebay.buffer.gone_rows import REMEMBERED_SAMPLES
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
-from forebay.buffer.restore import load_run, read_back
+from forebay.buffer.restore import load_run, read_back, side_by_side
 from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
@@ -324,7 +324,7 @@ class Buffer:
 
     async def _load(self) -> None:
         """Load every run, and only then put them all in place: nobody must meet one that is half loaded."""
-        loaded = [await self._loaded(row) for row in await self.store.load_runs()]
+        loaded = await side_by_side(self._loaded, await self.store.load_runs())
         for buffer, windows in sorted(loaded, key=lambda each: each[0].run.started_at_s):
             self._install(buffer, windows)
 

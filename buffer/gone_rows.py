@@ -44,7 +44,7 @@ class GoneRows:
         self.is_complete = True
         """Whether no group of the run is in the store alone."""
         self._run, self._groups, self._batches, self._store = run, groups, batches, store
-        self.remembered_samples = remembered_samples
+        self._remembered_samples = remembered_samples
         self.on_recall: Callable[[], None] = lambda: None
         """Called where something comes back that is to be forgotten again."""
         self._whole: set[InstanceId] = set()
@@ -55,6 +55,11 @@ class GoneRows:
         self.num_holders = 0
         """While there are any, nothing is forgotten."""
         self._is_forgetting = False
+
+    @property
+    def remembered_samples(self) -> int:
+        """How many samples of groups that are done stay in memory: none of a run that has ended."""
+        return 0 if self._run.has_ended else self._remembered_samples
 
     # --- finding them again
 

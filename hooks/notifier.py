@@ -23,12 +23,10 @@ class Notifier:
         self._num_dropped = 0
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to deliver. Needs a running event loop."""
-        self._task = asyncio.create_task(self._run())
-
     def put(self, event: str, payload: dict[str, Any]) -> None:
-        """Queue an event; ``payload`` values that are not JSON go as their ``str``."""
+        """Queue an event; ``payload`` values that are not JSON go as their ``str``. Needs a running event loop."""
+        if self._task is None:  # only now: of thousands of runs, few have anything to deliver
+            self._task = asyncio.create_task(self._run())
         try:
             self._waiting.put_nowait((event, json.dumps(payload, default=str).encode()))
         except asyncio.QueueFull:

@@ -1,9 +1,11 @@
 """Loading users' code: the generator file under its own name, and the installed plugins. Only a hook host does this."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,13 @@ from forebay.hooks.types import Contract
 
 def installed_plugins() -> list[EntryPoint]:
     """The entry points of the group ``forebay``, from metadata alone, one per name."""
+    # Installing a package changes its folder.
+    return _read_plugins(tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.isdir(path)))
+
+
+@lru_cache(maxsize=1)
+def _read_plugins(_: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
+    # Reading the metadata of every installed package takes milliseconds, and each run asks.
     return list({point.name: point for point in entry_points(group=PROJECT)}.values())
 
 

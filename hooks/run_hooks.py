@@ -78,7 +78,6 @@ class HookRunner:
         self._notifier = Notifier(self._deliver)
 
     async def __aenter__(self) -> Self:
-        self._notifier.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

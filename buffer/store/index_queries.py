@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from forebay.buffer.store import index_rows
 from forebay.buffer.store.abc import NEWEST_GROUPS
@@ -14,7 +14,7 @@ from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, START
 from forebay.buffer.store.index_damage import IndexDamaged, checked, words_of_damage
 from forebay.buffer.store.log_records import Position
 from forebay.buffer.store.rows import BatchRow, CheckpointRow, FoundGroup, GroupRow, RunRow, StartRow, StoredSample
-from forebay.core.errors import GroupNotFound
+from forebay.core.errors import ForebayError, GroupNotFound
 from forebay.core.group import LIVE
 from forebay.core.ids import InstanceId
 
@@ -27,6 +27,20 @@ def ask(path: Path, query: Query[ResultT]) -> ResultT:
     # Read-only, and closed after each question: an open reader keeps the WAL from being cut short.
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection, words_of_damage():
         return query(connection)
+
+
+def answers(connection: sqlite3.Connection, queries: Sequence[Query[Any]]) -> list[Any]:
+    """The answer of each query, or the ``ForebayError`` that it raised."""
+
+    def answer(query: Query[Any]) -> Any:
+        try:
+            return query(connection)
+        except ForebayError as error:
+            return error
+        finally:
+            connection.rollback()  # for a query that began a transaction
+
+    return [answer(query) for query in queries]
 
 
 def runs(connection: sqlite3.Connection) -> list[RunRow]:

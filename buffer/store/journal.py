@@ -36,6 +36,8 @@ from forebay.buffer.store.rows import (
 from forebay.buffer.store.send_bodies import Sending
 from forebay.core.errors import StorageFailed
 from forebay.core.ids import InstanceId
+from forebay.core.tasks import TaskSet
+from forebay.core.waiting import finish
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
@@ -66,6 +68,8 @@ class JournalStore(Store):
         """By closed segment; they do not change by themselves."""
         self._removals = Removals()
         self._reading: set[asyncio.Future[Any]] = set()
+        self._questions: list[tuple[index_queries.Query[Any], asyncio.Future[Any]]] = []
+        self._asking = TaskSet()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -99,6 +103,7 @@ class JournalStore(Store):
         finally:
             # In a thread, for a last commit may wait for the disk.
             await asyncio.to_thread(writer.join)
+            await self._asking.drain()
             self._dir.close()
 
     def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
@@ -273,11 +278,11 @@ class JournalStore(Store):
         find = partial(self._find, partial(removal.current_rows, segment=segment))
         try:
             with _as_storage_failed(f"segment {segment} cannot be cleared"):
-                await self._ask(clearing.verify)
+                await self._ask_alone(clearing.verify)
                 # Bodies are read, and appended, a few groups at a time: a segment may be larger than what memory can
                 # spare.
-                for keys in batches(await self._ask(clearing.keys), GROUPS_AT_A_TIME):
-                    additions = await self._ask(partial(clearing.additions, keys=keys))
+                for keys in batches(await self._ask_alone(clearing.keys), GROUPS_AT_A_TIME):
+                    additions = await self._ask_alone(partial(clearing.additions, keys=keys))
                     await asyncio.gather(*(self.append(rows, body) for rows, body in additions))
                 # Last, and in the writer's thread: a row that is found here is still the newest when it is written
                 # again.
@@ -309,6 +314,24 @@ class JournalStore(Store):
         self._removals.end(segment)
 
     async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
+        """The answer of the index. Questions of the same turn of the loop share a thread and a connection."""
+        answer: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._questions.append((query, answer))
+        if len(self._questions) == 1:
+            self._asking.start(self._answer_questions())
+        return await answer
+
+    async def _answer_questions(self) -> None:
+        asked, self._questions = self._questions, []
+        answers: list[Any]
+        try:
+            answers = await self._ask_alone(partial(index_queries.answers, queries=[query for query, _ in asked]))
+        except Exception as error:  # noqa: BLE001 - every `_ask` that waits raises it
+            answers = [error] * len(asked)
+        for (_, future), answer in zip(asked, answers, strict=True):
+            finish(future, answer, answer if isinstance(answer, Exception) else None)
+
+    async def _ask_alone(self, query: index_queries.Query[ResultT]) -> ResultT:
         """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
         with _as_storage_failed(self._unusable):
             for _ in range(REBUILDS):

@@ -27,6 +27,8 @@ TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
 """Statuses that say: the same request is right a little later."""
 LONGEST_RETRY_AFTER_S = 60.0
 CALL_TIMEOUT_S = 30.0
+PAGE_RUNS = 200
+"""Runs that one request for a list of runs asks for."""
 ENDLESS_S = math.inf
 """As ``retry_for_s``: asked again for as long as it takes."""
 JSON_BODY = {"Content-Type": "application/json"}

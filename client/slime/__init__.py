@@ -106,7 +106,7 @@ class Training:
     def _find(self, args: SlimeArgs) -> bool:
         """Attach to the newest run of the name, if it is of the same kind."""
         # Runs come oldest first; an older one of the name was given up for the newer, whatever there is in it.
-        named = [run for run in self._client.runs() if run.name == self._name]
+        named = self._client.runs(self._name)
         if not named or not _is_alike(named[-1], args):
             return False
         self._client.attach(named[-1].run_id)

@@ -86,8 +86,8 @@ def _run(args: SlimeArgs, eval_set: EvalSet) -> str:
     """The id of a run of this set that has finished."""
     with BufferClient(buffer_url(args)) as client:
         name = eval_name(args)
-        for run in client.runs():
-            if run.name == name and run.state in WORKING:  # left by a training that was ended meanwhile
+        for run in client.runs(name):
+            if run.state in WORKING:  # left by a training that was ended meanwhile
                 client.attach(run.run_id)
                 client.stop()
         client.start(**_fields(args, eval_set) | {"name": name})

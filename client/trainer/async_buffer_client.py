@@ -90,9 +90,9 @@ class AsyncBufferClient:
         """As ``BufferClient.attach``."""
         return await self._run(self._reading.attach(run_id))
 
-    async def runs(self) -> list[RunStats]:
+    async def runs(self, name: str | None = None) -> list[RunStats]:
         """As ``BufferClient.runs``."""
-        return await self._run(self._reading.runs())
+        return await self._run(self._reading.runs(name))
 
     async def stats(self) -> RunStats:
         """As ``BufferClient.stats``."""

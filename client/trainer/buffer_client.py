@@ -134,9 +134,9 @@ class BufferClient:
         """
         return self._run(self._reading.attach(run_id))
 
-    def runs(self) -> list[RunStats]:
-        """Every run of the server, oldest first."""
-        return self._run(self._reading.runs())
+    def runs(self, name: str | None = None) -> list[RunStats]:
+        """Every run of the server, or every run with this ``name``, oldest first."""
+        return self._run(self._reading.runs(name))
 
     def stats(self) -> RunStats:
         """The run in numbers."""

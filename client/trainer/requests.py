@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from forebay.client.calls.flow import (
     CALL_TIMEOUT_S,
+    PAGE_RUNS,
     Call,
     Flow,
     Json,
@@ -131,9 +133,16 @@ class Reading:
         self.run_id = stats.run_id
         return stats
 
-    def runs(self) -> Flow[list[RunStats]]:
-        """Every run of the server, oldest first."""
-        return msgspec.convert((yield from self._ask("GET", "v1/runs"))["runs"], list[RunStats])
+    def runs(self, name: str | None = None) -> Flow[list[RunStats]]:
+        """Every run of the server, or every run with this name, oldest first."""
+        query: Json = {"limit": PAGE_RUNS} | ({} if name is None else {"name": name})
+        found: list[Json] = []
+        while True:
+            page = (yield from self._ask("GET", f"v1/runs?{urlencode(query)}"))["runs"]
+            found += page
+            if len(page) < PAGE_RUNS:
+                return msgspec.convert(found[::-1], list[RunStats])
+            query["before"] = page[-1]["run_id"]
 
     def stats(self) -> Flow[RunStats]:
         """The run in numbers."""

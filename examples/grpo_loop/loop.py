@@ -99,7 +99,7 @@ class Loop:
 
 def attach(client: BufferClient, folder: Path, engine_url: str, step: int, options: argparse.Namespace) -> None:
     """Go on with the run of this folder, or start it. One that is over is started anew, if no step came of it."""
-    mine = [run for run in client.runs() if run.name == RUN_NAME]
+    mine = client.runs(RUN_NAME)
     if mine and (step or mine[-1].state not in OVER):
         client.attach(mine[-1].run_id)
         return

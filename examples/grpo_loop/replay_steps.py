@@ -56,7 +56,7 @@ def _replayed(options: argparse.Namespace) -> Iterator[BufferClient]:
     """A server on the loop's data, and a client of a run that replays the steps."""
     first, last = options.steps
     with Children() as children, BufferClient(Services(options.dir, children).start_server()) as client:
-        source = [run.run_id for run in client.runs() if run.name == RUN_NAME][-1]
+        source = client.runs(RUN_NAME)[-1].run_id
         client.start(name="replayed-steps", replay={"source": source, "steps": f"{first}-{last}"})
         yield client
 

@@ -69,7 +69,21 @@ class ServerClient:
 
     def find_run(self, run: str) -> dict[str, Any]:
         """The run with this id or name, or with the only one that begins so: see ``pick_run``, also for its errors."""
-        return pick_run(self.get("/v1/runs")["runs"], run)
+        # Of runs with other names, the newest are enough for the names that an error suggests.
+        found = (self.runs(prefix=run) if run else []) or self.get("/v1/runs")["runs"]
+        return pick_run(found[::-1], run)
+
+    def runs(self, **query: str) -> list[dict[str, Any]]:
+        """Every run that ``query`` selects, newest first."""
+        from forebay.client.calls.flow import PAGE_RUNS
+
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.get("/v1/runs", limit=PAGE_RUNS, **query)["runs"]
+            found += page
+            if len(page) < PAGE_RUNS:
+                return found
+            query["before"] = page[-1]["run_id"]
 
     def _ask(self, call: "Call") -> dict[str, Any]:
         from forebay.client.calls.flow import decoded

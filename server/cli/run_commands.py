@@ -20,6 +20,8 @@ from forebay.server.cli.output import (
 )
 from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
 
+NEWEST = 100
+"""Runs that are listed without ``--all``."""
 MOST_LINES = 10_000
 """As many as the server gives."""
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run, or the beginning of one.")]
@@ -36,15 +38,19 @@ def status(
     ] = "",
     url: Url = DEFAULT_URL,
     token: Token = "",
+    lists_all: Annotated[bool, typer.Option("--all", help="List every run, not only the newest 100.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the server's runs, or one of them."""
+    """Show the server's newest runs, or one of them."""
     if run is None and (uid or log_lines):
         flag = "--agent" if uid else "--log"
         raise InvalidInput(f"{flag} is of one run, and none is given", hint=f"forebay status RUN {flag} …")
     with ServerClient(url, token) as server:
         if run is None:
-            _show_all(server.get("/v1/runs"), as_json)
+            reply = server.get("/v1/runs", limit=NEWEST)
+            if lists_all:
+                reply["runs"] = server.runs()
+            _show_all(reply, as_json)
             return
         view = server.find_run(run)
         if uid:
@@ -84,6 +90,8 @@ def _show_all(reply: dict[str, Any], as_json: bool) -> None:
         _show_table(reply["runs"])
     else:
         echo("no run was started yet")
+    if len(reply["runs"]) == NEWEST:
+        echo("older runs are listed by `forebay status --all`")
     show_storage(reply["storage"])
 
 

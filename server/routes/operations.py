@@ -1,7 +1,8 @@
 """Health and metrics."""
 
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, Response
@@ -18,6 +19,7 @@ from forebay.server.views import alarm_view
 from forebay.telemetry.metrics import Snapshot
 
 Server = Annotated[Services, Depends(services_of)]
+K = TypeVar("K", bound=Hashable)
 
 router = APIRouter(tags=["operations"])
 
@@ -75,15 +77,24 @@ async def metrics(services: Server) -> Response:
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+def _total(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
+    total = Counter[K]()
+    for each in filter(None, counts):  # of thousands of runs most have nothing to add
+        total.update(each)
+    return total
+
+
 def snapshot(buffer: Buffer, upkeep: TraceUpkeep) -> Snapshot:
     """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
     # By no run's name: Prometheus keeps a series for each value of a label that it has ever seen.
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
-    counts = sum((entry.buffer.counts for entry in entries), Counter())
-    run_counts = sum((entry.run.counts for entry in entries), Counter[str]())
-    outcomes = sum((entry.buffer.outcomes for entry in entries), Counter())
-    reasons = sum((each.discard_reasons for each in groups), Counter())
+    counts = _total(entry.buffer.counts for entry in entries)
+    tallies = [tally for entry in entries for tally in (entry.run.tally, entry.run.gateway_tally)]
+    run_counts = +_total(part for tally in tallies for part in (tally.earlier, tally.current))
+    outcomes = _total(entry.buffer.outcomes for entry in entries)
+    reasons = _total(each.discard_reasons for each in groups)
+    dropped = upkeep.dropped
     stats = buffer.store.stats()
     oldest_s = max((oldest_age_s(entry.buffer) for entry in entries), default=0.0)
     return {
@@ -94,7 +105,7 @@ def snapshot(buffer: Buffer, upkeep: TraceUpkeep) -> Snapshot:
         "forebay_rows_cut": {(): counts["rows_cut"]},
         "forebay_groups_discarded": {(reason,): number for reason, number in reasons.items()},
         "forebay_rollout_seconds": {(phase,): seconds for phase, seconds in upkeep.seconds.items()},
-        "forebay_trace_dropped": {(what,): upkeep.dropped[what] for what in ("spans", "summaries")},
+        "forebay_trace_dropped": {(what,): dropped[what] for what in ("spans", "summaries")},
         "forebay_groups": {(state.value,): sum(each.states[state] for each in groups) for state in GroupState},
         "forebay_groups_idle": {(): sum(len(each.idle) for each in groups)},
         "forebay_oldest_open_group_seconds": {(): round(oldest_s, 3)},

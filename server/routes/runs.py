@@ -2,6 +2,7 @@
 
 import asyncio
 from enum import Enum
+from itertools import dropwhile, islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -27,10 +28,25 @@ async def start(request: Request, services: Server) -> dict[str, Any]:
 
 
 @router.get("/runs", tags=RUNS)
-async def list_runs(services: Server) -> dict[str, Any]:
-    """Every run, oldest first, and what is stored of all of them."""
+async def list_runs(
+    services: Server,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    before: str = "",
+    name: str | None = None,
+    prefix: str = "",
+) -> dict[str, Any]:
+    """A page of runs, newest first, and what is stored of all; ``before`` is the last ``run_id`` of the page before.
+
+    ``name`` selects the runs with this name, ``prefix`` those whose id or name begins with it.
+    """
+    runs = iter([entry.run for entry in reversed(services.buffer.entries)])
+    if before:
+        last = services.buffer.get(before).run
+        runs = islice(dropwhile(lambda run: run is not last, runs), 1, None)
+    named = (run for run in runs if name in (None, run.name))
+    found = (run for run in named if run.run_id.startswith(prefix) or run.name.startswith(prefix))
     return {
-        "runs": [_view(entry.run.run_id, services) for entry in services.buffer.entries],
+        "runs": [_view(run.run_id, services) for run in islice(found, limit)],
         "storage": storage_view(services.buffer.store.stats(), services.retention),
     }
 

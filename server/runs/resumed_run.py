@@ -32,7 +32,7 @@ async def find_run(
     """
     # A list is held against all that a run has reported: without one, nothing of it is looked at.
     async with AsyncExitStack() as held:
-        for each in buffer.entries if request.listed else ():
+        for each in [entry for entry in buffer.entries if request.listed and _is_alike(entry.run, request)]:
             await held.enter_async_context(each.buffer.gone.everything())
         entry = await _find_resumable(buffer, contents, request, name, origin)
     if entry is None or keeps_deliveries(request, origin):

@@ -9,7 +9,7 @@ from forebay.buffer.deadlines import Deadlines
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
 from forebay.core.run import RunState
-from tests.buffer.buffer_kit import end_process, fill, make_run, open_buffer, read, states, take
+from tests.buffer.buffer_kit import end_process, fill, make_run, open_buffer, read, states, take, write
 
 NUM_ENDED = 20
 
@@ -76,6 +76,24 @@ async def test_a_lease_of_an_ended_run_still_expires(store: Store, clock: Manual
         visits.clear()
         await ticks(buffer)
         assert not visits
+
+
+async def test_what_is_over_leaves_memory_at_the_end_and_is_still_known(store: Store) -> None:
+    async with open_buffer(store) as buffer:
+        entry = await buffer.add(make_run("ended"))
+        await write(entry, instance_id="taken", uid="first", reward=0.0)
+        await write(entry, instance_id="taken", uid="second")
+        await take(entry)
+        await ticks(buffer)
+        assert set(states(entry)) == {("taken", 0)}
+        await end_process(buffer, "ended", RunState.STOPPED)
+        await ticks(buffer)
+        assert not states(entry)
+        assert entry.buffer.groups.states["acked"] == 1
+        await entry.buffer.gone.look_up([("taken", 0)])
+        assert (await write(entry, instance_id="taken", epoch=0, slot=0, uid="first")).is_duplicate
+        await ticks(buffer)
+        assert not states(entry)
 
 
 async def test_what_is_acknowledged_after_the_end_leaves_memory(store: Store, visits: Counter[str]) -> None:

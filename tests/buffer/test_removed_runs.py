@@ -39,7 +39,7 @@ async def test_the_source_of_a_replay_stays_until_its_end(store: Store) -> None:
         buffer.sources["source"] += 1
         with pytest.raises(Conflict, match="is being replayed"):
             await retention.remove_run("source", no_files)
-        assert len(states(buffer.get("source"))) == 2
+        assert len(await store.load_groups("source")) == 2
         buffer.sources["source"] -= 1
         await retention.remove_run("source", no_files)
         with pytest.raises(RunNotFound):

@@ -43,7 +43,7 @@ def test_a_start_with_a_wrong_parameter_is_refused_and_names_it(
     before = server.client.get("/v1/runs").json()
     for path in ("/s/wrong/start_rollout", "/v1/runs"):
         assert_error(server.client.post(path, json=start_body(**changes)), 422, "invalid_input", field)
-    assert server.client.get("/v1/runs").json()["runs"][len(before["runs"]) :] == []
+    assert server.client.get("/v1/runs").json()["runs"][:1] == before["runs"][:1]
 
 
 def test_an_unknown_task_type_is_a_400_that_lists_the_known_ones(server: ServerProcess) -> None:

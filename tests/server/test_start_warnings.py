@@ -119,7 +119,7 @@ def test_a_built_in_task_without_an_engine_is_a_422_that_names_the_flag(
         assert f"task type {task_type!r} needs an engine" in error["message"]
         assert "--engine-url" in error["hint"]
         assert "remote_engine_url" in error["hint"]
-    assert len(server.client.get("/v1/runs").json()["runs"]) == len(before)
+    assert server.client.get("/v1/runs").json()["runs"][:1] == before[:1]
 
 
 def test_the_command_line_shows_the_flag_that_is_missing(

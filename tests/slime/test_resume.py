@@ -69,7 +69,7 @@ def run_of(server: ServerProcess, trainer: SlimeTrainer) -> SlimeRun:
 def started(server: ServerProcess, stream: str) -> list[str]:
     """The runs that were started on a stream."""
     runs = server.client.get("/v1/runs").json()["runs"]
-    return [run["run_id"] for run in runs if stream.endswith(f"/s/{run['name']}")]
+    return [run["run_id"] for run in reversed(runs) if stream.endswith(f"/s/{run['name']}")]
 
 
 def wait_for_samples(run: SlimeRun, num: int) -> None:

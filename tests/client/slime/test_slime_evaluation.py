@@ -38,7 +38,7 @@ def test_evaluation_is_a_run_of_its_own_in_which_every_sample_counts(
     assert "'stop': ['!']" in told["samples"][0].response
     assert output.metrics == {"eval/exam/failed_samples": 3}
     runs = slime_server.client.get("/v1/runs").json()["runs"]
-    assert [run["state"] for run in runs if run["name"] == name] == ["stopped", "finished"]
+    assert [run["state"] for run in runs if run["name"] == name] == ["finished", "stopped"]
 
 
 def test_a_pass_rate_counts_whole_groups(args: Any, exam: Callable[..., str]) -> None:

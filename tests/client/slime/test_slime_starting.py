@@ -21,7 +21,7 @@ from tests.kit import Json, ServerProcess, poll_until
 def started(slime_server: ServerProcess, args: Any) -> Callable[[], list[Json]]:
     def runs() -> list[Json]:
         everything: list[Json] = slime_server.client.get("/v1/runs").json()["runs"]
-        return [run for run in everything if run["name"] == args.rollout_buffer_name]
+        return [run for run in reversed(everything) if run["name"] == args.rollout_buffer_name]
 
     return runs
 
@@ -73,7 +73,7 @@ def test_where_the_data_is_gone_a_training_from_nothing_gets_another_run_and_a_m
         generate(args, 1)
     assert instances(generate(args, 0)) == ["a", "b"]
     runs = server.client.get("/v1/runs").json()["runs"]
-    assert [run["checkpoints"] for run in runs] == [[0, 1, 2, 3], [0]]
+    assert [run["checkpoints"] for run in runs] == [[0], [0, 1, 2, 3]]
 
 
 def test_trainings_are_told_apart_by_where_they_save(slime_server: ServerProcess) -> None:
