@@ -54,7 +54,6 @@ class RecordingMade(msgspec.Struct, kw_only=True):
     num_bytes: int = 0
     """Of all bodies, before they are compressed."""
     left_out: list[LeftOutGroup] = []
-    num_code_files: int = 0
 
 
 class Frames:

@@ -15,7 +15,7 @@ from forebay.replay.errors import RecordingDamaged
 
 APPLICATION_ID = 0x46425231
 """``FBR1``: tells a recording from any other database."""
-VERSION = 1
+VERSION = 2
 SUFFIX = ".fbr"
 MAX_BODY_BYTES = 1 << 30
 """Of what a frame holds. A file of a few MB may promise any size: it is looked at before there is room for it."""
@@ -36,12 +36,6 @@ CREATE TABLE calls (
   began_s REAL NOT NULL, UNIQUE (lane, digest, nth));
 """
 """``json`` columns are UTF-8 JSON; ``body``, ``request`` and ``parts`` are zstandard frames with a checksum."""
-CODE_TABLE = """
-CREATE TABLE code (
-  number INTEGER PRIMARY KEY, start INTEGER NOT NULL, path TEXT NOT NULL, num_bytes INTEGER NOT NULL,
-  checksum BLOB NOT NULL, content BLOB NOT NULL, UNIQUE (start, path))
-"""
-"""Of a run that was exported with its code; other files do not have it. ``content`` is such a frame, too."""
 
 SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 FIRST_STEPS, STEPS_PER_BYTE, STEPS_AT_ONCE = 1_000_000, 4, 10_000
@@ -75,7 +69,6 @@ class RecordingTable(NamedTuple):
 META = RecordingTable("meta", ("name", "json"))
 GROUPS = RecordingTable("groups", ("number", "group_id", "num_rows", "json"))
 SAMPLES = RecordingTable("samples", ("seq", "group_id", "slot", "fork", "uid", "num_bytes", "json"))
-CODE = RecordingTable("code", ("number", "start", "path", "num_bytes"))
 BATCHES = RecordingTable("batches", ("number", "step", "checkpoint_step", "json"))
 
 
@@ -154,7 +147,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     except sqlite3.DatabaseError as error:
         raise RecordingDamaged(f"{path.name} is no recording: {error}", hint=WHAT_MAKES_ONE) from None
     if application == APPLICATION_ID and version != VERSION:
-        hint = "read it with the version of Forebay that wrote it, or with a later one"
+        hint = "export or record it again, or read it with the version of Forebay that wrote it"
         raise RecordingDamaged(f"{path.name} has format {version}, and this Forebay knows {VERSION}", hint=hint)
     stranger = _stranger(connection) if application == APPLICATION_ID else ""
     if stranger or application != APPLICATION_ID:
@@ -181,7 +174,7 @@ def _latin(raw: bytes) -> str:
 def _entries() -> frozenset[tuple[object, ...]]:
     """What the schema of a recording may have."""
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(f"{TABLES}{CODE_TABLE}")
+        connection.executescript(TABLES)
         connection.text_factory = _latin
         return frozenset(connection.execute(SCHEMA))
 

@@ -18,8 +18,6 @@ from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleReco
 from forebay.replay.recording_reader import LeftOutGroup, RecordingMade
 from forebay.replay.recording_schema import (
     BATCHES,
-    CODE,
-    CODE_TABLE,
     GROUPS,
     MAX_BODY_BYTES,
     META,
@@ -109,16 +107,6 @@ class RecordingWriter:
             self._connection.execute(BATCHES.insertion(), (*values, checksum(values)))
         self.made.num_batches += 1
         self.made.last_batch = max(self.made.last_batch, batch.number)
-
-    def add_code(self, start: int, path: str, content: bytes) -> None:
-        """Write a file of the code that judged the run: ``path`` below the folder of that start."""
-        number = self.made.num_code_files + 1
-        values = (number, start, path, len(content))
-        with self._disk():
-            if number == 1:
-                self._connection.execute(CODE_TABLE)
-            self._connection.execute(CODE.insertion("content"), (*values, checksum(values), self._compress(content)))
-        self.made.num_code_files = number
 
     def _drop_samples(self) -> None:
         """Those that came since the last group. Their pages are used for others."""

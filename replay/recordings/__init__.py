@@ -2,5 +2,4 @@
 
 ``recording_stream`` brings a run from its server into a file.
 ``recording`` is a file as its users open it, and finds what of it is damaged. ``recording_differences`` compares two.
-``recorded_code`` is the code in a file, and ``code_folders`` writes it out, and finds what of a run's goes into a file.
 """

@@ -17,7 +17,6 @@ from forebay.replay.recording_reader import RecordingMade, RecordingReader
 from forebay.replay.recording_rows import Damage
 from forebay.replay.recording_schema import META, SAMPLES
 from forebay.replay.recording_seal import DIFFERS, seal_problem
-from forebay.replay.recordings.recorded_code import CodeFile, code_content, code_files
 
 MOST_PAGE_PROBLEMS = 20
 CALLS_PER_LOOK = 16
@@ -74,17 +73,9 @@ class Recording(RecordingReader):
             elif each not in self.damage:
                 self.damage.append(each)
 
-    def code(self) -> list[CodeFile]:
-        """The files of code that can be read, by starts; ``damage`` gets the others. None, unless exported with it."""
-        return code_files(self)
-
-    def code_content(self, file: CodeFile) -> bytes:
-        """What is in one of ``code``. Raises ``RecordingDamaged``."""
-        return code_content(self, file)
-
     def verify(self) -> list[Damage]:
         """Read all of it; everything that is not what was written, each once."""
-        parts = (_file, _pages, _meta, _groups, _bodies, _code, _calls)
+        parts = (_file, _pages, _meta, _groups, _bodies, _calls)
         return list(dict.fromkeys(damage for part in parts for damage in _guarded(part(self))))
 
 
@@ -161,16 +152,6 @@ def _bodies(recording: RecordingReader) -> Iterator[Damage]:
             yield Damage.of(error, f"samples {each[0]}")
     if seen < num and not is_named:
         yield Damage("samples", f"{seen} of {num} rows are there")
-
-
-def _code(recording: RecordingReader) -> Iterator[Damage]:
-    files = code_files(recording)
-    yield from recording.damage
-    for file in files:
-        try:
-            code_content(recording, file)
-        except ForebayError as error:
-            yield Damage.of(error, f"code {file.number}")
 
 
 def _calls(recording: RecordingReader) -> Iterator[Damage]:

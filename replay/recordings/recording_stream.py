@@ -1,9 +1,8 @@
 """A recording on its way from a server: frames, each with its length in front, as 4 bytes, little-endian.
 
-The first is a ``StreamRun``. Then comes code, if it was asked for, of each file a ``StreamCode`` and its content. Then
-come groups: of each its samples, a ``StreamSample`` and its body as it was stored, and behind them a ``StreamGroup``;
-then each ``StreamBatch``, and a ``StreamEnd``. Where the server cannot go on, a ``StreamFailure`` is last. All but the
-bodies and the code are JSON objects with a ``type``.
+The first is a ``StreamRun``. Then come groups: of each its samples, a ``StreamSample`` and its body as it was stored,
+and behind them a ``StreamGroup``; then each ``StreamBatch``, and a ``StreamEnd``. Where the server cannot continue, a
+``StreamFailure`` is last. All but the bodies are JSON objects with a ``type``.
 """
 
 import struct
@@ -29,13 +28,6 @@ class StreamRun(msgspec.Struct, tag="run"):
 
     run: RunRecord
     steps: str = ""
-
-
-class StreamCode(msgspec.Struct, tag="code"):
-    """A file of the code of one start of the run, by its path below that start's folder. The next frame is it."""
-
-    start: int
-    path: str
 
 
 class StreamSample(msgspec.Struct, tag="sample"):
@@ -70,7 +62,7 @@ class StreamFailure(msgspec.Struct, tag="error"):
     hint: str
 
 
-Message = StreamRun | StreamCode | StreamSample | StreamGroup | StreamBatch | StreamEnd | StreamFailure
+Message = StreamRun | StreamSample | StreamGroup | StreamBatch | StreamEnd | StreamFailure
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
@@ -93,8 +85,8 @@ class RecordingDownload:
         self._path = path
         self._stack = ExitStack()
         self._pending = bytearray()
-        self._awaited: StreamSample | StreamCode | None = None
-        """Whose bytes the next frame is."""
+        self._awaited: StreamSample | None = None
+        """Whose body the next frame is."""
         self._writer: RecordingWriter | None = None
         self._is_whole = False
 
@@ -129,10 +121,7 @@ class RecordingDownload:
     def _take(self, content: bytes) -> None:
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, None
-            if isinstance(awaited, StreamSample):
-                self._open.add_sample(awaited.sample, content)
-            else:
-                self._open.add_code(awaited.start, awaited.path, content)
+            self._open.add_sample(awaited.sample, content)
             return
         try:
             message = _decode(content)
@@ -141,7 +130,7 @@ class RecordingDownload:
         match message:
             case StreamRun(run, steps):
                 self._writer = self._stack.enter_context(RecordingWriter(self._path, run, steps=steps))
-            case StreamSample() | StreamCode():
+            case StreamSample():
                 self._awaited = message
             case StreamGroup(group, left_out):
                 self._open.add_group(group, left_out)

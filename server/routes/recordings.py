@@ -1,6 +1,5 @@
 """A run as a recording, for ``forebay recording export``."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, NamedTuple
@@ -15,11 +14,9 @@ from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_gr
 from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_secrets import without_secrets
-from forebay.replay.recordings.code_folders import PlainFile, plain_files, read_plain
 from forebay.replay.recordings.recording_stream import (
     RECORDING_TYPE,
     StreamBatch,
-    StreamCode,
     StreamEnd,
     StreamFailure,
     StreamGroup,
@@ -46,22 +43,18 @@ class _Export(NamedTuple):
     steps: str
     groups: Sequence[GroupRecord]
     batches: Sequence[BatchRecord]
-    code: Sequence[PlainFile]
     left_out: dict[str, str]
     """By id, the groups of which a body cannot be read, and why."""
 
 
 @router.get("/recording", response_class=StreamingResponse, responses={200: {"content": {RECORDING_TYPE: {}}}})
-async def recording(run_id: str, services: Server, steps: str | None = None, code: bool = False) -> StreamingResponse:
-    """The run with its groups, samples, bodies and batches, as frames; with ``steps`` (``50-60,70``) those of these.
-
-    With ``code`` also the server's copies of the code that judged it.
-    """
-    export = await _prepared(services, run_id, steps, has_code=code)
+async def recording(run_id: str, services: Server, steps: str | None = None) -> StreamingResponse:
+    """The run with its groups, samples, bodies and batches, as frames; with ``steps`` (``50-60,70``) those of these."""
+    export = await _prepared(services, run_id, steps)
     return StreamingResponse(_frames(export), media_type=RECORDING_TYPE)
 
 
-async def _prepared(services: Services, run_id: str, steps: str | None, *, has_code: bool) -> _Export:
+async def _prepared(services: Services, run_id: str, steps: str | None) -> _Export:
     """Raises ``RunNotFound``, ``InvalidInput``, ``NotRecorded`` and ``BodiesGone``, before anything is sent."""
     buffer = services.buffer
     source = JournalSource(buffer.get(run_id).run, buffer.store)
@@ -71,18 +64,15 @@ async def _prepared(services: Services, run_id: str, steps: str | None, *, has_c
         batches = chosen_batches(batches, ranges)
         groups = chosen_groups(groups, batches, ranges)
         steps = ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
-    code = await asyncio.to_thread(plain_files, services.runs.code_copies(run_id)) if has_code else []
     async with services.sources.kept(run_id):
         await check_bodies(source, groups)
-    return _Export(services.sources, source, steps or "", groups, batches, code, {})
+    return _Export(services.sources, source, steps or "", groups, batches, {})
 
 
 async def _frames(export: _Export) -> AsyncIterator[bytes]:
     async with export.sources.kept(export.source.run.run_id):
         yield frame(StreamRun(without_secrets(export.source.run), export.steps))
         try:
-            for file in export.code:
-                yield frame(StreamCode(file.start, file.path)) + frame(await asyncio.to_thread(read_plain, file))
             # By their numbers, as a file has them, and not as they went out: the batches tell that.
             groups = sorted(export.groups, key=lambda group: group.number)
             for first in range(0, len(groups), GROUPS_PER_LOOK):

@@ -11,7 +11,6 @@ from forebay.core.run import Run
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.generators.process.agent_logs import read_agent_log
 from forebay.generators.process.code_copy import (
-    code_folder,
     copied_module,
     copy_code,
     copy_copy,
@@ -78,11 +77,6 @@ class RunFolders:
             await _in_thread(copy_code, Path(run.generator_path), run_dir)
         except OSError as error:
             raise _refusal(Path(run.generator_path), run_dir, error) from error
-
-    def code_copies(self, run: Run) -> list[tuple[int, Path]]:
-        """The number of each start that has its copy of the generator, and the folder of that."""
-        starts = ((number, self._of_start(run.run_id, number)) for number in range(1, run.num_starts + 1))
-        return [(number, code_folder(start)) for number, start in starts if has_code(start)]
 
     def has_code(self, run: Run) -> bool:
         """Whether any start of the run has its copy of the generator."""

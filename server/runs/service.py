@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from forebay.buffer import write
@@ -321,10 +320,6 @@ class RunService:
         """Remove an ended run, its files as well. Raises as ``Retention.remove_run``."""
         async with self._launches.lock(run_id):  # no other start resumes it meanwhile
             await retention.remove_run(run_id, self._parts.folders.remove)
-
-    def code_copies(self, run_id: str) -> list[tuple[int, Path]]:
-        """By starts, the folders with the run's copies of its code. Raises ``RunNotFound``."""
-        return self._parts.folders.code_copies(self._buffer.get(run_id).run)
 
     async def log_tail(self, run_id: str, num_lines: int) -> list[str]:
         """The last lines that the run's processes printed. Raises ``RunNotFound``."""

@@ -24,10 +24,6 @@ def export(
     steps: Annotated[
         str, typer.Option("--steps", metavar="A-B,C", help="Only the groups of the batches of these steps.")
     ] = "",
-    code: Annotated[
-        bool,
-        typer.Option("--code", help="Also the server's copies of the code that judged the run: secrets may be in it."),
-    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
@@ -41,7 +37,7 @@ def export(
     from forebay.server.cli.recordings.recording_summary import counts
 
     with ServerClient(url, token) as server:
-        made = export_run(server, run, file, steps, has_code=code)
+        made = export_run(server, run, file, steps)
     for each in made.left_out:
         echo(f"left out: the samples of {each}", err=True)
     if as_json:
@@ -49,43 +45,23 @@ def export(
     else:
         echo(str(file))
         echo(f"groups: {made.num_groups:,}, samples: {made.num_samples:,}, batches: {made.num_batches:,}", err=True)
-        if code:
-            echo(f"files of code: {made.num_code_files or 'none: the server has no copy of any'}", err=True)
     if made.left_out:
         echo(f"{file} is whole but for the samples of {len(made.left_out):,} groups, as named above", err=True)
         raise typer.Exit(1)
 
 
 @app.command("show", short_help="Tell what is in a recording.")
-def show(
-    file: FileName,
-    code: Annotated[
-        Path | None, typer.Option("--code", metavar="DIR", help="A new folder: write out the code that the file has.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tell which run a file is a recording of, and how much it has: groups by state, samples, steps, engine calls.
-
-    With `--code DIR` the code that it has is written below DIR, as `start-1/…`, and nothing of it is run. What cannot
-    be written out is named, and the exit code is 1.
-    """
-    from forebay.replay.recordings.code_folders import write_code
+def show(file: FileName, as_json: AsJson = False) -> None:
+    """Tell which run a file is a recording of, and how much it has: groups by state, samples, steps, engine calls."""
     from forebay.replay.recordings.recording import Recording
     from forebay.server.cli.recordings.recording_summary import facts, summary
 
     with Recording.open(file) as recording:
         found = summary(recording)
-        written = None if code is None else write_code(recording, code)
     if as_json:
         print_json(found)
     else:
         show_table(make_console(), facts_table(facts(found)))
-    if written is None:
-        return
-    for each in written.damage:
-        echo(f"not written: {each}", err=True)
-    echo(f"files of code below {code}: {len(written.files):,}", err=True)
-    raise typer.Exit(1 if written.damage else 0)
 
 
 @app.command("verify", short_help="Check that a recording is what was written.")

@@ -15,8 +15,8 @@ from forebay.replay.recordings.recording_stream import RecordingDownload
 from forebay.server.cli.client import ServerClient
 
 
-def export_run(server: ServerClient, run: str, path: Path, steps: str = "", *, has_code: bool = False) -> RecordingMade:
-    """Write the run that ``run`` names into the new file ``path``, with its code if it ``has_code``; what it has.
+def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> RecordingMade:
+    """Write the run that ``run`` names into the new file ``path``; what it has.
 
     Raises ``InvalidInput`` for a file that is there, steps that are none, or a ``run`` that several have; what the
     server refuses; ``StorageFailed``, ``MissingExtra``.
@@ -25,8 +25,8 @@ def export_run(server: ServerClient, run: str, path: Path, steps: str = "", *, h
         parse_steps(steps, "--steps")
     with RecordingDownload(path) as download:
         run_id = server.find_run(run)["run_id"]
-        asked = ({"steps": steps} if steps else {}) | ({"code": "true"} if has_code else {})
-        server.save(f"/v1/runs/{run_id}/recording{'?' if asked else ''}{urlencode(asked)}", download)
+        asked = f"?{urlencode({'steps': steps})}" if steps else ""
+        server.save(f"/v1/runs/{run_id}/recording{asked}", download)
         return download.made
 
 

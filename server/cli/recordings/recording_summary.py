@@ -18,7 +18,7 @@ MOST_SHOWN = 20
 
 def counts(made: RecordingMade) -> dict[str, Any]:
     """What `export` tells of a file as JSON values: how much it has, and which groups it has without their samples."""
-    found = {name: getattr(made, name) for name in ("num_groups", "num_samples", "num_batches", "num_code_files")}
+    found = {name: getattr(made, name) for name in ("num_groups", "num_samples", "num_batches")}
     return found | {"left_out": msgspec.to_builtins(made.left_out)}
 
 
@@ -41,7 +41,6 @@ def summary(recording: Recording) -> dict[str, Any]:
         "num_salvaged": sum(group.is_salvaged for group in groups),
         "steps": _steps(batches, "step"),
         "checkpoints": _steps(batches, "checkpoint_step"),
-        "code": _code(recording),
         "damage": [str(each) for each in recording.damage],
     }
 
@@ -64,23 +63,10 @@ def facts(found: dict[str, Any]) -> dict[str, Any]:
             "batches": f"{found['num_batches']:,}",
             "steps": found["steps"],
             "checkpoints": found["checkpoints"],
-            "code": "\n".join(map(_code_text, found["code"])),
             "left out": _left_out(found["left_out"]),
             "damaged": "\n".join(found["damage"]),
         }
     return shown | {"engine calls": f"{found['num_calls']:,}" if found["num_calls"] else ""}
-
-
-def _code(recording: Recording) -> list[dict[str, int]]:
-    """How much code the file has of each start."""
-    found: dict[int, list[int]] = {}
-    for file in recording.code():
-        found.setdefault(file.start, []).append(file.num_bytes)
-    return [{"start": start, "num_files": len(sizes), "num_bytes": sum(sizes)} for start, sizes in found.items()]
-
-
-def _code_text(of_start: dict[str, int]) -> str:
-    return f"start {of_start['start']}: {of_start['num_files']:,} files ({_size(of_start['num_bytes'])})"
 
 
 def _left_out(groups: Sequence[dict[str, Any]]) -> str:

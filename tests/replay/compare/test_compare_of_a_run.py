@@ -72,6 +72,9 @@ def test_a_run_is_compared_by_its_name_and_its_file_without_the_server(
     server.stop()
     document = json.loads(forebay("compare", path, "--code", looser, "--json").out)
     assert document["self_check"]["has_code"] is False
+    kept = server.data_dir / "runs" / run.run_id / "start-1" / "code" / "strict_generator.py"
+    as_then = json.loads(forebay("compare", path, "--code", kept, "--json").out)["self_check"]
+    assert (as_then["has_code"], as_then["num_as_recorded"]) == (True, 4)
     changed = {each["instance_id"]: (each["before"], each["after"]) for each in document["groups"]}
     filtered, delivered = {"state": "discarded", "reason": "filtered"}, {"state": "delivered", "reason": ""}
     assert {name: pair for name, pair in changed.items() if pair[0] != pair[1]} == {"poor": (filtered, delivered)}

@@ -17,7 +17,7 @@ from forebay.replay.engine.call_frames import DamagedRow
 from forebay.replay.engine.call_request import CallRequest
 from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.errors import NotRecorded, RecordingDamaged
-from forebay.replay.recording_schema import create
+from forebay.replay.recording_schema import VERSION, create
 from tests.replay.engine.calls_kit import SAYS, chat, numbered, post, recorded, rid
 
 FLIPS = 300
@@ -181,7 +181,7 @@ def test_what_is_no_recording_of_this_version_is_refused(tmp_path: Path, kind: s
     else:
         create(file).close()
         connection = sqlite3.connect(file)
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
         connection.close()
     before = file.read_bytes()
     for refused in (RecordedEngine(file), EngineRecorder(file, "http://127.0.0.1:9")):
