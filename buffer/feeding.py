@@ -1,23 +1,17 @@
 """A recording, written into a run of this buffer: by the ordinary write, in the order in which its groups went out."""
 
 import asyncio
-import heapq
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 from forebay.buffer.buffer import Entry
-from forebay.buffer.idle_groups import note_groups
 from forebay.buffer.recorded_group import UNSTORED_BYTES, Change, Fed, GroupFeeder
-from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.rows import TickRow
 from forebay.core.backoff import Backoff
 from forebay.core.errors import BufferFull, StorageFailed
-from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.source import Source
@@ -27,11 +21,12 @@ logger = logging.getLogger(__name__)
 GROUPS_AT_A_TIME = 64
 """Whose columns are looked up together."""
 UNSTORED_STEPS = 256
-"""Groups, or samples, that may wait for the disk."""
+"""Groups that may wait for the disk."""
 YIELD_BYTES = 1 << 20
 ROOM_LOOK_S = 1.0
-SPEAK_S = 30.0
-"""While samples come at the times at which they came, the buffer hears so often that their groups are being filled."""
+
+_Step = Callable[[Entry], Awaitable[Fed]]
+"""A piece of the recording that is written at once."""
 
 
 @dataclass(slots=True)
@@ -46,47 +41,24 @@ class FeedCounts:
     """Samples that could not be replayed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A piece of the recording that is put in at once."""
-
-    carry_out: Callable[[Entry], Awaitable[Fed]]
-    at_s: float = 0.0
-    """When it was recorded, in the run's active seconds."""
-    uid: str = ""
-    place: tuple[InstanceId, int] | None = None
-
-
 class Feed:
     """Writes groups of a source into a run. What is there already is left alone: fed again, it changes nothing."""
 
     def __init__(
-        self,
-        find: Callable[[], Entry],
-        source: Source,
-        groups: Sequence[GroupRecord],
-        *,
-        speed: float = 0.0,
-        change: Change | None = None,
+        self, find: Callable[[], Entry], source: Source, groups: Sequence[GroupRecord], *, change: Change | None = None
     ) -> None:
         """``find`` gives the run as it is now, which a recovery of the store replaces.
 
-        ``groups`` are written in their order and as fast as there is room; with a ``speed`` in the order of time
-        instead, with the pauses that there were, divided by it.
+        ``groups`` are written in their order and as fast as there is room.
         """
         self.counts = FeedCounts()
         self._find = find
         self._source = source
         self._groups = groups
-        self._speed = speed
         self._feeder = GroupFeeder(source, change)
         self._unsure: deque[tuple[_Step, Fed]] = deque()
         """What was put in, and that the disk may not have yet."""
         self._unsure_bytes = 0
-        self._began: tuple[float, float] | None = None
-        """When the first sample was put in: by the loop's clock, and when it was recorded."""
-        self._begun: dict[tuple[InstanceId, int], None] = {}
-        """Groups that got a sample since the buffer last heard of them."""
 
     @property
     def lost(self) -> dict[str, str]:
@@ -96,12 +68,12 @@ class Feed:
     async def run(self) -> None:
         """Write all of it, waiting for room and for the disk; done when the disk has it."""
         num_bytes = 0
-        async for step in self._timed_steps() if self._speed else self._group_steps():
+        async for step in self._steps():
             num_bytes += await self._do(step)
             if num_bytes > YIELD_BYTES:
                 num_bytes = 0
                 await asyncio.sleep(0)
-        await self._do(_Step(_tick), is_last=True)
+        await self._do(_tick, is_last=True)
 
     async def _do(self, step: _Step, *, is_last: bool = False) -> int:
         """Carry out a step, and once more those before it that the disk has lost; the bytes that were written."""
@@ -124,14 +96,11 @@ class Feed:
         return num_bytes
 
     async def _when_room(self, step: _Step) -> Fed:
-        if self._speed:
-            await self._wait_for_time(step)
         while True:
             entry = self._find()
             try:
-                return await step.carry_out(entry)
+                return await step(entry)
             except BufferFull:
-                await self._note_waiting(entry.buffer, step)
                 # The news may be of another object by then, or closed for good.
                 if not await entry.buffer.news.wait(ROOM_LOOK_S):
                     await asyncio.sleep(ROOM_LOOK_S / 10)
@@ -146,7 +115,7 @@ class Feed:
             self.count_stored()
 
     def count_stored(self) -> None:
-        """Count what has come to the disk by now, be the next step due or not."""
+        """Count what has come to the disk by now."""
         while self._unsure and _is_stored(self._unsure[0][1]):
             _, fed = self._unsure.popleft()
             self._unsure_bytes -= fed.num_bytes
@@ -158,17 +127,11 @@ class Feed:
         """After ``run`` was cancelled: count what the disk gets of what was put in. Raises ``StorageFailed``."""
         await self._confirm(is_last=True)
 
-    # --- group by group
-
-    async def _group_steps(self) -> AsyncIterator[_Step]:
-        async for record, samples in self._loaded(self._groups):
-            yield _Step(partial(self._feeder.feed_group, record=record, samples=samples))
-
-    async def _loaded(self, groups: Sequence[GroupRecord]) -> AsyncIterator[tuple[GroupRecord, Sequence[SampleRecord]]]:
-        for start in range(0, len(groups), GROUPS_AT_A_TIME):
-            part = groups[start : start + GROUPS_AT_A_TIME]
+    async def _steps(self) -> AsyncIterator[_Step]:
+        for start in range(0, len(self._groups), GROUPS_AT_A_TIME):
+            part = self._groups[start : start + GROUPS_AT_A_TIME]
             for record, samples in zip(part, await self._columns(part), strict=True):
-                yield record, samples
+                yield partial(self._feeder.feed_group, record=record, samples=samples)
 
     async def _columns(self, groups: Sequence[GroupRecord]) -> Sequence[Sequence[SampleRecord]]:
         """The samples of each group; those of which a row is damaged are lost."""
@@ -188,54 +151,6 @@ class Feed:
                 for record in groups:
                     self._feeder.check_whole(record, found[record.group_id])
                 return [found[record.group_id] for record in groups]
-
-    # --- in the order of time
-
-    async def _timed_steps(self) -> AsyncIterator[_Step]:
-        """Each sample when it came, and each group that was closed short when it was closed."""
-        due: list[tuple[float, int, _Step]] = []
-        numbers = count()
-        async for record, samples in self._loaded(sorted(self._groups, key=lambda record: record.opened_s)):
-            while due and due[0][0] <= record.opened_s:
-                yield heapq.heappop(due)[2]
-            for step in self._steps_of(record, samples):
-                heapq.heappush(due, (step.at_s, next(numbers), step))
-        while due:
-            yield heapq.heappop(due)[2]
-
-    def _steps_of(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> Iterator[_Step]:
-        place = (record.instance_id, record.epoch)
-        for sample in samples:
-            feed = partial(self._feeder.feed_sample, record=record, sample=sample)
-            yield _Step(feed, sample.at_s, sample.uid, place)
-        if record.closed_seq or record.group_id in self.lost:
-            close = partial(self._feeder.close, record=record)
-            yield _Step(close, record.opened_s if record.closed_s is None else record.closed_s, "", place)
-
-    async def _wait_for_time(self, step: _Step) -> None:
-        entry, now = self._find(), asyncio.get_running_loop().time
-        if step.place is None:
-            return
-        if self._began is None:
-            # What was put in before a restart of the server is passed over at once.
-            if not entry.buffer.gone.knows(*step.place):
-                await entry.buffer.gone.look_up([step.place])
-            if step.uid in entry.buffer.uids or not step.uid:
-                return
-            self._began = now(), step.at_s
-        due = self._began[0] + (step.at_s - self._began[1]) / self._speed
-        while (left_s := due - now()) > 0:
-            # Groups do not age meanwhile: it is not for their deadlines to close them.
-            await note_groups(self._find().buffer, list(self._begun), [])
-            self._begun.clear()
-            await asyncio.sleep(min(left_s, SPEAK_S))
-        self._begun[step.place] = None
-
-    async def _note_waiting(self, buffer: RunBuffer, step: _Step) -> None:
-        """No group that lacks samples ages while they wait for readers, as long as these have something to read."""
-        if self._speed and (buffer.groups.num_full or buffer.groups.is_any(GroupState.READY, GroupState.LEASED)):
-            await note_groups(buffer, list(self._begun), [])
-            self._begun = {} if step.place is None else {step.place: None}  # which may be yet to open
 
 
 def _is_stored(fed: Fed) -> bool:

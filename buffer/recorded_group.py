@@ -53,10 +53,10 @@ class Fed:
 
 @dataclass(slots=True)
 class GroupFeeder:
-    """Puts recorded groups, or single samples of them, into the run of an entry.
+    """Puts recorded groups into the run of an entry.
 
-    What is in it already is left alone, so that anything may be put in again. Its methods raise ``BufferFull``, before
-    anything of a group is in, and ``StorageFailed``.
+    What is in it already is left alone, so that anything may be put in again. ``feed_group`` raises ``BufferFull``,
+    before anything of a group is in, and ``StorageFailed``.
     """
 
     source: Source
@@ -85,31 +85,6 @@ class GroupFeeder:
             buffer.groups.changed.setdefault(record.group_id, known)  # it was held back when the run was loaded
         for sample in others:
             fed.num_missing += not await self._put(buffer, record, sample, fed)
-        return self._counted(fed, record)
-
-    async def feed_sample(self, entry: Entry, record: GroupRecord, sample: SampleRecord) -> Fed:
-        """One sample of a group. A member whose body is gone costs its group."""
-        fed = Fed()
-        is_fresh = bool(await self._fresh(entry, record, [sample]))
-        if record.group_id in self.lost:
-            return fed
-        if is_fresh:
-            write.check_room(entry.buffer, record.instance_id, record.epoch, entry.buffer.active.now_s())
-            if not await self._put(entry.buffer, record, sample, fed):
-                fed.num_missing += sample.became != "member"  # those of a group are counted when it is closed
-                return fed
-        fed.num_hits += _is_rollout(sample)
-        return fed
-
-    async def close(self, entry: Entry, record: GroupRecord) -> Fed:
-        """Close a group that was closed, unless it is full by now: then it is judged as all others are."""
-        fed = Fed()
-        await self._fresh(entry, record, [])
-        write.check_room(entry.buffer, record.instance_id, record.epoch, entry.buffer.active.now_s())
-        async with entry.buffer.lock:
-            entry.buffer.check_storage()
-            if self._is_to_close(entry.buffer, record):
-                await self._close(entry, record, fed)
         return self._counted(fed, record)
 
     # --- what is to be done

@@ -68,8 +68,6 @@ class ReplayOptions(BaseModel):
     with `again`, and always for a file)."""
     ignore: tuple[str, ...] = ()
     """Fields in which the start may differ from what was recorded."""
-    speed: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """1: samples come when they came; 2: twice as fast; 0: at once."""
 
     @classmethod
     def parse(cls, given: Any) -> Self | None:
@@ -81,7 +79,7 @@ class ReplayOptions(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(map(str, ("replay", *first["loc"][:1])))
-            hint = "a run or a file, or an object: source, mode, rewards, steps, code, ignore, speed"
+            hint = "a run or a file, or an object: source, mode, rewards, steps, code, ignore"
             raise InvalidInput(f"{name}: {problem_text(first)}"[:500], field=name, hint=hint) from None
 
     @property

@@ -53,7 +53,6 @@ def command(
         typer.Option(metavar="SOURCE", help="Replay what is recorded: a run, or a file."),
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Only the batches of these steps: 50-60,70.")] = None,
-    speed: Annotated[float | None, typer.Option(help="1: as fast as it was recorded; 0: at once.")] = None,
     mode: Annotated[str | None, typer.Option(help="only; cache or repeat: generate what is missing.")] = None,
     rewards: Annotated[str | None, typer.Option(help="recorded; again: ask for them.")] = None,
     code: Annotated[str | None, typer.Option(help="Whose hooks judge: recorded, or today.")] = None,
@@ -93,7 +92,7 @@ def command(
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_inside(payload, "sampling_params", {key: value for key, value in sampling.items() if value is not None})
     set_inside(payload, "scheduler", {"policy": policy} if policy is not None else {})
-    how = {"steps": steps, "speed": speed, "mode": mode, "rewards": rewards, "code": code, "ignore": ignore}
+    how = {"steps": steps, "mode": mode, "rewards": rewards, "code": code, "ignore": ignore}
     set_replay(payload, replay, {key: value for key, value in how.items() if value is not None})
     for name, value in map(parse_assignment, assignments or ()):  # last: --set overrules flags, and flags the file
         assign(payload, name, value)

@@ -258,12 +258,6 @@ def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] |
 
 
 def _check_options(options: ReplayOptions) -> None:
-    if options.needs_process and options.speed:
-        raise InvalidInput(
-            "replay.speed: only what the server replays by itself comes at the times at which it came",
-            hint='leave it out, or mode "only" with the recorded rewards',
-            field="replay.speed",
-        )
     if options.is_file and options.code == "recorded":
         raise InvalidInput(
             "replay.code: the code of today judges what is replayed from a file",

@@ -82,7 +82,7 @@ class Replays:
             skipped = Counter(run.base_skip)
             groups = [group for group in groups if group.epoch >= skipped[group.instance_id]]
             await self._records.process_started(run_id, attempt=1)
-            feed = Feed(lambda: self._buffer.get(run_id), source, groups, speed=options.speed)
+            feed = Feed(lambda: self._buffer.get(run_id), source, groups)
             num_tokens = run.tally.current.get("replay_tokens", 0) if run.tally.process_id == TALLY else 0
             reporting = asyncio.create_task(self._keep_reporting(run_id, feed, num_tokens))
             try:

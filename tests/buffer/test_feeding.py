@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.write import announce
 from forebay.buffer.write import write as write_sample
 from forebay.core.binary_sample import pack
-from forebay.core.clock import ManualClock, SystemClock
+from forebay.core.clock import ManualClock
 from forebay.core.errors import BodyUnreadable
 from forebay.core.group import GroupState
 from forebay.core.sample import read_any_sample
@@ -30,7 +29,6 @@ from tests.buffer.buffer_kit import (
     fill,
     make_run,
     open_buffer,
-    put,
     read,
     take,
     turns,
@@ -252,9 +250,8 @@ async def test_a_body_that_is_gone_costs_its_group(
         assert (await feed(buffer))[0].buffer.groups.by_id[group].state is GroupState.DISCARDED
 
 
-@pytest.mark.parametrize("speed", [0.0, 1e6])
 async def test_a_sample_that_is_not_recorded_any_more_costs_its_group(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, speed: float
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the journal says of one whose record is damaged: what is left of its group is no group."""
     async with open_buffer(MemoryStore(), clock) as buffer:
@@ -269,7 +266,7 @@ async def test_a_sample_that_is_not_recorded_any_more_costs_its_group(
             return {key: each[:-1] if each[0].instance_id == "a" else each for key, each in found.items()}
 
         monkeypatch.setattr(JournalSource, "samples", samples)
-        again, fed = await feed(buffer, speed=speed)
+        again, fed = await feed(buffer)
         assert [name for name, _ in await drain(again)] == ["b"]
         assert list(fed.lost.values()) == ["3 of its 4 samples are there"]
         assert (fed.counts.hits, fed.counts.missing) == (SIZE, SIZE)
@@ -312,64 +309,6 @@ async def test_other_samples_are_made_of_them(clock: ManualClock) -> None:
         await fill(entry, "a", [0.0, 0.0, 0.0, 1.0])
         again, _ = await feed(buffer, change=turned)
         assert [sample.reward for sample in again.buffer.groups.in_state(GroupState.OPEN)[0].samples] == [1, 1, 1, 0]
-
-
-async def test_in_the_order_of_time() -> None:
-    """With a speed samples come one by one, and a group is closed when it was, however long that takes."""
-    recorded_at = ManualClock()
-    async with open_buffer(MemoryStore(), recorded_at) as buffer:
-        entry = await buffer.add(make_run("run-1", group_timeout_seconds=2.0, **PAYLOAD))
-        for reward in (0.0, 1.0, 0.0, 1.0):
-            await fill(entry, "a", [reward])
-            await fill(entry, "b", [1 - reward])
-            recorded_at.advance(1.0)
-        await fill(entry, "short", [0.0, 1.0, 1.0])
-        recorded_at.advance(4.0)
-        await buffer.tick()
-        put(entry, instance_id="short", uid="straggler")
-        await drain(entry)
-        source = JournalSource(entry.run, buffer.store)
-        buffer._clock = SystemClock()
-        again = await buffer.add(make_run("run-2", group_timeout_seconds=0.05, **PAYLOAD))
-        made = Feed(lambda: again, source, list(await source.groups()), speed=10.0)
-        work = asyncio.create_task(made.run())
-        begun_s, first_seen_s = time.monotonic(), dict[int, float]()
-        while not work.done():
-            await buffer.tick()
-            first_seen_s.setdefault(again.buffer.groups.num_live_samples, time.monotonic() - begun_s)
-            await asyncio.sleep(0.01)
-        await work
-        for num_samples, seen_s in first_seen_s.items():  # neither at once nor timed out
-            assert seen_s >= 0.1 * (num_samples // 2 - 1) - 0.02, first_seen_s
-        assert max(first_seen_s) >= 8
-        await drain(again)
-        assert await outcomes(buffer, "run-2") == await outcomes(buffer, "run-1")
-
-
-async def test_no_group_times_out_while_its_samples_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "ROOM_LOOK_S", 0.01)
-    clock = ManualClock()
-    async with open_buffer(MemoryStore(), clock) as buffer:
-        entry = await buffer.add(make_run("run-1", SIZE))
-        await fill(entry, "whole", [0.0, 1.0, 0.0, 1.0])
-        await fill(entry, "long", [0.0, 1.0])
-        clock.advance(1.0)
-        await fill(entry, "between", [0.0, 1.0, 0.0, 1.0])
-        clock.advance(1.0)
-        await fill(entry, "long", [1.0, 0.0])
-        source = JournalSource(entry.run, buffer.store)
-        await drain(entry)
-        again = await buffer.add(make_run("run-2", SIZE, max_buffer_size=6))
-        made = Feed(lambda: again, source, list(await source.groups()), speed=1e6)
-        work = asyncio.create_task(made.run())
-        await until(lambda: again.buffer.groups.num_live_samples == 6)
-        for _ in range(20):  # the reader is away, for longer than any group may take
-            clock.advance(100.0)
-            await until(lambda: again.buffer.heard_s == again.buffer.active.now_s())
-            await buffer.tick()
-        assert sorted(await drain_with(again, 3)) == [SIZE] * 3
-        await work
-        assert await outcomes(buffer, "run-2") == await outcomes(buffer, "run-1")
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"  \r\n"])

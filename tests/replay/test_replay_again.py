@@ -193,7 +193,6 @@ def body_of(rows: Path, url: str, replay: dict[str, object]) -> dict[str, object
         ({"mode": "cache"}, "replay.mode"),
         ({"mode": "repeat"}, "replay.mode"),
         ({"rewards": "again"}, "replay.rewards"),
-        ({"mode": "cache", "speed": 1}, "replay.speed"),
     ],
 )
 def test_what_only_our_base_can_do_is_refused_for_others(server, replay, field) -> None:

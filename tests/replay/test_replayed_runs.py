@@ -77,24 +77,6 @@ def test_steps_give_the_same_batches(shared: ServerProcess, recorded: NativeRun)
     assert read_all(part) == read_all(whole)[1:]
 
 
-def test_samples_come_at_the_pace_of_then(shared: ServerProcess) -> None:
-    recorded = shared.start_run("idle", SIZE)
-    write_group(recorded, "first", [0.0, 1.0, 0.5, 0.25])
-    written_s = recorded.view()["active_s"]
-    poll_until(lambda: recorded.view()["active_s"] >= written_s + 0.2)
-    write_group(recorded, "second", [0.0, 1.0, 0.5, 0.25])
-    recorded.stop()
-    slow = start_replay(shared, {"source": recorded.run_id, "speed": 0.2 / 3_600})  # an hour between the two
-    at_once = start_replay(shared, recorded.run_id)
-    until_ended(at_once)
-    assert [len(rows) for rows in read_all(at_once, size=1)] == [SIZE, SIZE]
-    assert slow.view()["state"] == "running"
-    assert slow.view()["samples"]["buffered"] <= SIZE
-    first = {"replay_hits": SIZE, "replay_tokens": 7 * SIZE}
-    poll_until(lambda: slow.view()["counts"] == first)  # long before the next is due
-    assert slow.stop()["state"] == "stopped"
-
-
 def test_what_is_stopped_early_counts_all_its_tokens(shared: ServerProcess) -> None:
     recorded = shared.start_run("idle", SIZE)
     for number in range(20):
@@ -227,6 +209,7 @@ def test_over_slimes_routes(make_server: MakeServer, tmp_path: Path) -> None:
         ({"replay": f"{'x' * 300}.fbr"}, 404, "not_recorded", "replay.source"),
         ({"replay": "/proc/self/mounts"}, 507, "recording_damaged", None),
         ({"replay": {"source": "base", "group_size": 1}}, 422, "invalid_input", "replay.group_size"),
+        ({"replay": {"source": "base", "speed": 1}}, 422, "invalid_input", "replay.speed"),
         ({"replay": {"source": "base", "steps": "7"}}, 404, "not_recorded", "steps"),
         ({"replay": "base", "group_size": 5}, 409, "replay_differs", "replay"),
         ({"replay": "base", "sampling_params": {"temperature": 0.5}}, 409, "replay_differs", "replay"),
