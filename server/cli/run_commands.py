@@ -45,6 +45,8 @@ def status(
     if run is None and (uid or log_lines):
         flag = "--agent" if uid else "--log"
         raise InvalidInput(f"{flag} is of one run, and none is given", hint=f"forebay status RUN {flag} …")
+    if run is not None and lists_all:
+        raise InvalidInput(f"--all lists every run, and {run} is one", hint="leave one of the two out")
     with ServerClient(url, token) as server:
         if run is None:
             reply = server.get("/v1/runs", limit=NEWEST)

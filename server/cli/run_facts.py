@@ -40,7 +40,7 @@ def alarm_of(view: dict[str, Any]) -> str:
 
 
 def problem_of(view: dict[str, Any]) -> str:
-    """What most needs attention: the alarm, or why the trainer has got nothing so far; "" if there is neither."""
+    """What most needs attention: the alarm, or why the trainer has received nothing so far; "" if there is neither."""
     groups, samples, discarded = groups_of(view), samples_of(view), _discarded(view)
     if alarm := alarm_of(view):
         return alarm

@@ -153,6 +153,25 @@ async def test_a_conversation_over_messages_is_one_sample(stage: Stage) -> None:
     assert ended["num_calls"] == 3
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_drops_unsigned_thoughts_sends_those_of_messages_back(
+    stage: Stage, is_streamed: bool
+) -> None:
+    stage(lambda call: Reply(reasoning="two and two", text="four") if len(call.messages) == 1 else Reply(text="yes"))
+    rollout = await stage.open()
+    async with claude(rollout) as client:
+        asked: Json = {"model": "m", "max_tokens": 99}
+        if is_streamed:
+            async with client.messages.stream(**asked, messages=[USER]) as stream:
+                first = await stream.get_final_message()
+        else:
+            first = await client.messages.create(**asked, messages=[USER])
+        kept = [block for block in first.content if block.type != "thinking" or block.signature]
+        history: list[Any] = [USER, {"role": "assistant", "content": kept}, {"role": "user", "content": "sure?"}]
+        await client.messages.create(**asked, messages=history)
+    assert stage.engine.calls[-1].messages[1]["reasoning_content"] == "two and two"
+
+
 async def test_a_streamed_messages_call_that_was_cut_off_can_be_sent_back_as_the_text_that_came(stage: Stage) -> None:
     cut = {**CALL, "function": {"name": "add", "arguments": '{"a": 1, "no'}}
 

@@ -85,6 +85,7 @@ def test_status_lists_the_newest_runs_and_finds_the_oldest(forebay: Forebay, cro
     everything = forebay("status", "--all", *target).out
     assert everything.count("run-0") == NUM_RUNS
     assert "--all" not in everything
+    assert forebay("status", NAMED, "--all", *target).code == 2
     assert "run-0300" in forebay("status", NAMED, *target).out
     assert "run-0007" in forebay("status", "run-0007", *target).out
     ambiguous = forebay("status", "run-00", *target)
