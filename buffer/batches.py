@@ -76,8 +76,6 @@ class Batches:
         """Have a batch in memory again, as it is stored. One that is there stays as it is."""
         if row.batch_id in self.by_id:
             return
-        if row.state is BatchState.ACKED:
-            row.meta_info = {}  # journals of before have it still
         self.by_id[row.batch_id] = row
         self._num_rows += _size(row)
 

@@ -234,7 +234,7 @@ class Run:
     input_fingerprint: str = ""
     """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
     input_sha256: str = ""
-    """Of the input file's bytes then, in hex; "" without one, until it is known, and in journals of before."""
+    """Of the input file's bytes then, in hex; "" without a file, and until it is known."""
     has_delivered: bool = False
     """Whether a batch went out since the last start or attachment."""
     is_last_slot_reported: bool = False
@@ -349,37 +349,27 @@ class Run:
     ) -> Self:
         """A run out of what its ``document`` and that of its ``start`` gave."""
         rest = dict(document)
-        if start is None and "payload" not in rest:
+        if start is None:
             start = RunStart({}).document()
             # What it has made is delivered; a process could not be told what to make.
             if RunState(state) in WORKING:
                 state, rest["reason"] = RunState.FAILED.value, LOST_START
                 rest["process_ended_s"] = 0.0
-        # Journals of before have the start in the run's own document.
-        its_start = RunStart.take_out(rest) if start is None else RunStart.restore(start)
-        # Settings that came later have defaults: journals of earlier versions lack them.
-        settings = RunSettings.parse(rest.pop("settings"), rest["origin"])
-        # Journals of before a step had its own version have the run's: no rewind had changed that.
-        step = StepStart(**{"weight_version": rest.get("weight_version"), **rest.pop("step", {})})
-        # Nor did they say of an announcement what became of the caches.
-        earlier = {"number": step.number, "version": step.weight_version, "last_kept": step.number}
-        weights = AnnouncedWeights(**(rest.pop("weights", None) or earlier))
-        tally, gateway_tally = (Tally(**rest.pop(name, {})) for name in ("tally", "gateway_tally"))
         return cls(
             run_id=run_id,
             name=name,
             task_type=task_type,
             state=RunState(state),
             created_at_s=created_at_s,
-            start=its_start,
-            settings=settings,
-            step=step,
-            weights=weights,
-            tally=tally,
-            gateway_tally=gateway_tally,
-            samples=Counter(rest.pop("samples", {})),
-            outcomes=Counter(rest.pop("outcomes", {})),
-            rewards=RewardTally.restore(rest.pop("rewards", {})),
+            start=RunStart.restore(start),
+            settings=RunSettings.parse(rest.pop("settings"), rest["origin"]),
+            step=StepStart(**rest.pop("step")),
+            weights=AnnouncedWeights(**rest.pop("weights")),
+            tally=Tally(**rest.pop("tally")),
+            gateway_tally=Tally(**rest.pop("gateway_tally")),
+            samples=Counter(rest.pop("samples")),
+            outcomes=Counter(rest.pop("outcomes")),
+            rewards=RewardTally.restore(rest.pop("rewards")),
             **rest,
         )
 

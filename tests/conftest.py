@@ -31,7 +31,6 @@ LONGEST = (
     "soak",
     "examples",
     "e2e",
-    "earlier_data",
     "cli/test_demo.py",
     "engines/tiny",
     "generators/test_agent.py",

@@ -361,7 +361,7 @@ class Leases:
                 self.release_soon(row.batch_id, may_be_known=row.batch_id not in unwritten)
 
     def _free_strays(self) -> None:
-        """Make groups ready whose lease has no batch: journals of before batches were written down have them."""
+        """Make groups ready whose batch is not in the journal: its record is damaged."""
         leased = {row.batch_id for row in self.buffer.batches.in_state(BatchState.LEASED)}
         for group in self.buffer.groups.in_state(GroupState.LEASED):
             if group.row.batch_id not in leased:

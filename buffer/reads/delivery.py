@@ -319,9 +319,6 @@ class Delivery:
             if has_rows:
                 await batch.rows.load()
                 await batch.rows.prove()
-            if not batch.meta_info:  # leased by an earlier version, which asked for it later
-                made = await self._pipeline.meta_info(batch.window)
-                batch.meta_info = self._with_groups(batch.row, made, batch.groups, batch.reported)
             is_filled = True
         except StorageFailed as error:
             await self.broken(batch, error)

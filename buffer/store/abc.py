@@ -205,7 +205,7 @@ class Store(ABC):
 
     @abstractmethod
     async def load_start(self, run_id: str) -> StartRow | None:
-        """What the run was last started with; None where an earlier version stored it, in the run's own row."""
+        """What the run was last started with; None if its record is damaged."""
 
     @abstractmethod
     async def load_groups(self, run_id: str) -> list[GroupRow]:

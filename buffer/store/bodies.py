@@ -276,7 +276,6 @@ def _with_commas(pieces: Sequence[Piece], regions: Regions) -> Iterator[BytesLik
 
 def _check(file: ReadFile, location: Location) -> None:
     """Raise ``BodyUnreadable`` unless the body is what was written."""
-    # Read once more: what another version wrote has its checksum elsewhere.
     if not is_whole(file, location):
         place = f"bytes {location.offset} to {location.offset + location.length}"
         raise unreadable(location.segment, f"{place} are not what was written")

@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.core.errors import StorageFailed
 from forebay.core.files import FILE_MODE, FOLDER_MODE, OTHERS, make_private, sync_directory, write_durably
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT_PREFIX = "forebay data "
 OWN_NAMES = ("format", "lock", "reserve", "index.sqlite", "segments", "quarantine", "runs", "pauses")
 """What the names begin with that the server makes in its data directory."""
@@ -88,7 +88,7 @@ class DataDir:
         if int(version) != FORMAT_VERSION:
             raise self._refusal(
                 f"it has format {version}, and this forebay reads format {FORMAT_VERSION}",
-                "use the version of forebay that wrote it",
+                "use the version of forebay that wrote it, or give another --data-dir",
             )
 
     def _refusal(self, reason: str, hint: str) -> StorageFailed:

@@ -62,7 +62,7 @@ def active_times(connection: sqlite3.Connection) -> dict[str, float]:
 
 
 def start(connection: sqlite3.Connection, run_id: str) -> StartRow | None:
-    """What the run was last started with; None if an earlier version stored it."""
+    """What the run was last started with; None if its record is damaged."""
     cursor = connection.execute(f"SELECT {STARTS.selection('s')} FROM starts s WHERE run_id = ?", (run_id,))
     return next(STARTS.rows(cursor), None)
 

@@ -20,7 +20,6 @@ from forebay.core.errors import EntryTooLarge, InvalidInput, StorageFailed
 MAGIC = b"\xf5FBR"
 """Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
 RECORD_VERSION = 2
-"""In records of version 1 there is no checksum of the body alone: that of the record covers it."""
 MSGPACK = 0
 JSON = 1
 """Rows that hold an integer beyond 64 bits, which MessagePack cannot."""
@@ -75,7 +74,6 @@ class Record(NamedTuple):
 class Header(NamedTuple):
     """The decoded beginning of a record."""
 
-    version: int
     encoding: int
     packed_length: int
     body_length: int
@@ -84,7 +82,7 @@ class Header(NamedTuple):
     @property
     def before_body(self) -> int:
         """How many bytes lie between the header and the body."""
-        return self.packed_length + (BODY_CHECKSUM_BYTES if self.version > 1 else 0)
+        return self.packed_length + BODY_CHECKSUM_BYTES
 
 
 def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
@@ -167,35 +165,28 @@ def encode_start(entry: LogEntry, segment: int, offset: int) -> bytes:
 def decode_header(data: BytesLike, position: Position) -> Header | None:
     """The header in ``data``, or None if it is none, damaged, or of another place.
 
-    Raises ``StorageFailed`` for a header that is whole and of a newer version.
+    Raises ``StorageFailed`` for a header that is whole and of another version.
     """
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         return None
     if zlib.crc32(data[: HEADER_BYTES - 4]) != _CHECKSUM.unpack_from(data, HEADER_BYTES - 4)[0]:
         return None
     _, version, encoding, segment, offset, packed_length, body_length = _FIELDS.unpack_from(data)
-    if version > RECORD_VERSION:
+    if version != RECORD_VERSION:
         raise StorageFailed(
             f"segment {segment} holds records of version {version}, and this is version {RECORD_VERSION}",
             what="the journal cannot be read",
-            hint="use the newer forebay that wrote them",
+            hint="use the version of forebay that wrote them",
         )
     if (segment, offset) != position:
         return None
-    return Header(version, encoding, packed_length, body_length, _CHECKSUM.unpack_from(data, _FIELDS.size)[0])
-
-
-def begin_checksum(data: BytesLike) -> int:
-    """What the checksum of the record with the header ``data`` begins with."""
-    return zlib.crc32(data[: _FIELDS.size])
+    return Header(encoding, packed_length, body_length, _CHECKSUM.unpack_from(data, _FIELDS.size)[0])
 
 
 def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position: Position) -> Record | None:
     """The record of ``header`` (whose bytes are ``data``) with what follows it, or None if its rows are damaged."""
     view = memoryview(payload)
-    # Version 1 has one checksum for all: then a damaged body leaves the rows in doubt.
-    covered = view if header.version == 1 else view[: header.before_body]
-    if zlib.crc32(covered, begin_checksum(data)) != header.checksum:
+    if zlib.crc32(view[: header.before_body], zlib.crc32(data[: _FIELDS.size])) != header.checksum:
         return None
     try:
         rows = decode_rows(view[: header.packed_length], header.encoding)
@@ -206,7 +197,7 @@ def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position
     has_body = any(isinstance(row, SampleRow) for row in rows)
     location = Location(position.segment, body_offset, header.body_length) if has_body else None
     end = Position(position.segment, body_offset + header.body_length)
-    return Record(rows, location, end, header.version == 1 or _is_whole(view, header, position.segment, body_offset))
+    return Record(rows, location, end, _is_whole(view, header, position.segment, body_offset))
 
 
 def _is_whole(payload: memoryview, header: Header, segment: int, body_offset: int) -> bool:

@@ -132,7 +132,7 @@ class CheckpointRow(msgspec.Struct, tag="checkpoint", kw_only=True):
     is_forgotten: bool = False
     """Whether a rewind went behind it."""
     weight_version: int | None = None
-    """What the trainer had announced by then; None if nothing, and in journals of before that was stored."""
+    """What the trainer had announced by then; None if nothing."""
 
 
 class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=False):
@@ -166,7 +166,7 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     fork: int = 0
     """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
     rollout_outcome: str = ""
-    """How its rollout ended (``core.outcome``); "" in journals of before that was stored."""
+    """How its rollout ended (``core.outcome``)."""
     is_foreign: bool = False
     """Whether the names of ours that its body may have mean something else there (``core.sample.WRITER_HEADER``)."""
 

@@ -59,10 +59,3 @@ class RunStart:
         """What ``document`` gave."""
         first, base = document["first_listed"], document["base_skip"]
         return cls(document["payload"], document["listed_sha256"], first, first if base is None else base)
-
-    @classmethod
-    def take_out(cls, document: dict[str, Any]) -> Self:
-        """The start of a run that an earlier version stored as part of the run's own ``document``."""
-        payload, first = document.pop("payload"), document.pop("start_skip", [])
-        start = cls.of(payload, payload.get(LIST_FIELD) or [])
-        return replace(start, first_listed=first).skipping(document.pop("base_skip", []))

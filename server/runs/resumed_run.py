@@ -142,7 +142,7 @@ async def _had_content(contents: InputContents, run: Run, request: StartRequest,
     given = run.payload.get("input_file") or None
     if given is None or request.input_file is None:
         return given is request.input_file
-    # Not kept with the run by an earlier version, and in the first moments of a large file.
+    # It is not known yet in the first moments of a large file.
     own = run.input_sha256 or await contents.of_start(given, run.input_fingerprint)
     if own:
         return own == digest

@@ -20,7 +20,7 @@ from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.replay_starts import ReplayPlan, defaults_of
 from forebay.server.runs.resumed_run import find_run, keeps_deliveries, what_is_left
-from forebay.server.runs.start_checks import StartRequest, with_slime_defaults
+from forebay.server.runs.start_checks import StartRequest
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +148,7 @@ class RunService:
         entry = self._buffer.newest(name)
         if entry is None or not entry.run.is_alive or entry.run.has_delivered:
             return None
-        # A run that an earlier version stored has none of slime's defaults.
-        start = entry.run.start
-        if not replace(start, payload=with_slime_defaults(start.payload, "slime")).is_like(request.start):
+        if not entry.run.start.is_like(request.start):
             return None
         if entry.run.input_fingerprint != await self._parts.input.fingerprint(request.input_file):
             return None  # the same path, but other rows

@@ -38,13 +38,15 @@ async def test_another_process_is_refused_too(tmp_path: Path) -> None:
     assert f"the data directory {tmp_path} cannot be used: another process is using it" in done.stderr
 
 
-async def test_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+async def test_another_format_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     async with JournalStore(tmp_path):
         pass
-    (tmp_path / "format").write_text(f"forebay data {FORMAT_VERSION + 1}\n")
+    (tmp_path / "format").write_text(f"forebay data {version}\n")
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    with pytest.raises(StorageFailed, match=f"{tmp_path}.*format {FORMAT_VERSION + 1}"):
+    with pytest.raises(StorageFailed, match=f"{tmp_path}.*format {version}") as refused:
         await JournalStore(tmp_path).__aenter__()
+    assert "--data-dir" in refused.value.hint
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 

@@ -13,7 +13,6 @@ from forebay.buffer.store.files import DiskFiles
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
 from forebay.buffer.store.rows import Location
 from forebay.core.errors import BodyUnreadable, StorageFailed
-from tests.buffer.store.old_log import old_record
 from tests.buffer.store.sample_entries import entry
 
 SIZES = (0, 1, 9, 90, 300, 4_000, 5_000, 20_000, 100_000)
@@ -29,7 +28,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bodies(directory: Path) -> Bodies:
-    """What lies in two segments of this version, and in one of version 1."""
+    """What lies in two segments."""
     rng = random.Random(1)
     log = SegmentLog(directory, directory / "quarantine", DiskFiles(), 1_500_000)
     log.open()
@@ -41,17 +40,6 @@ def bodies(directory: Path) -> Bodies:
         made[at] = body
     log.close()
     assert {at.segment for at in made} == {1, 2}
-    return made | _old_segment(directory, 3, rng)
-
-
-def _old_segment(directory: Path, segment: int, rng: random.Random) -> Bodies:
-    made: Bodies = {}
-    data = b""
-    for number in range(20):
-        body = rng.randbytes(rng.choice(SIZES))
-        data += old_record(entry(number, body, has_body=True), segment, len(data))
-        made[Location(segment, len(data) - len(body), len(body))] = body
-    segment_path(directory, segment).write_bytes(data)
     return made
 
 
@@ -62,7 +50,7 @@ def reader(directory: Path, bodies: Bodies) -> BodyReader:
 
 def places(count: int) -> st.SearchStrategy[list[int]]:
     """Which bodies are wanted."""
-    return st.lists(st.integers(0, NUM_BODIES + 19), max_size=count)
+    return st.lists(st.integers(0, NUM_BODIES - 1), max_size=count)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -108,25 +96,18 @@ def test_body_that_is_not_there_is_told_with_its_segment(reader: BodyReader, bod
         reader.read([next(iter(bodies)), place])
 
 
-@pytest.mark.parametrize("segment", [1, 3], ids=["this version", "version 1"])
 @pytest.mark.parametrize("size", [300, 20_000, 2 * STRETCH_BYTES])
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, segment: int, size: int) -> None:
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, size: int) -> None:
     """In any byte of the body; one in its checksum, or of another's body at its place, is no better."""
     rng = random.Random(size)
     first, second = rng.randbytes(size), rng.randbytes(size)
-    if segment == 1:
-        log = SegmentLog(tmp_path, tmp_path / "quarantine", DiskFiles())
-        log.open()
-        [at], [other] = log.write([entry(1, first)]), log.write([entry(2, second)])
-        log.close()
-    else:
-        data = old_record(entry(1, first), segment, 0)
-        data += old_record(entry(2, second), segment, len(data))
-        at, other = (Location(segment, data.index(body), size) for body in (first, second))
-        segment_path(tmp_path, segment).write_bytes(data)
+    log = SegmentLog(tmp_path, tmp_path / "quarantine", DiskFiles())
+    log.open()
+    [at], [other] = log.write([entry(1, first)]), log.write([entry(2, second)])
+    log.close()
     assert at is not None
     assert other is not None
-    reader, path = BodyReader(tmp_path, DiskFiles()), segment_path(tmp_path, segment)
+    reader, path = BodyReader(tmp_path, DiskFiles()), segment_path(tmp_path, 1)
     good = path.read_bytes()
     assert reader.read([at, other]) == [first, second]
     flipped = [at.offset, at.offset + size - 1, *(at.offset + rng.randrange(size) for _ in range(10)), at.offset - 1]
@@ -136,7 +117,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, segment: int, siz
     for data in damaged:
         path.write_bytes(data)
         for ask in (reader.read, reader.prove, lambda places: reader.gather([Edited(places[0], 0, 3, b"")])):
-            with pytest.raises(BodyUnreadable, match=f"segment {segment}: bytes {at.offset} to"):
+            with pytest.raises(BodyUnreadable, match=f"segment 1: bytes {at.offset} to"):
                 ask([at])
         assert not reader.prove_cached([at])
         assert reader.read([other]) == [second]

@@ -12,7 +12,6 @@ from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, LogEn
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
 from forebay.buffer.store.rows import SampleRow, TickRow
 from forebay.core.errors import StorageFailed
-from tests.buffer.store.old_log import old_record
 from tests.buffer.store.sample_entries import entry
 
 START = Position(0, 0)
@@ -141,18 +140,6 @@ def test_a_last_record_with_a_damaged_body_is_a_torn_write(log: Log) -> None:
     assert again.log.num_torn_bytes > 6
     again.write(entry(7, b"body 7"))
     assert reopened(again).numbers() == [*range(5), 7]
-
-
-def test_records_of_version_1_are_read_and_followed_by_others(tmp_path: Path) -> None:
-    log = Log(tmp_path / "segments")
-    data = b""
-    for number in range(4):
-        data += old_record(entry(number, b"body %d" % number if number % 2 else b""), 1, len(data))
-    segment_path(log.path, 1).write_bytes(data)
-    again = reopened(log)
-    assert again.numbers() == list(range(4))
-    again.write(entry(4, b"body 4"))
-    assert reopened(again).numbers() == list(range(5))
 
 
 def test_record_inside_a_body_is_never_taken_for_one(tmp_path: Path) -> None:
