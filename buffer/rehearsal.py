@@ -163,7 +163,6 @@ class _Trial:
         self._entry, self._group, self._request = entry, group, request
         self._rewards: dict[str, float | None] = {}
         self._advantages: dict[str, float] = {}
-        self._num_rows = self._num_zeros = 0
 
     @property
     def is_open(self) -> bool:
@@ -195,25 +194,15 @@ class _Trial:
             return
         for staged in batch.staged:
             for row in staged.rows:
-                self._note_row(row.reward, None if row.source is None else staged.samples[row.source].uid)
+                if row.source is not None and row.reward is not None:
+                    uid = staged.samples[row.source].uid
+                    self._advantages[uid] = self._advantages.get(uid, 0.0) + row.reward
         await delivery.leases.ack(batch.batch_id)
-
-    def _note_row(self, reward: float | None, uid: str | None) -> None:
-        self._num_rows += 1
-        self._num_zeros += reward == 0
-        if uid is not None and reward is not None:
-            self._advantages[uid] = self._advantages.get(uid, 0.0) + reward
 
     def outcome(self) -> GroupOutcome:
         row = self._group.row
         samples = [SampleOutcome(uid, reward, self._advantages.get(uid)) for uid, reward in self._rewards.items()]
-        return GroupOutcome(
-            _verdict(row.state, row.reason, is_salvaged=row.is_salvaged),
-            row.detail,
-            samples,
-            self._num_rows,
-            self._num_zeros,
-        )
+        return GroupOutcome(_verdict(row.state, row.reason, is_salvaged=row.is_salvaged), row.detail, samples)
 
 
 def _verdict(state: GroupState, reason: str, *, is_salvaged: bool) -> GroupVerdict:

@@ -1,8 +1,8 @@
 """A recording judged as it was and as it would be: whose verdict is another, how rewards and advantages move."""
 
 import math
-import random
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,62 +11,49 @@ import msgspec
 
 from forebay.core.ids import InstanceId
 from forebay.replay.model import GroupRecord, RunRecord
-from forebay.replay.outcomes import (
-    OPEN,
-    GroupOutcome,
-    GroupVerdict,
-    SampleOutcome,
-    is_undecided,
-    recorded_verdict,
-    why_different,
-)
+from forebay.replay.outcomes import OPEN, GroupOutcome, GroupVerdict, SampleOutcome, is_undecided, recorded_verdict
 
-MOST_POINTS = 20_000
-"""Samples that a picture shows; of more, so many are drawn by chance."""
 LEAST_MOVE = 1e-9
 """Differences below it are how numbers are rounded."""
-Point = tuple[float | None, float, float | None, float]
-"""Reward and advantage of a sample before, and after."""
 LARGEST = sys.float_info.max
 
 
-class Move(msgspec.Struct):
+class Move:
     """How a number of the samples moves: their reward, or their advantage."""
 
-    num_before: int = 0
-    """Samples that have one."""
-    num_after: int = 0
-    mean_before: float = 0.0
-    mean_after: float = 0.0
-    num_both: int = 0
-    num_moved: int = 0
-    """Of those that have one before and after: how many have another."""
-    num_turned: int = 0
-    """Of these, how many have the other sign."""
-    mean_change: float = 0.0
-    """Of those that have one before and after."""
-    mean_size: float = 0.0
-    """The mean of the absolute change."""
-    largest: float = 0.0
-    """The largest absolute change."""
+    def __init__(self) -> None:
+        self.before, self.after = array("d"), array("d")
+        """Of the samples that have one."""
+        self.num_both = self.num_moved = 0
+        """Samples that have one before and after, and of these the samples that have another."""
+        self.largest = 0.0
+        """The largest absolute change."""
 
-    def note(self, before: float | None, after: float | None) -> None:
-        """One sample more."""
+    def note(self, before: float | None, after: float | None) -> float:
+        """Add one sample; returns the size of its change."""
         if before is not None:
-            self.num_before += 1
-            self.mean_before += _step(self.mean_before, before, self.num_before)
+            self.before.append(before)
         if after is not None:
-            self.num_after += 1
-            self.mean_after += _step(self.mean_after, after, self.num_after)
+            self.after.append(after)
         if before is None or after is None:
-            return
-        change = max(-LARGEST, min(LARGEST, after - before))
+            return 0.0
+        change = min(LARGEST, abs(after - before))
         self.num_both += 1
-        self.num_moved += abs(change) > LEAST_MOVE
-        self.num_turned += before * after < 0
-        self.mean_change += _step(self.mean_change, change, self.num_both)
-        self.mean_size += _step(self.mean_size, abs(change), self.num_both)
-        self.largest = max(self.largest, abs(change))
+        self.num_moved += change > LEAST_MOVE
+        self.largest = max(self.largest, change)
+        return change
+
+    def means(self) -> tuple[float, float]:
+        """Before and after; 0 where no sample has one."""
+        # Divided first: the sum may be beyond float64.
+        before, after = (sum((value / len(values) for value in values), 0.0) for values in (self.before, self.after))
+        return before, after
+
+    def as_json(self) -> dict[str, float]:
+        """Everything but the numbers of single samples."""
+        before, after = self.means()
+        counts = {"num_both": self.num_both, "num_moved": self.num_moved}
+        return {**counts, "mean_before": before, "mean_after": after, "largest": self.largest}
 
 
 class ChangedGroup(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +69,6 @@ class ChangedGroup(msgspec.Struct, frozen=True, gc=False):
     mean_reward_before: float | None
     """Of its samples that have one; None if none has."""
     mean_reward_after: float | None
-    num_rewards_changed: int
     largest_advantage_change: float
     """Of its samples, in size; 0 unless it goes out before and after."""
 
@@ -100,8 +86,6 @@ class Mismatch(msgspec.Struct, frozen=True):
     epoch: int
     recorded: GroupVerdict
     found: GroupVerdict
-    why: str
-    """What explains it; "" if nothing is known to."""
 
 
 class DamagedGroup(msgspec.Struct, frozen=True):
@@ -111,26 +95,6 @@ class DamagedGroup(msgspec.Struct, frozen=True):
     instance_id: InstanceId
     epoch: int
     reason: str
-
-
-class Advantages(msgspec.Struct):
-    """Of the rows that go out, how many teach nothing."""
-
-    num_rows: int = 0
-    num_rows_without: int = 0
-    """Rows whose reward after the hooks is 0."""
-    num_groups: int = 0
-    """Groups that go out."""
-    num_groups_without: int = 0
-    """Those without a row that has an advantage."""
-
-    def note(self, outcome: GroupOutcome) -> None:
-        """One group more."""
-        if outcome.num_rows:
-            self.num_rows += outcome.num_rows
-            self.num_rows_without += outcome.num_rows_without_advantage
-            self.num_groups += 1
-            self.num_groups_without += outcome.num_rows == outcome.num_rows_without_advantage
 
 
 class Comparison:
@@ -154,11 +118,6 @@ class Comparison:
         self.verdicts_after: Counter[str] = Counter()
         self.changes: list[ChangedGroup] = []
         self.rewards, self.advantages = Move(), Move()
-        self.before, self.after = Advantages(), Advantages()
-        self.points: list[Point] = []
-        """Of samples that go out before and after."""
-        self._num_points = 0
-        self._chance = random.Random(0)
 
     def add_damaged(self, group: GroupRecord, reason: str) -> None:
         """A group that cannot be rehearsed."""
@@ -172,10 +131,8 @@ class Comparison:
         self._check(group, recorded, before.verdict)
         verdict = recorded if self.is_known_only_from_recording and recorded.state != OPEN else before.verdict
         self.verdicts_before[str(verdict)] += 1
-        self.before.note(before)
         if after is not None:
             self.verdicts_after[str(after.verdict)] += 1
-            self.after.note(after)
             self._compare(group, verdict, before, after)
 
     def _check(self, group: GroupRecord, recorded: GroupVerdict, found: GroupVerdict) -> None:
@@ -184,19 +141,15 @@ class Comparison:
         elif is_undecided(group, found):
             self.num_undecided += 1
         else:
-            why = why_different(self.run, recorded, found, has_code=self.has_code)
-            self.mismatches.append(Mismatch(group.group_id, group.instance_id, group.epoch, recorded, found, why))
+            self.mismatches.append(Mismatch(group.group_id, group.instance_id, group.epoch, recorded, found))
 
     def _compare(self, group: GroupRecord, verdict: GroupVerdict, before: GroupOutcome, after: GroupOutcome) -> None:
-        largest, num_changed = 0.0, 0
+        largest, has_other_reward = 0.0, False
         for old, new in _pairs(before.samples, after.samples):
             self.rewards.note(old.reward, new.reward)
-            self.advantages.note(old.advantage, new.advantage)
-            num_changed += _differs(old.reward, new.reward)
-            if old.advantage is not None and new.advantage is not None:
-                largest = max(largest, min(LARGEST, abs(new.advantage - old.advantage)))
-                self._note_point((old.reward, old.advantage, new.reward, new.advantage))
-        if verdict != after.verdict or num_changed or largest > LEAST_MOVE:
+            has_other_reward |= _differs(old.reward, new.reward)
+            largest = max(largest, self.advantages.note(old.advantage, new.advantage))
+        if verdict != after.verdict or has_other_reward or largest > LEAST_MOVE:
             change = ChangedGroup(
                 group_id=group.group_id,
                 instance_id=group.instance_id,
@@ -206,29 +159,16 @@ class Comparison:
                 detail=after.detail,
                 mean_reward_before=_mean_reward(before),
                 mean_reward_after=_mean_reward(after),
-                num_rewards_changed=num_changed,
                 largest_advantage_change=largest,
             )
             self.changes.append(change)
-
-    def _note_point(self, values: Point) -> None:
-        self._num_points += 1
-        if len(self.points) < MOST_POINTS:
-            self.points.append(values)
-        elif (place := self._chance.randrange(self._num_points)) < MOST_POINTS:
-            self.points[place] = values
-
-    @property
-    def num_changed_verdicts(self) -> int:
-        """Groups whose verdict is another."""
-        return sum(change.is_of_verdict for change in self.changes)
 
     def kinds_of_change(self) -> Counter[tuple[str, str]]:
         """GroupVerdict before and after → how many groups go from one to the other."""
         return Counter((str(each.before), str(each.after)) for each in self.changes if each.is_of_verdict)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the points."""
+        """Everything but the numbers of single samples."""
         check = {
             "num_groups": self.num_groups,
             "num_as_recorded": self.num_as_recorded,
@@ -242,9 +182,10 @@ class Comparison:
             "damaged": self.damages,
             "unreadable": self.unreadable,
         }
-        before = {"verdicts": self.verdicts_before, "advantages": self.before}
-        after = {"verdicts": self.verdicts_after, "advantages": self.after} if self.is_changed else None
-        moves = {"rewards": self.rewards, "advantages": self.advantages} if self.is_changed else None
+        before = {"verdicts": self.verdicts_before}
+        after = {"verdicts": self.verdicts_after} if self.is_changed else None
+        moved = {"rewards": self.rewards.as_json(), "advantages": self.advantages.as_json()}
+        moves = moved if self.is_changed else None
         document: dict[str, Any] = msgspec.to_builtins(
             {**facts, "before": before, "after": after, "moves": moves, "groups": self.changes}
         )
@@ -262,11 +203,6 @@ def _pairs(
     for uid in old | new:
         none = SampleOutcome(uid, None)
         yield old.get(uid, none), new.get(uid, none)
-
-
-def _step(mean: float, value: float, num: int) -> float:
-    """How the mean moves by one value more. Not by way of a difference, which may be beyond float64."""
-    return value / num - mean / num
 
 
 def _mean_reward(outcome: GroupOutcome) -> float | None:

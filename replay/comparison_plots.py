@@ -1,12 +1,11 @@
 """A comparison as a picture: verdicts, rewards and advantages, as recorded and as changed."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forebay.core.errors import MissingExtra
-from forebay.replay.comparison import Comparison
+from forebay.replay.comparison import Comparison, Move
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,9 +31,8 @@ def draw(comparison: Comparison, path: Path) -> None:
     FigureCanvasAgg(figure)
     verdicts, rewards, advantages = figure.subplots(1, 3)
     _bars(verdicts, comparison)
-    points = comparison.points
-    _histogram(rewards, "reward", [[point[at] for point in points if point[at] is not None] for at in (0, 2)])
-    _histogram(advantages, "advantage", [[point[at] for point in points] for at in (1, 3)])
+    _histogram(rewards, "reward", comparison.rewards)
+    _histogram(advantages, "advantage", comparison.advantages)
     figure.legend(*verdicts.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     # Without a date the same comparison makes the same file.
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
@@ -59,15 +57,15 @@ def _bars(panel: "Axes", comparison: Comparison) -> None:
     panel.grid(alpha=0.3, axis="x")
 
 
-def _histogram(panel: "Axes", name: str, values: Sequence[Sequence[Any]]) -> None:
-    panel.set_title(f"{name} of samples that go out before and after", fontsize=9)
+def _histogram(panel: "Axes", name: str, move: Move) -> None:
+    panel.set_title(f"samples by {name}", fontsize=9)
     panel.grid(alpha=0.3)
-    shown = [each for each in values if each]
+    shown = [each for each in (move.before, move.after) if each]
     if not shown:
         return
     low, high = min(map(min, shown)), max(map(max, shown))
     limits = (low, high) if low < high else (low - 0.5, high + 0.5)
-    for number, each in enumerate(values):
+    for number, each in enumerate((move.before, move.after)):
         panel.hist(each, bins=NUM_BINS, range=limits, histtype="step", linewidth=1.5, color=COLOURS[number])
     panel.set_xlabel(name)
     panel.set_ylabel("samples")

@@ -1,22 +1,11 @@
 """What becomes of a recorded group: as its recording says, or as a rehearsal finds it."""
 
-from collections.abc import Sequence
-
 import msgspec
 
-from forebay.replay.model import GroupRecord, RunRecord
+from forebay.replay.model import GroupRecord
 
 DELIVERED, DISCARDED, OPEN = "delivered", "discarded", "open"
 SALVAGED = "salvaged"
-
-UNREPEATABLE = {
-    "stale": "how stale a group was depended on when its trainer read it",
-    "unreadable": "a body could not be read then, and can be now",
-    "hook_failed": "a hook failed then, and did not now",
-    "incomplete": "it was read over slime's routes then",
-}
-"""Reasons that a rehearsal may not find again, and why."""
-
 
 OF_READY = frozenset({"filtered", "incomplete", "hook_failed", "stale", "unreadable"})
 """Reasons for which a group is discarded that was ready already: those before are decided without a reader."""
@@ -52,10 +41,6 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """What the buffer says of it beside the reason; a traceback where a hook failed."""
     samples: list[SampleOutcome]
     """Those that the group has, in the order in which they came."""
-    num_rows: int
-    """Of its batch; 0 unless it was delivered."""
-    num_rows_without_advantage: int
-    """Those of them whose reward after the hooks is 0."""
 
 
 def recorded_verdict(group: GroupRecord) -> GroupVerdict:
@@ -71,22 +56,3 @@ def is_undecided(group: GroupRecord, found: GroupVerdict) -> bool:
     They had not been asked about an open group; nor had those been that filter and normalise a ready one.
     """
     return group.state == OPEN or (group.state == "ready" and found.state == DISCARDED and found.reason in OF_READY)
-
-
-def why_different(run: RunRecord, recorded: GroupVerdict, found: GroupVerdict, *, has_code: bool) -> str:
-    """Why a rehearsal with the recorded settings may find another verdict; "" where nothing is known to explain it.
-
-    ``has_code``: the hooks of the recorded generator were asked.
-    """
-    if not has_code:
-        return f"the recording does not have the hooks of its generator ({listed(run.generator_hooks)})"
-    if recorded.reason in UNREPEATABLE:
-        return UNREPEATABLE[recorded.reason]
-    if {recorded.reason, found.reason} & {SALVAGED, "timed_out"}:
-        return "how a short group ends depended on when its trainer asked for it"
-    return ""
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names with commas between."""
-    return ", ".join(names)

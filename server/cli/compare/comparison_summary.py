@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 
 from forebay.replay.comparison import ChangedGroup, Comparison, Mismatch, Move
-from forebay.replay.outcomes import listed
 from forebay.server.cli.output import columns_table, facts_table, show_table
 
 MOST_SHOWN = 20
@@ -38,7 +37,7 @@ def self_check(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = []
-    hooks = listed(comparison.run.generator_hooks)
+    hooks = ", ".join(comparison.run.generator_hooks)
     if not comparison.has_code:
         known = "verdicts as recorded are those of the recording, advantages as recorded those of the built-in hooks"
         used = (
@@ -60,10 +59,9 @@ def _show_mismatches(console: Console, mismatches: Sequence[Mismatch]) -> None:
     if not mismatches:
         return
     console.print()
-    table = columns_table("differs", "instance", "epoch", "recorded", "found", "why")
+    table = columns_table("differs", "instance", "epoch", "recorded", "found")
     for each in mismatches[:MOST_SHOWN]:
-        why = each.why or "not known"
-        table.add_row(each.group_id, _id(each.instance_id), str(each.epoch), str(each.recorded), str(each.found), why)
+        table.add_row(each.group_id, _id(each.instance_id), str(each.epoch), str(each.recorded), str(each.found))
     show_table(console, table)
     _say_more(console, len(mismatches))
 
@@ -72,18 +70,9 @@ def _show_counts(console: Console, comparison: Comparison) -> None:
     console.print()
     before, after = comparison.verdicts_before, comparison.verdicts_after
     table = columns_table("groups", "as recorded", *(["as changed"] if comparison.is_changed else []))
-
-    def add(name: str, *values: int) -> None:
-        table.add_row(name, *(f"{value:,}" for value in values[: 1 + comparison.is_changed]))
-
     for verdict in sorted(before | after):
-        add(verdict, before[verdict], after[verdict])
-    for name, attribute in (
-        ("rows that go out", "num_rows"),
-        ("rows without advantage", "num_rows_without"),
-        ("groups of only such rows", "num_groups_without"),
-    ):
-        add(name, *(getattr(each, attribute) for each in (comparison.before, comparison.after)))
+        numbers = before[verdict], after[verdict]
+        table.add_row(verdict, *(f"{number:,}" for number in numbers[: 1 + comparison.is_changed]))
     show_table(console, table)
 
 
@@ -133,12 +122,10 @@ def _verdicts_text(kinds: "Counter[tuple[str, str]]") -> str:
 def _move_text(move: Move) -> str:
     if not move.num_both:
         return "no sample has one before and after"
-    mean = f"mean {_number(move.mean_before)} → {_number(move.mean_after)}"
+    mean = " → ".join(map(_number, move.means()))
     if not move.num_moved:
-        return f"none of {move.num_both:,} has another; {mean}"
-    turned = f", {move.num_turned:,} with the other sign" if move.num_turned else ""
-    sizes = f"by {_number(move.mean_size)} in the mean, {_number(move.largest)} at most"
-    return f"{move.num_moved:,} of {move.num_both:,} have another{turned}, {sizes}; {mean}"
+        return f"none of {move.num_both:,} has another; mean {mean}"
+    return f"{move.num_moved:,} of {move.num_both:,} have another, by {_number(move.largest)} at most; mean {mean}"
 
 
 def _number(value: float | None) -> str:
