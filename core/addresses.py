@@ -93,6 +93,11 @@ def without_login(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
+def engine_root(url: str) -> str:
+    """The address of an engine without trailing slashes and without ``/v1``."""
+    return url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def is_http_url(url: str) -> bool:
     """Whether ``url`` is http(s) with a host, and a port that can be connected to if it names one."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from forebay.core.addresses import is_http_url
+from forebay.core.addresses import engine_root, is_http_url
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.abc import MARK, EngineLoad, ModelInfo
@@ -30,7 +30,7 @@ PROBE_TIMEOUT_S = 5.0
 
 def root_url(base_url: str) -> str:
     """``base_url`` without trailing slashes and without ``/v1``. Raises ``InvalidInput`` unless it is http(s)."""
-    root = base_url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    root = engine_root(base_url)
     if not is_http_url(root):
         raise InvalidInput(f"{base_url!r} is not the address of an engine", hint="write it as http://HOST:PORT")
     return root

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from forebay.core.addresses import is_http_url
+from forebay.core.addresses import engine_root, is_http_url
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import problem_text
 
@@ -15,7 +15,7 @@ WINDOW = 64
 
 def _read_heavy(value: Any) -> list[str] | float:
     if isinstance(value, list | tuple):
-        urls = [str(url).strip().rstrip("/").removesuffix("/v1").rstrip("/") for url in value]
+        urls = [engine_root(str(url)) for url in value]
         if urls and all(isinstance(url, str) for url in value) and all(map(is_http_url, urls)):
             return urls
     elif not isinstance(value, bool):

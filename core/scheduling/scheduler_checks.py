@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from forebay.core.addresses import engine_root
 from forebay.core.errors import InvalidInput
 from forebay.core.scheduling.policies import check_policy
 from forebay.core.scheduling.scheduler import SETTINGS_OF, Scheduler
@@ -18,12 +19,12 @@ def check_scheduler(scheduler: Scheduler, named: Sequence[str]) -> None:
     check_policy(scheduler.policy)
     _check_unread(scheduler)
     if scheduler.policy in TWO_KINDS and len(named) > 1:
-        _check_heavy(scheduler, [_root(url) for url in named])
+        _check_heavy(scheduler, [engine_root(url) for url in named])
 
 
 def check_engines(scheduler: Scheduler, named: Sequence[str], found: Sequence[str]) -> None:
     """``found`` are the engines behind the ``named`` addresses. Raises ``InvalidInput``."""
-    roots = [_root(url) for url in named]
+    roots = [engine_root(url) for url in named]
     if scheduler.policy not in TWO_KINDS or len(roots) != 1:
         return
     if list(found) == roots:
@@ -64,7 +65,3 @@ def _check_unread(scheduler: Scheduler) -> None:
             hint=f"it reads {', '.join(read or ())}; {unread[0]} is for {', '.join(others) or 'policies of others'}",
             field=f"scheduler.{unread[0]}",
         )
-
-
-def _root(url: str) -> str:
-    return url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
