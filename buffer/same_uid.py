@@ -18,7 +18,7 @@ LEFT_OUT = (
     *("uid", "tokens", "loss_mask", "logprobs", "token_spans", "weight_version", "weight_versions", "retokenized"),
     "asked_models",
 )
-"""The uid, which may be `7` or `"7"`; and what the gateway adds to a sample, but not to its repetition."""
+"""The uid, which may be `7` or `"7"`; in captured runs also what the gateway adds to a sample, not to its repeat."""
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -31,7 +31,7 @@ async def distinct_uid(buffer: RunBuffer, sample: Incoming) -> str:
     """
     if sample.uid not in buffer.uids:
         return sample.uid
-    digest = _digest(sample.body)
+    digest = _digest(buffer, sample.body)
     if await _stored_digest(buffer, sample.uid) == digest:
         return sample.uid
     return other_uid(sample.uid, digest)
@@ -44,12 +44,13 @@ async def _stored_digest(buffer: RunBuffer, uid: str) -> str:
     for stored in await buffer.store.samples(buffer.run.run_id, group_id):
         if stored.row.uid == uid and buffer.store.holds(stored.location):
             [body] = await buffer.store.read([stored.location])
-            return _digest(as_json(body))
+            return _digest(buffer, as_json(body))
     return ""
 
 
-def _digest(body: bytes) -> str:
+def _digest(buffer: RunBuffer, body: bytes) -> str:
+    left_out = LEFT_OUT if buffer.run.payload.get("capture") else LEFT_OUT[:1]
     with suppress(msgspec.DecodeError, RecursionError):  # numbers too large for float64, or lists too deep
-        fields = {name: value for name, value in _decode(body).items() if name not in LEFT_OUT}
+        fields = {name: value for name, value in _decode(body).items() if name not in left_out}
         body = _encode(fields)
     return blake2b(body, digest_size=OTHER_UID_DIGITS // 2).hexdigest()
