@@ -18,7 +18,7 @@ from typing import Any
 
 from forebay.client.errors import ServerUnreachable, make_error
 from forebay.client.model import Batch, RunStats
-from forebay.client.slime.args import SlimeArgs, buffer_url, check_args, run_name, start_fields
+from forebay.client.slime.args import SlimeArgs, buffer_url, check_args, run_name, shares_gpus, start_fields
 from forebay.client.slime.evaluation import evaluate
 from forebay.client.slime.samples import Group, Unusable, groups_of, slime_module, to_slime
 from forebay.client.trainer.buffer_client import BufferClient
@@ -77,7 +77,8 @@ class Training:
                 self._go_back(args, rollout_id)
         else:
             self._start(args)
-        self._client.set_weight_version(rollout_id)  # begins a step: a run that is held goes on
+        if not self._has_enough(args):
+            self._client.set_weight_version(rollout_id)  # begins a step: a run that is held goes on
         self._last = None  # until it is known better: what fails on the way is undone by the next call
         batches: list[Batch] = []
         try:
@@ -136,6 +137,10 @@ class Training:
         if step is None and _is_spent(self._client.stats()):
             logger.warning("run %s came to nothing, another one is started", self._client.run_id)
             self._start(args)
+
+    def _has_enough(self, args: SlimeArgs) -> bool:
+        """Whether a rollout is there already, after a rewind: a step more would keep the shared GPUs busy."""
+        return shares_gpus(args) and self._client.stats().groups.get("ready", 0) >= args.rollout_batch_size
 
     # --- groups
 

@@ -70,10 +70,17 @@ def check_args(args: SlimeArgs) -> None:
     )
 
 
+def shares_gpus(args: SlimeArgs) -> bool:
+    """Whether engines and trainer take turns on the same GPUs."""
+    return bool(_first(args, "colocate"))
+
+
 def _limits(args: SlimeArgs) -> dict[str, Any]:
     """How far the generator may run ahead of the training."""
-    if _first(args, "colocate"):  # slime waits until the engine is idle, which nothing else brings about
-        return {"oversampling": {"groups_per_step": args.rollout_batch_size}}
+    if shares_gpus(args):  # slime waits until the engine is idle, which nothing else brings about
+        # As slime itself: no rollout goes on under other weights, unless partial ones are asked for.
+        leftover = "keep" if _first(args, "partial_rollout") else "defer"
+        return {"oversampling": {"groups_per_step": args.rollout_batch_size, "leftover": leftover}}
     return {"max_buffer_size": 2 * args.rollout_batch_size * args.n_samples_per_prompt}
 
 

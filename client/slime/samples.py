@@ -64,7 +64,7 @@ def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
     for _, adjacent in groupby(range(len(numbers)), numbers.__getitem__):
         places = list(adjacent)
         try:
-            slots = _slots(given, places, args.n_samples_per_prompt)
+            slots = _slots(given, places, args)
             group = [[_usable(given[at], arrays[at], args) for at in slot] for slot in slots]
             # slime counts rollouts, and ends the training where some are missing.
             groups.append(group + [[_filler(group[0][0])]] * (args.n_samples_per_prompt - len(group)))
@@ -83,8 +83,11 @@ def usable_row(row: Row, args: SlimeArgs) -> Usable:
     return _usable(row, arrays_of_row(row), args)
 
 
-def _slots(rows: Sequence[Row], places: Sequence[int], size: int) -> list[list[int]]:
+def _slots(rows: Sequence[Row], places: Sequence[int], args: SlimeArgs) -> list[list[int]]:
     """The places of a group by slot, each main sample before its forks. Raises ``InvalidInput``."""
+    size, has_forks = args.n_samples_per_prompt, any(fork_number(rows[at].get("fork")) for at in places)
+    if has_forks and does_slime_normalise(args):  # what a hook copied into a failed slot makes room for a filler
+        places = sorted({rows[at]["uid"]: at for at in reversed(places)}.values())
     slots: list[list[int]] = []
     by_rollout: dict[str, list[int]] = {}
     for at in places:
@@ -94,8 +97,8 @@ def _slots(rows: Sequence[Row], places: Sequence[int], size: int) -> list[list[i
         else:  # a main sample, or the first fork of a rollout whose main sample a hook has taken
             slots.append([at])
             by_rollout.setdefault(rollout_id, slots[-1])
-    if len(slots) > size or len(places) < size:
-        raise InvalidInput(f"it has {min(len(slots), len(places))} samples, n_samples_per_prompt is {size}")
+    if len(slots) > size or (len(slots) < size and not has_forks):
+        raise InvalidInput(f"it has {len(slots)} samples, n_samples_per_prompt is {size}")
     return slots
 
 

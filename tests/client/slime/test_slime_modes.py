@@ -35,10 +35,11 @@ def run_of(server: ServerProcess, args: Any) -> NativeRun:
     return NativeRun(server, next(run["run_id"] for run in runs if run["name"] == args.rollout_buffer_name))
 
 
-def test_beside_the_trainer_the_engine_is_idle_once_a_rollout_is_there(
-    slime_server: ServerProcess, trained: Any
+@pytest.mark.parametrize(("is_partial", "leftover"), [(False, "defer"), (True, "keep")])
+def test_beside_the_trainer_the_engine_is_idle_between_rollouts(
+    slime_server: ServerProcess, trained: Any, is_partial: bool, leftover: str
 ) -> None:
-    trained.colocate = True
+    trained.colocate, trained.partial_rollout = True, is_partial
     with ScriptedEngine(lambda _: "x").in_thread() as engine:
         use_engine(trained, engine)
         for rollout_id in range(NUM_ROWS // 2 - 1):
@@ -47,6 +48,22 @@ def test_beside_the_trainer_the_engine_is_idle_once_a_rollout_is_there(
             held = poll_until(lambda run=run: view if (view := run.view())["is_held"] else {})  # type: ignore[misc]
             engine.wait_in_flight(0, timeout_s=20)
             assert (held["weight_version"], held["groups"]["ready"]) == (rollout_id, 0)
+            assert held["settings"]["oversampling"]["leftover"] == leftover
+
+
+def test_beside_the_trainer_what_is_there_after_a_rewind_comes_first(slime_server: ServerProcess, trained: Any) -> None:
+    trained.colocate = True
+    with ScriptedEngine(lambda _: "x").in_thread() as engine:
+        use_engine(trained, engine)
+        before = [generate(trained, rollout_id) for rollout_id in range(3)]
+        slime.close()  # the trainer is started again, with the model of rollout 0
+        engine.wait_in_flight(0, timeout_s=20)
+        num_calls = len(engine.calls)
+        after = [generate(trained, rollout_id) for rollout_id in (1, 2)]
+        assert after == before[1:]
+        assert (run_of(slime_server, trained).view()["weight_version"], len(engine.calls)) == (0, num_calls)
+        assert len(generate(trained, 3)) == 2, "then the engine is asked again"
+        assert run_of(slime_server, trained).view()["weight_version"] == 3
 
 
 def test_on_other_gpus_the_generator_is_at_most_two_rollouts_ahead(slime_server: ServerProcess, trained: Any) -> None:

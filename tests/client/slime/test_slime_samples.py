@@ -155,10 +155,11 @@ def test_forks_go_out_beside_their_main_samples(slime_server: ServerProcess, nam
     assert output.metrics["rollout/forebay/forks"] == 2
 
 
-def test_a_fork_never_stands_in_a_failed_slot(slime_server: ServerProcess, name: str, args: Any) -> None:
-    run = slime_server.start_run("ragged", name=name, group_size=4, min_valid_item_size_ratio=0.5)
+@pytest.mark.parametrize("task", ["ragged", "idle"])
+def test_a_fork_never_stands_in_a_failed_slot(slime_server: ServerProcess, name: str, args: Any, task: str) -> None:
+    run = slime_server.start_run(task, name=name, group_size=4, min_valid_item_size_ratio=0.5)
     args.n_samples_per_prompt, args.global_batch_size, args.rollout_batch_size = 4, 4, 1
-    args.rollout_task_type = "ragged"
+    args.rollout_task_type = task
     run.write(*with_forks("a", 2, 2))
     output = slime.generate_rollout(args, 0, None)
     uids = [[sample.metadata["uid"] for sample in slot] for slot in output.samples[0]]
@@ -167,6 +168,17 @@ def test_a_fork_never_stands_in_a_failed_slot(slime_server: ServerProcess, name:
     assert [sum(mask) > 0 for mask in data["loss_masks"]] == [True] * 5 + [False]
     assert data["rollout_ids"] == [0, 0, 0, 1, 2, 3]
     assert output.metrics["rollout/forebay/filled_slots"] == 1
+
+
+def test_slots_are_filled_however_few_forks_there_are(slime_server: ServerProcess, name: str, args: Any) -> None:
+    run = slime_server.start_run("ragged", name=name, group_size=4, min_valid_item_size_ratio=0.5)
+    args.n_samples_per_prompt, args.global_batch_size, args.rollout_batch_size = 4, 4, 1
+    args.rollout_task_type = "ragged"
+    run.write(*with_forks("a", 1, 1, 2))
+    output = slime.generate_rollout(args, 0, None)
+    assert [len(slot) for slot in output.samples[0]] == [2, 1, 1, 1]
+    assert output.metrics["rollout/forebay/filled_slots"] == 2
+    slime_stand_in.train_data(args, output)
 
 
 def test_logprobs_are_all_there_or_none(run: NativeRun, args: Any) -> None:
