@@ -7,14 +7,16 @@ names an agent function of miles instead of ``generate``. slime, or miles, must 
 
 import inspect
 import itertools
-import sys
 import zlib
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from forebay.client.slime.samples import slime_module
@@ -31,10 +33,13 @@ Function = Callable[..., Awaitable[Any]]
 
 DEFAULTS: Json = {
     "apply_chat_template": False,
+    "apply_chat_template_kwargs": {},
     "ci_test": False,
     "custom_rm_path": None,
     "group_rm": False,
+    "label_key": "label",
     "mask_offpolicy_in_partial_rollout": False,
+    "metadata_key": "metadata",
     "partial_rollout": False,
     "reward_key": None,
     "rm_type": None,
@@ -49,6 +54,7 @@ DEFAULTS: Json = {
     "rollout_top_p": 1.0,
     "sglang_dp_size": 1,
     "sglang_speculative_algorithm": None,
+    "tool_key": "tools",
     "use_distributed_post": False,
     "use_rollout_routing_replay": False,
 }
@@ -68,7 +74,7 @@ def run_rollout(data: Json) -> None:
         agent = AgentFunction(args, function, reward, generator.sampling_params)
         generator.run_agent(data["input_file"], agent.run, agent.reward, data.get("num_epoch", 1), hidden=())
     else:
-        generate = GenerateFunction(args, function, reward)
+        generate = GenerateFunction(args, function, reward, is_evaluation=bool(data.get("evaluation")))
         generator.entry(data["input_file"], generate.rollout, generate.reward, data.get("num_epoch", 1))
 
 
@@ -97,18 +103,21 @@ def slime_args(data: Json, generator: BaseGenerator) -> Namespace:
         **{f"rollout_{name}": params[name] for name in SAMPLING if name in params},
     }
     args = Namespace(**DEFAULTS | own | given)
-    for package in ("slime", "miles"):  # its `post` has no client before; only where the functions use it
-        if helpers := sys.modules.get(f"{package}.utils.http_utils"):
-            helpers.init_http_client(args)
+    if args.group_rm:
+        hint = "let the reward function judge one sample; hooks see whole groups"
+        raise InvalidInput("slime_generate has no group_rm: each rollout is judged by itself", hint=hint, field="args")
+    with suppress(ImportError):  # an agent function of miles may need nothing of it
+        slime_module("utils.http_utils").init_http_client(args)  # its `post` has no client before
     return args
 
 
 class GenerateFunction:
     """A custom generate function as a rollout function, and a custom reward function as its judge."""
 
-    def __init__(self, args: Namespace, generate: Function, reward: Function | None) -> None:
+    def __init__(self, args: Namespace, generate: Function, reward: Function | None, *, is_evaluation: bool) -> None:
         self._args, self._generate, self._reward = args, generate, reward
-        self._takes_evaluation = "evaluation" in inspect.signature(generate).parameters
+        takes_evaluation = "evaluation" in inspect.signature(generate).parameters
+        self._options = {"evaluation": is_evaluation} if takes_evaluation else {}
         self._numbers = itertools.count()
         self._finished: WeakValueDictionary[str, SlimeTrajectory] = WeakValueDictionary()
         """By uid, as long as their rollouts: until the reward is known."""
@@ -118,16 +127,17 @@ class GenerateFunction:
         del sampling_params  # slime's own names are in the arguments
         rollout = client.rollout
         args = Namespace(**vars(self._args) | _router(rollout.engine_url))
+        row = deepcopy(rollout.row)  # functions change what they are given, and the others of the group need it too
         sample = slime_module("utils.types").Sample(
             index=next(self._numbers),
             group_index=zlib.crc32(rollout.rollout_id.rpartition("-")[0].encode()),
-            prompt=_prompt(args, rollout.row.get("prompt"), messages),
-            label=rollout.row.get("label"),
-            metadata=dict(rollout.row.get("metadata") or {}),
+            prompt=_prompt(args, row, messages),
+            label=row.get(args.label_key),
+            metadata=_metadata(args, row),
         )
-        more = {"evaluation": False} if self._takes_evaluation else {}
-        made = await self._generate(args, sample, _sglang_params(args), **more)
-        rollout.trajectory = trajectory = SlimeTrajectory(made if isinstance(made, list) else [made], messages)
+        sample.session_id = str(uuid4())  # earlier releases of slime have no such field
+        made = await self._generate(args, sample, _sglang_params(args), **self._options)
+        rollout.trajectory = trajectory = SlimeTrajectory(made, messages)
         self._finished[rollout.uid] = trajectory
         main = trajectory.slime_samples[-1]
         rollout.extra_info["metadata"] = main.metadata
@@ -137,8 +147,9 @@ class GenerateFunction:
         """The reward of a rollout: the mean of its samples', asked of those that have none yet."""
         if item["uid"] not in self._finished:
             raise InvalidInput("slime_generate judges what it has just generated, not what was recorded")
-        samples = self._finished[item["uid"]].slime_samples
-        await self._judge([sample for sample in samples if sample.reward is None], is_list=len(samples) > 1)
+        trajectory = self._finished[item["uid"]]
+        samples = trajectory.slime_samples
+        await self._judge([sample for sample in samples if sample.reward is None], is_list=trajectory.is_list)
         return sum(float(sample.get_reward_value(self._args)) for sample in samples) / len(samples)
 
     async def _judge(self, samples: Sequence[Any], *, is_list: bool) -> None:
@@ -156,14 +167,15 @@ class GenerateFunction:
 class SlimeTrajectory:
     """slime's samples of one rollout in the place of what was recorded: forks first, the main one last."""
 
-    def __init__(self, samples: Sequence[Any], prompt: list[Json]) -> None:
+    def __init__(self, made: Any, prompt: list[Json]) -> None:
         """Raises ``EngineError`` for an aborted sample, ``AgentFailed`` for one that failed, or holds no tokens."""
-        self.slime_samples = list(samples)
+        self.is_list = isinstance(made, list)
+        self.slime_samples: list[Any] = list(made) if self.is_list else [made]
         self.counters: Counter[str] = Counter()
         self._prompt = prompt
-        if not samples:
+        if not self.slime_samples:
             raise AgentFailed("the generate function returned no sample")
-        for sample in samples:
+        for sample in self.slime_samples:
             _check(sample)
 
     def messages(self, sample: Any) -> list[Json]:
@@ -183,17 +195,18 @@ class SlimeFields:
         self._sample, self._messages = sample, messages
 
     def fields(self) -> Json:
-        """Tokens of prompt and response; mask and logprobs of the response."""
+        """Tokens of prompt and response, with mask and logprobs for each: 0 in the prompt."""
         sample, length = self._sample, self._sample.response_length
+        before = [0] * (len(sample.tokens) - length)
         mask = [1] * length if sample.loss_mask is None else list(sample.loss_mask)
         fields: Json = {
             "messages": self._messages,
             "tokens": list(sample.tokens),
             "response_length": length,
-            "loss_mask": [0] * length if sample.remove_sample else mask,
+            "loss_mask": before + ([0] * length if sample.remove_sample else mask),
         }
         if sample.rollout_log_probs is not None:
-            fields["logprobs"] = list(sample.rollout_log_probs)
+            fields["logprobs"] = before + list(sample.rollout_log_probs)
         versions = sorted({number for name in sample.weight_versions if (number := number_of(str(name))) is not None})
         return plain({**fields, "weight_versions": versions} if versions else fields)  # type: ignore[no-any-return]
 
@@ -217,12 +230,18 @@ def _router(engine_url: str) -> Json:
     return {"sglang_router_ip": url.hostname, "sglang_router_port": port}
 
 
-def _prompt(args: Namespace, given: object, messages: list[Json]) -> object:
+def _prompt(args: Namespace, row: Json, messages: list[Json]) -> object:
     """As slime's data set makes it: a text, or messages, with ``--apply-chat-template`` the text of the template."""
     if not args.apply_chat_template:
-        return given if isinstance(given, str) else messages
+        return row["prompt"] if isinstance(row["prompt"], str) else messages
     tokenizer = slime_module("rollout.sglang_rollout").GenerateState(args).tokenizer
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    more = {"tools": row.get(args.tool_key), **(args.apply_chat_template_kwargs or {})}
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more)
+
+
+def _metadata(args: Namespace, row: Json) -> Json:
+    tools = {"tools": row[args.tool_key]} if row.get(args.tool_key) else {}
+    return {**(row.get(args.metadata_key) or {}), **tools}
 
 
 def _sglang_params(args: Namespace) -> Json:
@@ -249,8 +268,8 @@ class AgentFunction:
         """One call of the agent function; what it returns is part of the sample's metadata."""
         url = urlsplit(task.base_url.removesuffix("/v1"))
         base_url = url._replace(netloc=f"agent:{quote(task.api_key, safe='')}@{url.netloc}").geturl()
-        metadata = dict(task.row.get("metadata") or {})
-        given = task.row.get("prompt") if isinstance(task.row.get("prompt"), str) else task.prompt
+        metadata = _metadata(self._args, deepcopy(dict(task.row)))
+        given = task.row["prompt"] if isinstance(task.row["prompt"], str) else task.prompt
         returned = await self._agent(
             base_url=base_url, prompt=given, request_kwargs=dict(self._params), metadata=metadata
         )
@@ -263,7 +282,7 @@ class AgentFunction:
         sample = types.Sample(
             prompt=prompt,
             response=str(answer.get("content") or ""),
-            label=item.get("label"),
+            label=item.get(self._args.label_key),
             metadata=item["agent"]["output"],
             status=types.Sample.Status("truncated" if item["finish_reason"] == "length" else "completed"),
         )

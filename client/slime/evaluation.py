@@ -129,6 +129,7 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "input_file": eval_set.path,
         "group_size": eval_set.num_samples,
         "num_epoch": 1,
+        "evaluation": True,
         "oversampling": None,
         "max_buffer_size": NO_LIMIT,
         "max_buffer_bytes": NO_LIMIT,

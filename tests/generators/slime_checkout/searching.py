@@ -41,6 +41,11 @@ async def generate_forks(args: Any, sample: Sample, sampling_params: dict[str, A
     return [fork, made]
 
 
+async def generate_anywhere(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> Sample:
+    sample.metadata["evaluation"] = evaluation
+    return await generate(args, sample, sampling_params, evaluation=False)
+
+
 async def reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     if isinstance(sample, list):
         return [await reward(args, each) for each in sample]

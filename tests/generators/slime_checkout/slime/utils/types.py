@@ -31,6 +31,7 @@ class Sample:
     remove_sample: bool = False
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
 
     def get_reward_value(self, args: Any) -> Any:
         return self.reward if not args.reward_key else self.reward[args.reward_key]
