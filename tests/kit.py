@@ -88,6 +88,11 @@ def write_generator(folder: Path, source: str, name: str = "idle_generator.py") 
     return path
 
 
+def run_ids(server: "ServerProcess") -> list[str]:
+    """The ids of the newest runs, newest first."""
+    return [run["run_id"] for run in server.client.get("/v1/runs").json()["runs"]]
+
+
 def assert_error(response: httpx.Response, status: int, code: str, field: str | None = None) -> Json:
     """The one error body; what is in it."""
     assert response.status_code == status, response.text

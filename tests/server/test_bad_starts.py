@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error, poll_until, write_generator
+from tests.kit import ServerProcess, assert_error, poll_until, run_ids, write_generator
 
 
 def start_body(**changes: Any) -> dict[str, Any]:
@@ -40,10 +40,10 @@ def start_body(**changes: Any) -> dict[str, Any]:
 def test_a_start_with_a_wrong_parameter_is_refused_and_names_it(
     server: ServerProcess, changes: dict[str, Any], field: str
 ) -> None:
-    before = server.client.get("/v1/runs").json()
+    before = run_ids(server)
     for path in ("/s/wrong/start_rollout", "/v1/runs"):
         assert_error(server.client.post(path, json=start_body(**changes)), 422, "invalid_input", field)
-    assert server.client.get("/v1/runs").json()["runs"][:1] == before["runs"][:1]
+    assert run_ids(server) == before
 
 
 def test_an_unknown_task_type_is_a_400_that_lists_the_known_ones(server: ServerProcess) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from forebay.client import SampleWriter
-from forebay.core.run import Run, RunState
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
 from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, write_generator
@@ -150,13 +149,6 @@ def test_a_restart_keeps_the_range(make_server: MakeServer) -> None:
     assert (shown_range(wide), shown_range(narrow)) == (None, [0.0, 1.0])
     wide.write(*make_group("a", SIGNS))
     assert raw_rewards(wide.take(num_groups=1, wait_s=20)) == SIGNS
-
-
-@pytest.mark.parametrize(("origin", "expected"), [("slime", (0.0, 1.0)), ("native", None)])
-def test_a_run_stored_before_the_setting_has_that_of_its_start(origin: Any, expected: Any) -> None:
-    document = {"run_key": "k", "origin": origin, "settings": {"num_repeat_per_sample": 4}, "payload": {}}
-    run = Run.restore("run-1", "", "task", RunState.FINISHED.value, 1.0, document, None)
-    assert run.settings.reward_range == expected
 
 
 # --- true and false

@@ -9,7 +9,7 @@ import pytest
 from forebay.client import BufferClient
 from tests.cli.conftest import Forebay, forebay  # noqa: F401 - a fixture
 from tests.conftest import MakeServer
-from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, poll_until, write_generator
+from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, poll_until, run_ids, write_generator
 
 TYPO = "Forebay has no field 'max_tokns': did you mean 'max_tokens'?"
 
@@ -112,14 +112,14 @@ def test_a_built_in_task_without_an_engine_is_a_422_that_names_the_flag(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1?", "label": "2"}\n')
-    before = server.client.get("/v1/runs").json()["runs"]
+    before = run_ids(server)
     body = {"task_type": task_type, "num_repeat_per_sample": "2", "input_file": str(rows), **engine}
     for path in ("/v1/runs", "/s/no-engine/start_rollout"):
         error = assert_error(server.client.post(path, json=body), 422, "invalid_input", "remote_engine_url")
         assert f"task type {task_type!r} needs an engine" in error["message"]
         assert "--engine-url" in error["hint"]
         assert "remote_engine_url" in error["hint"]
-    assert server.client.get("/v1/runs").json()["runs"][:1] == before[:1]
+    assert run_ids(server) == before
 
 
 def test_the_command_line_shows_the_flag_that_is_missing(
