@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.binary_sample import as_json
+from forebay.core.fields import read_flag
 from forebay.core.ids import OTHER_UID_DIGITS, other_uid
 from forebay.core.sample import Incoming
 
@@ -49,7 +50,8 @@ async def _stored_digest(buffer: RunBuffer, uid: str) -> str:
 
 
 def _digest(buffer: RunBuffer, body: bytes) -> str:
-    left_out = LEFT_OUT if buffer.run.payload.get("capture") else LEFT_OUT[:1]
+    is_captured = read_flag("capture", buffer.run.payload.get("capture"))
+    left_out = LEFT_OUT if is_captured else LEFT_OUT[:1]
     with suppress(msgspec.DecodeError, RecursionError):  # numbers too large for float64, or lists too deep
         fields = {name: value for name, value in _decode(body).items() if name not in left_out}
         body = _encode(fields)

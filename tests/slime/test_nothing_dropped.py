@@ -45,8 +45,9 @@ def test_the_same_uid_with_another_body_is_another_sample(make_server: MakeServe
     assert {row["uid"] for row in rows} == {f"{name}-{slot}" for name in "ab" for slot in range(GROUP_SIZE)}
 
 
-def test_the_same_text_of_other_tokens_is_another_sample(make_server: MakeServer) -> None:
-    run = make_server().start_slime("tokens", group_size=GROUP_SIZE)
+@pytest.mark.parametrize("settings", [{}, {"capture": "false"}], ids=str)
+def test_the_same_text_of_other_tokens_is_another_sample(make_server: MakeServer, settings: Json) -> None:
+    run = make_server().start_slime("tokens", group_size=GROUP_SIZE, **settings)
     samples = [item("a", 0, 0, tokens=[1, 2], logprobs=[-0.5, logprob]) for logprob in (-0.25, -0.75)]
     bodies = [json.dumps(sample, indent=indent).encode() for indent in (None, 2) for sample in samples]
     told = [run.client.post(f"{run.prefix}/buffer/write", content=body).json()["duplicate"] for body in bodies]
