@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from forebay.buffer.store.rows import BatchRow, CheckpointRow
 from forebay.core.errors import BatchNotFound, CheckpointConflict, CheckpointNotFound
 from forebay.core.group import BatchState
+from forebay.core.records.rows import BatchRow, CheckpointRow
 
 OUTSTANDING = frozenset({BatchState.LEASED, BatchState.ACKED, BatchState.EXPIRED})
 """The states in which a trainer has used a batch, or may still say that it has."""

@@ -19,10 +19,10 @@ from forebay.buffer.restore import load_run, read_back, side_by_side
 from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import RunRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EntryTooLarge, RunNotFound, StorageFailed
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import RunRow
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
 from forebay.hooks.run_hooks import HookRunner

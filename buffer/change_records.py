@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Literal, Protocol
 
 from forebay.buffer.groups.sample_group import SampleGroup
-from forebay.buffer.store.rows import BatchRow, Row
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import BatchRow, Row
 from forebay.core.run import Run
 from forebay.telemetry.tracing.records import BatchChange, GroupChange, ProcessChange, Record, Span, Weights
 from forebay.telemetry.tracing.trace_ids import is_kept, new_span_id

@@ -9,9 +9,9 @@ from functools import partial
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.recorded_group import UNSTORED_BYTES, Change, Fed, GroupFeeder
-from forebay.buffer.store.rows import TickRow
 from forebay.core.backoff import Backoff
 from forebay.core.errors import BufferFull, StorageFailed
+from forebay.core.records.rows import TickRow
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.source import Source

@@ -25,9 +25,9 @@ from forebay.buffer.batches import IN_MEMORY, Batches
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.known_uids import KnownUids
 from forebay.buffer.store.abc import NEWEST_GROUPS, Store
-from forebay.buffer.store.rows import BatchRow, FoundGroup, GroupRow
 from forebay.core.group import LIVE, BatchState, GroupState
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.records.rows import BatchRow, FoundGroup, GroupRow
 from forebay.core.run import Run
 
 REMEMBERED_SAMPLES = 65_536

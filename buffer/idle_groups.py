@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from forebay.buffer.groups.ageing import age_s
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.rows import TickRow
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.records.rows import TickRow
 
 QUIET_S = 180.0
 """How long a process with idle groups may say nothing, in active seconds of its run; it speaks every minute."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import BatchRow, GroupRow, Location, StoredSample
+from forebay.core.records.rows import BatchRow, GroupRow, Location, StoredSample
 from forebay.core.run import Run
 from forebay.replay.model import BatchRecord, GroupRecord, RunRecord, SampleRecord
 from forebay.replay.source import Source

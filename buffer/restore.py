@@ -9,9 +9,9 @@ from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Store
-from forebay.buffer.store.rows import RunRow, StoredSample
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import RunRow, StoredSample
 from forebay.core.run import WORKING
 
 ROWS_AT_A_TIME = 2_000

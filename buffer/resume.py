@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from forebay.buffer.batches import Batches
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import BatchRow
 
 
 @dataclass(slots=True)

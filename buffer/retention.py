@@ -16,9 +16,9 @@ from forebay.buffer.replay_budget import ReplayBudget
 from forebay.buffer.retention_rules import FOR_REPLAYS, FOR_WANT_OF_ROOM, Keep, Keeper, LookedUp, SegmentVerdict
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
-from forebay.buffer.store.rows import BatchRow, GroupRow
 from forebay.core.errors import Conflict, StorageFailed
 from forebay.core.group import LIVE, GroupState
+from forebay.core.records.rows import BatchRow, GroupRow
 from forebay.core.tasks import TaskSet
 
 EVERY_S = 60.0

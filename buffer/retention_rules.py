@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import GroupBodies
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow
 from forebay.core.group import GroupState
+from forebay.core.records.rows import BatchRow, CheckpointRow, GroupRow
 
 
 class Keep(StrEnum):

@@ -14,11 +14,11 @@ from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.store.abc import Slice, Store
-from forebay.buffer.store.rows import Location, Row, RunRow, StartRow
 from forebay.core.binary_sample import HEAD_BYTES, as_json, head_of
 from forebay.core.clock import ActiveClock, Clock
 from forebay.core.errors import ForebayError, StorageFailed
 from forebay.core.group import GroupState
+from forebay.core.records.rows import Location, Row, RunRow, StartRow
 from forebay.core.run import Run, RunState
 from forebay.core.waiting import Signal
 from forebay.hooks.run_hooks import HookRunner

@@ -19,11 +19,11 @@ from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.run_warnings import note_sample
 from forebay.buffer.same_uid import distinct_uid
-from forebay.buffer.store.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.binary_sample import head_of
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.records.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.sample import Incoming
 from forebay.core.waiting import Patience, finish
 

@@ -9,6 +9,7 @@ Samples
     ``sample`` reads the few fields of a body that are looked at on arrival, JSON or ``binary_sample``;
     ``reward_place`` puts another reward into a stored body; ``batch_tensors`` lays a batch out as arrays, in the
     ``safetensors_format``.
+    ``records`` is how they lie on disk.
 Tools that have one implementation each
     ``backoff`` (pauses between tries), ``tasks`` (tasks that run beside their starter), ``waiting`` (for news),
     ``clock``, ``addresses``, ``fields`` (of a payload), ``child_process`` (death with the parent),

@@ -8,10 +8,10 @@ from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.alarm import alarm_text
 from forebay.buffer.retention import Retention
 from forebay.buffer.store.abc import StoreStats
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, StoredSample
 from forebay.core.addresses import engine_urls, is_http_url, without_login
 from forebay.core.group import GroupState
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.records.rows import BatchRow, CheckpointRow, GroupRow, StoredSample
 from forebay.core.run import Run, RunState
 from forebay.core.scheduling.scheduler import settings_in_use
 

@@ -4,7 +4,7 @@ Neither of its two deadlines comes nearer meanwhile. All times are in the run's 
 stands in the group's row, so that it holds over restarts.
 """
 
-from forebay.buffer.store.rows import GroupRow
+from forebay.core.records.rows import GroupRow
 
 
 def begin_idle(row: GroupRow, at_s: float) -> None:

@@ -10,9 +10,9 @@ from forebay.buffer.groups.alarm import AlarmCounts
 from forebay.buffer.groups.losses import Losses
 from forebay.buffer.groups.ready_queue import ReadyQueue
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
-from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import LIVE, GroupState, check_transition
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import RunSettings
 
 OnChange = Callable[[SampleGroup, GroupState | None], None]

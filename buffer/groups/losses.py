@@ -8,8 +8,8 @@ no more than ``alarm_lost_ratio`` of the finished groups is lost without a word:
 from collections import Counter
 from collections.abc import Sequence
 
-from forebay.buffer.store.rows import GroupRow
 from forebay.core.group import DiscardReason, RewardRange, range_text
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import RunSettings
 
 LEAST_FINISHED = 20

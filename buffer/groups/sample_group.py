@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.buffer.store.rows import GroupRow, Location
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import GroupRow, Location
 from forebay.core.reward_place import Span
 
 

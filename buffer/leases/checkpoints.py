@@ -6,8 +6,8 @@ from forebay.buffer.batches import Undone
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.restore import read_back
-from forebay.buffer.store.rows import BatchRow, Row
 from forebay.core.errors import BodiesGone
+from forebay.core.records.rows import BatchRow, Row
 
 
 async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> list[BatchRow]:

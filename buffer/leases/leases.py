@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.store.rows import BatchRow, Location, Row
 from forebay.core.errors import BatchAcked, LeaseLost
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import BatchRow, Location, Row
 
 Stored = Future[Location | None]
 

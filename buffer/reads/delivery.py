@@ -17,9 +17,9 @@ from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import for_trainer
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import BatchRow
 from forebay.core.waiting import Patience, Signal
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,9 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from forebay.buffer.store.rows import (
+from forebay.core.errors import StorageFailed
+from forebay.core.ids import InstanceId
+from forebay.core.records.rows import (
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -22,8 +24,6 @@ from forebay.buffer.store.rows import (
     StartRow,
     StoredSample,
 )
-from forebay.core.errors import StorageFailed
-from forebay.core.ids import InstanceId
 from forebay.core.waiting import finish
 
 T = TypeVar("T")

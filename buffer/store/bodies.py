@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice, stretches
 from forebay.buffer.store.body_proofs import is_marked_whole, is_whole
-from forebay.buffer.store.files import BytesLike, Files, ReadFile
-from forebay.buffer.store.log_records import BODY_CHECKSUM_BYTES
 from forebay.buffer.store.log_segments import segment_path
-from forebay.buffer.store.rows import Location
 from forebay.core.errors import BodyUnreadable, StorageFailed
+from forebay.core.records.disk_files import BytesLike, Files, ReadFile
+from forebay.core.records.log_records import BODY_CHECKSUM_BYTES
+from forebay.core.records.rows import Location
 
 INLINE_BYTES = 1 << 20
 """Up to so much is copied from the page cache where the caller stands; a thread would cost more."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from xxhash import xxh3_64
 
-from forebay.buffer.store.files import ReadFile
-from forebay.buffer.store.log_records import (
+from forebay.core.records.disk_files import ReadFile
+from forebay.core.records.log_records import (
     BODY_CHECKSUM_BYTES,
     body_checksum,
     body_seed,
     checksum_before,
 )
-from forebay.buffer.store.rows import Location
+from forebay.core.records.rows import Location
 
 WINDOW_BYTES = 128 << 10
 """Of a long body that are looked at together: they stay within the cache of a core, which is five times faster."""

@@ -21,9 +21,10 @@ import msgspec
 from forebay.buffer.store import index_damage, index_rows
 from forebay.buffer.store.index_damage import IndexDamaged, checked, checksum, is_damage
 from forebay.buffer.store.index_rows import Fold, Table
-from forebay.buffer.store.log_records import LogEntry, Position
 from forebay.buffer.store.log_segments import SegmentLog
-from forebay.buffer.store.rows import (
+from forebay.core.files import opener
+from forebay.core.records.log_records import LogEntry, Position
+from forebay.core.records.rows import (
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -33,7 +34,6 @@ from forebay.buffer.store.rows import (
     RunRow,
     StartRow,
 )
-from forebay.core.files import opener
 
 RUNS = Table("runs", RunRow, key=("run_id",))
 STARTS = Table("starts", StartRow, key=("run_id",))

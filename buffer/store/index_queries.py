@@ -12,11 +12,11 @@ from forebay.buffer.store import index_rows
 from forebay.buffer.store.abc import NEWEST_GROUPS
 from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, START, STARTS
 from forebay.buffer.store.index_damage import IndexDamaged, checked, words_of_damage
-from forebay.buffer.store.log_records import Position
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, FoundGroup, GroupRow, RunRow, StartRow, StoredSample
 from forebay.core.errors import ForebayError, GroupNotFound
 from forebay.core.group import LIVE
 from forebay.core.ids import InstanceId
+from forebay.core.records.log_records import Position
+from forebay.core.records.rows import BatchRow, CheckpointRow, FoundGroup, GroupRow, RunRow, StartRow, StoredSample
 
 ResultT = TypeVar("ResultT")
 Query = Callable[[sqlite3.Connection], ResultT]

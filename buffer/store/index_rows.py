@@ -11,7 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from forebay.buffer.store.index_damage import checked, checksum
-from forebay.buffer.store.rows import (
+from forebay.core.group import GroupState
+from forebay.core.ids import InstanceId
+from forebay.core.records.rows import (
     BatchRow,
     CheckpointRow,
     ColumnsRow,
@@ -25,8 +27,6 @@ from forebay.buffer.store.rows import (
     TickRow,
     from_columns,
 )
-from forebay.core.group import GroupState
-from forebay.core.ids import InstanceId
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 Values = tuple[Any, ...]

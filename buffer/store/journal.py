@@ -13,15 +13,18 @@ from forebay.buffer.store import index_queries, removal
 from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.data_dir import DataDir
-from forebay.buffer.store.files import DiskFiles, Files
 from forebay.buffer.store.index import START, Feeder, Index, batches
 from forebay.buffer.store.index_damage import is_damage
-from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.log_writer import Append, Job, LogWriter
 from forebay.buffer.store.removal import Clearing, Removals
 from forebay.buffer.store.reserve import Reserve
-from forebay.buffer.store.rows import (
+from forebay.buffer.store.send_bodies import Sending
+from forebay.core.errors import StorageFailed
+from forebay.core.ids import InstanceId
+from forebay.core.records.disk_files import DiskFiles, Files
+from forebay.core.records.log_records import make_entry
+from forebay.core.records.rows import (
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -33,9 +36,6 @@ from forebay.buffer.store.rows import (
     StartRow,
     StoredSample,
 )
-from forebay.buffer.store.send_bodies import Sending
-from forebay.core.errors import StorageFailed
-from forebay.core.ids import InstanceId
 from forebay.core.tasks import TaskSet
 from forebay.core.waiting import finish
 

@@ -1,120 +1,16 @@
-"""The append-only log: numbered segment files, one record after the other.
-
-Reading one segment from a place to its end, across whatever is damaged in it.
-"""
+"""The append-only log: numbered segment files, one record after the other."""
 
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from forebay.buffer.store.files import AppendFile, BytesLike, Files, ReadFile
-from forebay.buffer.store.log_records import (
-    HEADER_BYTES,
-    MAGIC,
-    LogEntry,
-    Position,
-    Record,
-    decode_header,
-    decode_payload,
-    encode_start,
-)
-from forebay.buffer.store.rows import Location, SampleRow
 from forebay.core.files import FOLDER_MODE, write_durably
-
-WINDOW_BYTES = 4 * 1024 * 1024
-
-
-class LogDamage(NamedTuple):
-    """Bytes from ``start`` to ``end`` of a segment that are no whole record."""
-
-    start: int
-    end: int
-    records: Sequence[Record]
-    """Those in it of which only the body is damaged."""
-
-
-class SegmentScan:
-    """The records of one open segment, whose first ``size`` bytes count."""
-
-    def __init__(self, file: ReadFile, segment: int, size: int) -> None:
-        self._file = file
-        self._segment = segment
-        self._size = size
-        self._window = b""
-        self._window_start = 0
-
-    def parts(self, start: int) -> Iterator[Record | LogDamage]:
-        """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
-        while start < self._size:
-            # A record that does not check may be damaged in its length, so the next one is looked for byte by byte.
-            record = self._record(start)
-            if record is None or not record.is_whole:
-                end = self._next_record(start + 1 if record is None else record.end.offset)
-                yield LogDamage(start, end, self._rows_left(start, end))
-                start = end
-            else:
-                yield record
-                start = record.end.offset
-
-    def _record(self, offset: int) -> Record | None:
-        position = Position(self._segment, offset)
-        data = self._bytes(offset, HEADER_BYTES)
-        header = decode_header(data, position)
-        if header is None:
-            return None
-        # The header has a checksum of its own, thus this length can be trusted.
-        length = header.before_body + header.body_length
-        payload = self._bytes(offset + HEADER_BYTES, length)
-        return decode_payload(header, data, payload, position) if len(payload) == length else None
-
-    def _next_record(self, offset: int) -> int:
-        """Where the next whole record begins, at or behind ``offset``; the end of the segment if there is none."""
-        while (offset := self._find_magic(offset)) < self._size:
-            record = self._record(offset)
-            if record is not None and record.is_whole:
-                break
-            # Lengths that check are right: a long body need not be looked through.
-            offset = offset + 1 if record is None else record.end.offset
-        return offset
-
-    def _rows_left(self, start: int, end: int) -> list[Record]:
-        """The records from ``start`` to ``end`` of which only the body is damaged."""
-        found: list[Record] = []
-        while start < end:
-            record = self._record(start)
-            if record is not None:
-                found.append(record)
-            start = self._find_magic(start + 1) if record is None else record.end.offset
-        return found
-
-    def _find_magic(self, offset: int) -> int:
-        while offset < self._size:
-            self._load(offset, HEADER_BYTES)
-            found = self._window.find(MAGIC, offset - self._window_start)
-            if found >= 0:
-                return self._window_start + found
-            # The last bytes of the window may be the beginning of one.
-            offset = max(offset + 1, self._window_start + len(self._window) - len(MAGIC) + 1)
-        return self._size
-
-    def _bytes(self, offset: int, length: int) -> memoryview:
-        """Up to ``length`` bytes at ``offset``: fewer where the segment ends."""
-        self._load(offset, length)
-        start = offset - self._window_start
-        return memoryview(self._window)[start : start + length]
-
-    def _load(self, offset: int, length: int) -> None:
-        end = min(offset + length, self._size)
-        if self._window_start <= offset and end <= self._window_start + len(self._window):
-            return
-        # Read in large windows: a segment holds tens of thousands of short records.
-        wanted = min(max(length, WINDOW_BYTES), self._size - offset)
-        self._window = self._file.read(offset, wanted)
-        self._window_start = offset
-
+from forebay.core.records.disk_files import AppendFile, BytesLike, Files
+from forebay.core.records.log_records import LogEntry, Position, Record, encode_start
+from forebay.core.records.log_scan import LogDamage, SegmentScan
+from forebay.core.records.rows import Location, SampleRow
 
 SEGMENT_BYTES = 256 * 1024 * 1024
 PROBE_NAME = "probe.tmp"

@@ -17,11 +17,11 @@ import msgspec
 
 from forebay.buffer.store.abc import Done
 from forebay.buffer.store.index import Feeder, batches
-from forebay.buffer.store.log_records import LogEntry, Position, make_entry
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.buffer.store.reserve import SPARE_BYTES, Reserve, is_no_room
-from forebay.buffer.store.rows import Location, Row
 from forebay.core.errors import StorageFailed
+from forebay.core.records.log_records import LogEntry, Position, make_entry
+from forebay.core.records.rows import Location, Row
 from forebay.core.waiting import finish
 
 BATCH_BYTES = 16 * 1024 * 1024

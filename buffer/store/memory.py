@@ -8,10 +8,13 @@ from msgspec.structs import astuple, replace
 
 from forebay.buffer.store.abc import NEWEST_GROUPS, Done, GroupBodies, Segment, Store, StoreStats
 from forebay.buffer.store.index_rows import implied_group
-from forebay.buffer.store.log_records import make_entry
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
 from forebay.buffer.store.removal import Removals
-from forebay.buffer.store.rows import (
+from forebay.core.errors import GroupNotFound, StorageFailed
+from forebay.core.group import LIVE
+from forebay.core.ids import InstanceId
+from forebay.core.records.log_records import make_entry
+from forebay.core.records.rows import (
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -25,9 +28,6 @@ from forebay.buffer.store.rows import (
     StoredSample,
     TickRow,
 )
-from forebay.core.errors import GroupNotFound, StorageFailed
-from forebay.core.group import LIVE
-from forebay.core.ids import InstanceId
 
 
 class MemoryStore(Store):

@@ -16,8 +16,10 @@ from forebay.buffer.store.abc import GroupBodies
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.index import TABLES, batches
 from forebay.buffer.store.index_rows import Table
-from forebay.buffer.store.log_segments import LogDamage, SegmentLog
-from forebay.buffer.store.rows import (
+from forebay.buffer.store.log_segments import SegmentLog
+from forebay.core.errors import BodyUnreadable, StorageFailed
+from forebay.core.records.log_scan import LogDamage
+from forebay.core.records.rows import (
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -31,7 +33,6 @@ from forebay.buffer.store.rows import (
     TickRow,
     to_columns,
 )
-from forebay.core.errors import BodyUnreadable, StorageFailed
 
 ROW_BYTES = 400
 """About what a row of these takes in the log, besides its longest fields."""

@@ -8,8 +8,8 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from forebay.buffer.store.files import Files
 from forebay.buffer.store.index_damage import is_no_room as is_no_room_for_index
+from forebay.core.records.disk_files import Files
 
 PART_BYTES = 1 << 20
 """Given up at once: other programs write to the same disk, and take what is free."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from forebay.buffer.store.abc import Edited, Outbound, Slice, stretches
 from forebay.buffer.store.bodies import STRETCH_BYTES, BodyReader, Scratch, parts, read_for, unreadable
-from forebay.buffer.store.files import MAX_BUFFERS, BytesLike, ReadFile, behind
+from forebay.core.records.disk_files import MAX_BUFFERS, BytesLike, ReadFile, behind
 
 PATIENCE_MS = 50
 """How long a thread waits for a socket that takes no more, before the event loop waits for it."""

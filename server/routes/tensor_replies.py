@@ -13,9 +13,9 @@ from starlette.types import Scope
 from forebay.buffer.reads.reply_rows import Planned, ReplyRows
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store, stretches
-from forebay.buffer.store.rows import Location
 from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
 from forebay.core.binary_sample import HEAD_BYTES, Places, as_json, is_binary, read_places
+from forebay.core.records.rows import Location
 from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
 from forebay.server.direct_send import direct_reply

@@ -8,11 +8,11 @@ from typing import Any
 
 from forebay.buffer import write
 from forebay.buffer.retention import Retention
-from forebay.buffer.store.log_records import check_fits
-from forebay.buffer.store.rows import StartRow
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id, new_run_key
+from forebay.core.records.log_records import check_fits
+from forebay.core.records.rows import StartRow
 from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.core.tasks import TaskSet
 from forebay.core.waiting import Patience

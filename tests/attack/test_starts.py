@@ -24,7 +24,7 @@ NUM_REPORTS = 25
 SMALL_ENTRIES = """
 import sys
 if "serve" in sys.orig_argv:
-    from forebay.buffer.store import log_records
+    from forebay.core.records import log_records
     log_records.MAX_ROWS_BYTES = 1 << 20
 """
 """What the journal takes in one piece: a 128th of what it is, which takes a minute to send twice."""

@@ -8,9 +8,9 @@ import pytest
 from forebay.buffer.batches import Batches
 from forebay.buffer.groups.alarm import AlarmCounts, alarm_text
 from forebay.buffer.reads.staleness import marked
-from forebay.buffer.store.rows import BatchRow, CheckpointRow
 from forebay.core.errors import BatchNotFound, CheckpointConflict, CheckpointNotFound
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import BatchRow, CheckpointRow
 
 
 def make_row(batches: Batches, state: BatchState = BatchState.LEASED, **changes: Any) -> BatchRow:

@@ -1,8 +1,8 @@
 """What a run's buffer tells its trace, and what it remembers of that."""
 
 from forebay.buffer.change_records import MAX_SEEN, ChangeRecords
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.group import BatchState
+from forebay.core.records.rows import BatchRow
 from forebay.telemetry.tracing.records import BatchChange, Record, Span
 
 

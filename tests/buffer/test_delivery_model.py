@@ -22,7 +22,6 @@ from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.clock import ManualClock
 from forebay.core.errors import (
     BatchAcked,
@@ -32,6 +31,7 @@ from forebay.core.errors import (
     LeaseLost,
     StorageFailed,
 )
+from forebay.core.records.rows import BatchRow
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, write
 from tests.buffer.delivery_promise import Model, Promise
 from tests.buffer.store.faulty_disks import RefusingFiles

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from forebay.buffer.groups.sample_group import SampleGroup
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.errors import StorageFailed
 from forebay.core.group import BatchState
+from forebay.core.records.rows import BatchRow
 from tests.buffer.test_delivery_model import DeliveryModel, JournalDeliveryModel, ResultT
 
 

@@ -12,9 +12,9 @@ from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import BatchRow
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BatchAcked, BatchNotFound, CheckpointConflict, LeaseLost
+from forebay.core.records.rows import BatchRow
 from tests.buffer.buffer_kit import fill, make_run, open_buffer, read, take, uids_of
 
 

@@ -12,11 +12,11 @@ from forebay.buffer.buffer import Buffer
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import FoundGroup
 from forebay.buffer.write import announce, write_when_room
 from forebay.core.clock import ManualClock
 from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import FoundGroup
 from forebay.core.sample import read_any_sample
 from tests.buffer.buffer_kit import check_books, end_process, make_run, open_buffer, read, states, take, uids_of
 from tests.kit import make_sample

@@ -11,9 +11,9 @@ from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.idle_groups import QUIET_S, note_groups, note_new_process, oldest_age_s
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import GroupRow
 from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import RunState
 from tests.buffer.buffer_kit import check_books, end_process, fill, make_run, open_buffer, states
 

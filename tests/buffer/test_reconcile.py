@@ -10,11 +10,11 @@ from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import Location
 from forebay.buffer.write import expect_repeats
 from forebay.core.clock import ManualClock
 from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import Location
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, put, read, states, take, uids_of
 
 

@@ -10,9 +10,9 @@ import pytest
 from forebay.buffer.store.abc import Edited, Slice, Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import BatchRow, CheckpointRow, GroupRow, Location, RunRow, SampleRow, TickRow
 from forebay.core.errors import GroupNotFound, InvalidInput, StorageFailed
 from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import BatchRow, CheckpointRow, GroupRow, Location, RunRow, SampleRow, TickRow
 from tests.buffer.store.faulty_disks import LossyFiles
 
 

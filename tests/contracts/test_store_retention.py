@@ -10,7 +10,9 @@ import pytest
 from forebay.buffer.store.abc import Segment, Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.store.rows import (
+from forebay.core.errors import StorageFailed
+from forebay.core.group import BatchState, GroupState
+from forebay.core.records.rows import (
     BatchRow,
     CheckpointRow,
     GroupRow,
@@ -20,8 +22,6 @@ from forebay.buffer.store.rows import (
     StoredSample,
     TickRow,
 )
-from forebay.core.errors import StorageFailed
-from forebay.core.group import BatchState, GroupState
 
 RUN = "run-1"
 NUM_GROUPS = 12

@@ -15,7 +15,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.rows import GroupRow, SampleRow
+from forebay.core.records.rows import GroupRow, SampleRow
 
 def append(store, number):
     group = str(number // 8)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.rows import SampleRow
 from forebay.core.errors import StorageFailed
+from forebay.core.records.rows import SampleRow
 from tests.buffer.store.faulty_disks import LossyFiles
 from tests.contracts.test_store_retention import RUN, answers, bodies_there, drop, fill, make_sample, moved_from
 

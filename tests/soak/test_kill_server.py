@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from forebay.buffer.store.data_dir import DataDir
-from forebay.buffer.store.files import DiskFiles
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.log_segments import SegmentLog
-from forebay.buffer.store.rows import GroupRow, SampleRow
 from forebay.core.group import GroupState, check_transition
 from forebay.core.ids import group_id
+from forebay.core.records.disk_files import DiskFiles
+from forebay.core.records.rows import GroupRow, SampleRow
 from tests.conftest import MakeServer
 from tests.liveness import Liveness
 from tests.soak.kill_load import GROUP_SIZE, KillLoad, Ledger

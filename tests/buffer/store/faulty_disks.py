@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from forebay.buffer.store.files import AppendFile, BytesLike, DiskAppendFile, DiskFiles, ReadFile
+from forebay.core.records.disk_files import AppendFile, BytesLike, DiskAppendFile, DiskFiles, ReadFile
 
 
 class PowerLostError(OSError):

@@ -1,7 +1,7 @@
 """Entries of a log, each with a number by which it is known again."""
 
-from forebay.buffer.store.log_records import LogEntry, make_entry
-from forebay.buffer.store.rows import SampleRow, TickRow
+from forebay.core.records.log_records import LogEntry, make_entry
+from forebay.core.records.rows import SampleRow, TickRow
 
 
 def entry(number: int, body: bytes = b"", *, has_body: bool = False) -> LogEntry:

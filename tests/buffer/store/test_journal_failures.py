@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.rows import Location, SampleRow
 from forebay.core.errors import StorageFailed
+from forebay.core.records.rows import Location, SampleRow
 from tests.buffer.store.faulty_disks import RefusingFiles
 
 

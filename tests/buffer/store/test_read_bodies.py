@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from forebay.buffer.store.abc import Edited, Piece, Slice
 from forebay.buffer.store.bodies import INLINE_BYTES, STRETCH_BYTES, BodyReader
-from forebay.buffer.store.files import DiskFiles
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
-from forebay.buffer.store.rows import Location
 from forebay.core.errors import BodyUnreadable, StorageFailed
+from forebay.core.records.disk_files import DiskFiles
+from forebay.core.records.rows import Location
 from tests.buffer.store.sample_entries import entry
 
 SIZES = (0, 1, 9, 90, 300, 4_000, 5_000, 20_000, 100_000)

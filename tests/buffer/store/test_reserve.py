@@ -9,9 +9,9 @@ import pytest
 from forebay.buffer.store import log_writer
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.reserve import PART_BYTES
-from forebay.buffer.store.rows import GroupRow
 from forebay.core.errors import StorageFailed
 from forebay.core.group import GroupState
+from forebay.core.records.rows import GroupRow
 from tests.buffer.store.faulty_disks import SmallDisk
 from tests.buffer.store.test_journal_failures import make_sample, put, uids_of
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.buffer.store.files import DiskFiles
-from forebay.buffer.store.log_records import HEADER_BYTES, RECORD_VERSION, LogEntry, Position, encode_start
 from forebay.buffer.store.log_segments import SegmentLog, segment_path
-from forebay.buffer.store.rows import SampleRow, TickRow
 from forebay.core.errors import StorageFailed
+from forebay.core.records.disk_files import DiskFiles
+from forebay.core.records.log_records import HEADER_BYTES, RECORD_VERSION, LogEntry, Position, encode_start
+from forebay.core.records.rows import SampleRow, TickRow
 from tests.buffer.store.sample_entries import entry
 
 START = Position(0, 0)
@@ -168,7 +168,7 @@ def test_record_larger_than_the_read_window_is_found_behind_damage(tmp_path: Pat
 
 
 def test_records_of_a_newer_version_are_refused_and_left_alone(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.buffer.store.log_records.RECORD_VERSION", RECORD_VERSION + 1)
+    monkeypatch.setattr("forebay.core.records.log_records.RECORD_VERSION", RECORD_VERSION + 1)
     log.write(entry(9))
     monkeypatch.undo()
     data = segment_path(log.path, 1).read_bytes()

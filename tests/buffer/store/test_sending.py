@@ -12,8 +12,8 @@ import pytest
 from forebay.buffer.store.abc import Edited, Outbound, Slice, num_sent
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.log_segments import segment_path
-from forebay.buffer.store.rows import Location, SampleRow
 from forebay.core.errors import StorageFailed
+from forebay.core.records.rows import Location, SampleRow
 
 SIZES = {"short": 4_000, "middling": 40_000, "long": 200_000}
 

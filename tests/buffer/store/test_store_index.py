@@ -12,9 +12,9 @@ import pytest
 
 from forebay.buffer.store.index import SCHEMA_VERSION, Index
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.rows import GroupRow, RunRow, SampleRow, StoredSample, TickRow
 from forebay.core.errors import StorageFailed
 from forebay.core.group import GroupState
+from forebay.core.records.rows import GroupRow, RunRow, SampleRow, StoredSample, TickRow
 
 Answers = tuple[list[RunRow], list[GroupRow], list[StoredSample], list[str]]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from forebay.buffer.store.files import BytesLike
-from forebay.buffer.store.rows import GroupRow, Location, Row, SampleRow
 from forebay.core.errors import EntryTooLarge, InvalidInput, StorageFailed
+from forebay.core.records.disk_files import BytesLike
+from forebay.core.records.rows import GroupRow, Location, Row, SampleRow
 
 MAGIC = b"\xf5FBR"
 """Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
