@@ -119,6 +119,34 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert {name: number for name, number in names.items() if number > 1} == {}
 
 
+CORE = "core buffer hooks web server server/routes server/runs telemetry/tracing server/tracing".split()
+"""What a maintainer of the buffer reads: docs/architecture.md begins with it."""
+WHOLE = {"core", "buffer"}
+"""Of these, with the folders below them."""
+
+
+def test_a_maintainer_of_the_buffer_reads_at_most_30_000_lines() -> None:
+    page = (ROOT / "docs/architecture.md").read_text().partition("**What you can ignore**")[0]
+    assert [folder for folder in CORE if f"`{folder}/`" not in page] == []
+    paths = {path for top in CORE for path in (ROOT / top).glob("**/*.py" if top in WHOLE else "*.py")}
+    assert sum(len(path.read_bytes().splitlines()) for path in paths) <= 30_000
+
+
+BESIDE = (
+    "workers.groups",
+    "workers.simulator.scenario",
+    "replay.skip",
+    "replay.recordings",
+    "telemetry.analysis.report",
+)
+
+
+@pytest.mark.parametrize("module", BESIDE)
+def test_what_stands_beside_the_buffer_needs_no_server(module: str) -> None:
+    code = f"import sys, forebay.{module}; sys.exit('forebay.server' in sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
 SHORT = {
     "core/backoff.py": "the one way to pause between tries, from hooks to the server",
     "core/fields.py": "flags in a payload, for every layer that reads one",
