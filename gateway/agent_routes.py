@@ -14,7 +14,8 @@ from forebay.core.sample import WRITER_HEADER
 from forebay.engines.capture.policy_calls import is_left_out
 from forebay.gateway.asgi_calls import Exchange, PassedOn, json_reply, raw_reply, refusal_reply
 from forebay.gateway.calls import CHATS
-from forebay.gateway.dialects import anthropic
+from forebay.gateway.dialects.anthropic.from_chat import from_models, from_tokenize
+from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
 from forebay.gateway.dialects.dialect import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
@@ -93,7 +94,7 @@ class AgentRoutes:
             except GatewayRefusal as refusal:
                 return refusal_reply(kind, refusal)
             except ProtocolRefused as refused:
-                return json_reply(refused.status, refused.body)
+                return json_reply(*kind.refusal(refused))
 
         async def endpoint(request: Request) -> ASGIApp:
             async def paid(scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +117,7 @@ class AgentRoutes:
 
     async def _translated(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         chat = await off_loop(lambda content: dialect.to_chat(_object(content)), await self._body(request, 3))
-        _note(found, dialect.notes)
+        _note(found, dialect.unknown.names)
         return Exchange(_call(request, found), dialect, chat)
 
     async def _unrecorded(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
@@ -132,7 +133,7 @@ class AgentRoutes:
         return PassedOn(_call(request, found), dialect, "GET", _models_path(request))
 
     async def _anthropic_models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        return PassedOn(_call(request, found), dialect, "GET", _models_path(request), read=anthropic.from_models)
+        return PassedOn(_call(request, found), dialect, "GET", _models_path(request), read=from_models)
 
     async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
         """An answer that is kept, for GET, DELETE and for the POST that cancels it."""
@@ -146,12 +147,12 @@ class AgentRoutes:
         return json_reply(HTTPStatus.OK, {"object": "list", "data": items, "has_more": False})
 
     async def _count_tokens(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        memo, notes = dialect.memory.memo, dialect.notes
+        memo, unknown = dialect.memory.memo, dialect.unknown
         content = await off_loop(
-            lambda content: encode(anthropic.to_tokenize(_object(content), memo, notes)), await self._body(request, 3)
+            lambda content: encode(to_tokenize(_object(content), memo, unknown)), await self._body(request, 3)
         )
-        _note(found, dialect.notes)
-        return PassedOn(_call(request, found), dialect, "POST", "/tokenize", content, anthropic.from_tokenize)
+        _note(found, dialect.unknown.names)
+        return PassedOn(_call(request, found), dialect, "POST", "/tokenize", content, from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
         """A sample of a generator that is captured; the server's reply to it."""

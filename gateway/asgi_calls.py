@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.engines.read_json import UNREADABLE
 from forebay.gateway.calls import EngineRefused, Json
+from forebay.gateway.dialects.chunks import AnswerStream
 from forebay.gateway.dialects.dialect import Dialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.engine_http import STREAM_TYPE, EngineReply, Headers
@@ -62,7 +63,7 @@ class Exchange:
         except RecursionError:
             await refusal_reply(type(self._dialect), EngineLost(TOO_DEEP), self._id_header)(scope, receive, send)
         except ProtocolRefused as refused:  # by the translation of what the engine answered
-            await json_reply(refused.status, refused.body, self._id_header)(scope, receive, send)
+            await json_reply(*self._dialect.refusal(refused), self._id_header)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         """Raises only what is raised before the first chunk."""
@@ -73,17 +74,22 @@ class Exchange:
             headers = self._headers((b"content-type", STREAM_TYPE))
             await send({"type": "http.response.start", "status": HTTPStatus.OK.value, "headers": headers})
             try:
-                await _send_chunks(stream.feed, first, send)
+                await self._send_chunks(stream, first, send)
                 async for chunks in groups:
-                    await _send_chunks(stream.feed, chunks, send)
-                last = stream.end()
-            except GatewayRefusal as refusal:
-                last = stream.fail(refusal)
-            except RecursionError:
-                last = stream.fail(EngineLost(TOO_DEEP))
-            except EngineRefused as refused:  # of the rest of an answer that was aborted
-                last = stream.fail(EngineLost(refused.message))
-        await send({"type": "http.response.body", "body": last})
+                    await self._send_chunks(stream, chunks, send)
+                last = self._event_bytes(stream.end())
+            except (GatewayRefusal, RecursionError, EngineRefused) as error:
+                refusal = _refusal_of(error)
+                last = self._event_bytes(stream.fail(refusal.status, refusal.body()))
+        await send({"type": "http.response.body", "body": last + self._dialect.after_stream})
+
+    async def _send_chunks(self, stream: AnswerStream, chunks: list[Json], send: Send) -> None:
+        # In a translation a chunk may stand for no event.
+        if data := b"".join(self._event_bytes(stream.feed(chunk)) for chunk in chunks):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _event_bytes(self, events: list[Json]) -> bytes:
+        return b"".join(map(self._dialect.event_bytes, events))
 
     def _headers(self, kind: Header) -> Headers:
         """The engine's own, but for its content type where the protocol is another one."""
@@ -95,9 +101,12 @@ class Exchange:
         return [*headers.items(), self._id_header]
 
 
-async def _send_chunks(feed: Callable[[Json], bytes], chunks: list[Json], send: Send) -> None:
-    if data := b"".join(map(feed, chunks)):  # in a translation a chunk may stand for no event
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+def _refusal_of(error: Exception) -> GatewayRefusal:
+    """What ends a stream that has begun."""
+    if isinstance(error, GatewayRefusal):
+        return error
+    # Refused by the engine is the rest of an answer that was aborted.
+    return EngineLost(error.message if isinstance(error, EngineRefused) else TOO_DEEP)
 
 
 class PassedOn:

@@ -1,6 +1,5 @@
 """What the streams of both translations share: how the chunks of a chat are read, and the reply that they add up to."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -51,13 +50,26 @@ class ReplyDraft:
         return assistant_message({**self._texts, "tool_calls": list(self._calls.values())})
 
 
-class ProtocolStream(ABC):
-    """Give it each chunk, then ``end``; ``event_bytes`` writes what it returns.
+class AnswerStream(ABC):
+    """The events of one answer, in the protocol of its agent: give it each chunk of the chat, then ``end``."""
 
-    After an error nothing more comes, and ``is_over`` is true.
-    """
+    @abstractmethod
+    def feed(self, chunk: Fields) -> list[Fields]:
+        """The events for one chunk of the chat."""
 
-    def __init__(self, memo: ReplyMemo | None) -> None:
+    @abstractmethod
+    def end(self) -> list[Fields]:
+        """The events after the last chunk. A stream without a finish reason was cut, which is an error."""
+
+    @abstractmethod
+    def fail(self, status: int, body: object) -> list[Fields]:
+        """The events when the engine fails after the first byte went out."""
+
+
+class TranslatedStream(AnswerStream):
+    """After an error nothing more comes, and ``is_over`` is true."""
+
+    def __init__(self, memo: ReplyMemo) -> None:
         self.is_over = False
         self._memo = memo
         self._draft = ReplyDraft()
@@ -66,8 +78,7 @@ class ProtocolStream(ABC):
         self._blanks = ""
         """Of the text after a call, as long as there is nothing else in it."""
 
-    def feed(self, chunk: Mapping[str, Any]) -> list[Fields]:
-        """The events for one chunk of the chat."""
+    def feed(self, chunk: Fields) -> list[Fields]:
         if self.is_over:
             return []
         if chunk.get("error"):
@@ -91,14 +102,6 @@ class ProtocolStream(ABC):
             self._open_call = _index(call)
             events += self._call(call.get("id") or "", function, is_begun=is_begun)
         return events
-
-    @abstractmethod
-    def end(self) -> list[Fields]:
-        """The events after the last chunk. A stream without a finish reason was cut, which is an error."""
-
-    @abstractmethod
-    def fail(self, status: int, body: object) -> list[Fields]:
-        """The events when the engine fails after the first byte went out."""
 
     @property
     @abstractmethod
@@ -124,9 +127,3 @@ class ProtocolStream(ABC):
 
 def _index(call: Mapping[str, Any]) -> int:
     return call.get("index") or 0
-
-
-def event_bytes(event: Mapping[str, Any]) -> bytes:
-    """One event of either protocol as it goes out: its name is its ``type``."""
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()

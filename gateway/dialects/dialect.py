@@ -1,15 +1,24 @@
 """One class for each protocol that agents speak: a call as a chat, and the engine's answer in the protocol's words."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.gateway.dialects import anthropic, responses
-from forebay.gateway.dialects.chunks import ProtocolStream, event_bytes
+from forebay.gateway.dialects.anthropic import from_chat as messages_reply
+from forebay.gateway.dialects.anthropic import to_chat as messages_request
+from forebay.gateway.dialects.anthropic.stream import MessagesStream
+from forebay.gateway.dialects.chunks import AnswerStream
+from forebay.gateway.dialects.errors import ProtocolRefused, messages_error, responses_error
 from forebay.gateway.dialects.history import ReplyMemo
-from forebay.gateway.dialects.responses import ResponseStore
-from forebay.gateway.engine_http import DONE, event
-from forebay.gateway.refusals import GatewayRefusal
+from forebay.gateway.dialects.responses import from_chat as responses_reply
+from forebay.gateway.dialects.responses import to_chat as responses_request
+from forebay.gateway.dialects.responses.request import ResponsesRequest, parsed
+from forebay.gateway.dialects.responses.store import ResponseStore
+from forebay.gateway.dialects.responses.stream import ResponsesStream
+from forebay.gateway.dialects.unknown import UnknownFieldLog
+from forebay.gateway.engine_http import DONE
+from forebay.gateway.engine_http import event as chat_event
 
 Json = dict[str, Any]
 
@@ -22,33 +31,19 @@ class Memory:
         self.store = ResponseStore()
 
 
-class Stream(ABC):
-    """What an agent gets of one answer as it comes, in encoded events."""
-
-    @abstractmethod
-    def feed(self, chunk: Json) -> bytes:
-        """Chunk by chunk of a chat completion."""
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """What comes after the last chunk."""
-
-    @abstractmethod
-    def fail(self, refusal: GatewayRefusal) -> bytes:
-        """In place of the rest."""
-
-
 class Dialect(ABC):
     """One call in some protocol. Its methods raise ``ProtocolRefused``."""
 
+    name = ""
     is_engines_own = False
     """Whether engines speak it: then their errors and headers are passed on as they are."""
+    after_stream = b""
+    """What ends a stream, after its last event."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.body: Json = {}
-        self.notes: list[str] = []
-        """What of the call was left out of the chat, or passed on unread: names of kinds."""
+        self.unknown = UnknownFieldLog(self.name)
+        """What of the call was left out of the chat, or passed on unread."""
 
     @abstractmethod
     def to_chat(self, body: Json) -> Json:
@@ -59,7 +54,7 @@ class Dialect(ABC):
         """A whole chat completion in this protocol."""
 
     @abstractmethod
-    def stream(self) -> Stream:
+    def stream(self) -> AnswerStream:
         """For an answer as it comes."""
 
     @classmethod
@@ -67,24 +62,42 @@ class Dialect(ABC):
     def error(cls, status: int, body: object) -> tuple[int, Json]:
         """An error of the engine, or of the gateway."""
 
+    @classmethod
+    def refusal(cls, refused: ProtocolRefused) -> tuple[int, Json]:
+        """An error of the translation."""
+        status, body = cls.error(refused.status, str(refused))
+        body["error"] |= refused.fields
+        return status, body
 
-class ChatStream(Stream):
+    @staticmethod
+    def event_bytes(event: Json) -> bytes:
+        """One event of a stream as it goes out: its name is its ``type``."""
+        data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {event['type']}\ndata: {data}\n\n".encode()
+
+
+class ChatStream(AnswerStream):
     """Chunks as they are."""
 
-    def feed(self, chunk: Json) -> bytes:
-        return event(chunk)
+    def feed(self, chunk: Json) -> list[Json]:
+        return [chunk]
 
-    def end(self) -> bytes:
-        return DONE
+    def end(self) -> list[Json]:
+        return []
 
-    def fail(self, refusal: GatewayRefusal) -> bytes:
-        return event(refusal.body()) + DONE
+    def fail(self, status: int, body: object) -> list[Json]:
+        return [ChatDialect.error(status, body)[1]]
 
 
 class ChatDialect(Dialect):
     """Chat completions: nothing is translated."""
 
     is_engines_own = True
+    after_stream = DONE
+
+    @staticmethod
+    def event_bytes(event: Json) -> bytes:
+        return chat_event(event)
 
     def to_chat(self, body: Json) -> Json:
         return body
@@ -92,7 +105,7 @@ class ChatDialect(Dialect):
     def reply(self, chat: Json) -> Json:
         return chat
 
-    def stream(self) -> Stream:
+    def stream(self) -> AnswerStream:
         return ChatStream()
 
     @classmethod
@@ -100,53 +113,45 @@ class ChatDialect(Dialect):
         return status, dict(body) if isinstance(body, Mapping) else {"message": str(body)}
 
 
-class TranslatedStream(Stream):
-    """Events of another protocol."""
-
-    def __init__(self, events: ProtocolStream) -> None:
-        self._events = events
-
-    def feed(self, chunk: Json) -> bytes:
-        return b"".join(map(event_bytes, self._events.feed(chunk)))
-
-    def end(self) -> bytes:
-        return b"".join(map(event_bytes, self._events.end()))
-
-    def fail(self, refusal: GatewayRefusal) -> bytes:
-        return b"".join(map(event_bytes, self._events.fail(refusal.status, refusal.body())))
-
-
 class MessagesDialect(Dialect):
     """Anthropic's Messages."""
 
+    name = "messages"
+    body: Json
+    """The request, without its messages."""
+
     def to_chat(self, body: Json) -> Json:
         self.body = {name: value for name, value in body.items() if name != "messages"}
-        return anthropic.to_chat(body, self.memory.memo, self.notes)
+        return messages_request.to_chat(body, self.memory.memo, self.unknown)
 
     def reply(self, chat: Json) -> Json:
-        return anthropic.from_chat(chat, self.body, self.memory.memo)
+        return messages_reply.from_chat(chat, self.body, self.memory.memo)
 
-    def stream(self) -> Stream:
-        return TranslatedStream(anthropic.MessagesStream(self.body, self.memory.memo))
+    def stream(self) -> AnswerStream:
+        return MessagesStream(self.body, self.memory.memo)
 
     @classmethod
     def error(cls, status: int, body: object) -> tuple[int, Json]:
-        return anthropic.messages_error(status, body)
+        return messages_error(status, body)
 
 
 class ResponsesDialect(Dialect):
     """OpenAI's Responses."""
 
+    name = "responses"
+    request: ResponsesRequest
+
     def to_chat(self, body: Json) -> Json:
-        self.body = body
-        return responses.to_chat(body, self.memory.store, self.memory.memo, self.notes)
+        self.request, engine_fields = parsed(body, self.unknown)
+        store, memo = self.memory.store, self.memory.memo
+        return responses_request.to_chat(self.request, engine_fields, store, memo, self.unknown)
 
     def reply(self, chat: Json) -> Json:
-        return responses.from_chat(chat, self.body, self.memory.store, self.memory.memo)
+        return responses_reply.from_chat(chat, self.request, self.memory.store, self.memory.memo)
 
-    def stream(self) -> Stream:
-        return TranslatedStream(responses.ResponsesStream(self.body, self.memory.store, self.memory.memo))
+    def stream(self) -> AnswerStream:
+        return ResponsesStream(self.request, self.memory.store, self.memory.memo)
 
     @classmethod
     def error(cls, status: int, body: object) -> tuple[int, Json]:
-        return responses.responses_error(status, body)
+        return responses_error(status, body)

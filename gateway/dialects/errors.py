@@ -1,6 +1,5 @@
 """Errors as Anthropic's Messages API and OpenAI's Responses API word them."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,66 +22,28 @@ MESSAGES_TYPES = {
 RESPONSES_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-class ProtocolRefused(ValueError, ABC):
-    """What a translation raises for a call that gets an error: ``status`` and ``body`` are the reply."""
+class ProtocolRefused(ValueError):
+    """What a translation raises for a call that gets an error; ``fields`` of that error are for clients to act on."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    def __init__(self, message: str, status: int = 400, **fields: object) -> None:
         super().__init__(message)
         self.status = status
-
-    @property
-    @abstractmethod
-    def body(self) -> Fields:
-        """The body to answer."""
-
-
-class MessagesRefused(ProtocolRefused):
-    """An error of the Messages API. ``details`` are for clients that act on them."""
-
-    def __init__(self, message: str, status: int = 400, *, details: Fields | None = None) -> None:
-        super().__init__(message, status)
-        self._details = details
-
-    @property
-    def body(self) -> Fields:
-        body = _messages_body(self.status, str(self))
-        if self._details:
-            body["error"]["details"] = self._details
-        return body
-
-
-class ResponsesRefused(ProtocolRefused):
-    """An error of the Responses API. ``param`` is the field that is wrong."""
-
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message, status)
-        self.param = param
-
-    @property
-    def body(self) -> Fields:
-        return _responses_body(self.status, str(self), self.param)
+        self.fields = fields
 
 
 def messages_error(status: int, body: object) -> tuple[int, Fields]:
     """The reply of the Messages API where the engine answered ``status`` with ``body`` (its JSON, or its text)."""
-    return status, _messages_body(status, engine_message(body))
+    # Other client errors are of the type of a 400, other server errors of a 500.
+    other = "invalid_request_error" if status < 500 else "api_error"
+    error = {"type": MESSAGES_TYPES.get(status, other), "message": engine_message(body)}
+    return status, {"type": "error", "error": error}
 
 
 def responses_error(status: int, body: object) -> tuple[int, Fields]:
     """The same of the Responses API."""
-    return status, _responses_body(status, engine_message(body), None)
-
-
-def _messages_body(status: int, message: str) -> Fields:
-    # Other client errors are of the type of a 400, other server errors of a 500.
-    other = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": "error", "error": {"type": MESSAGES_TYPES.get(status, other), "message": message}}
-
-
-def _responses_body(status: int, message: str, param: str | None) -> Fields:
     # OpenAI has words for codes; SGLang's own route has the status there.
     kind = RESPONSES_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return status, {"error": {"message": engine_message(body), "type": kind, "param": None, "code": status}}
 
 
 def engine_message(body: object) -> str:

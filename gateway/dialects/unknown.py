@@ -29,11 +29,11 @@ class UnknownPart(LenientModel):
         return self.model_dump()
 
 
-class Unknown:
+class UnknownFieldLog:
     """Writes down in ``names`` what one request of ``protocol`` has."""
 
-    def __init__(self, protocol: str, names: list[str] | None = None) -> None:
-        self.names = names if names is not None else []
+    def __init__(self, protocol: str) -> None:
+        self.names: list[str] = []
         self._protocol = protocol
 
     def left_out(self, *place: str) -> None:

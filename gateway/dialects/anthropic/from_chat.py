@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from forebay.gateway.dialects.errors import MessagesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, ReplyMemo, arguments_object, assistant_message, count_of
 
 STOP_REASONS = {
@@ -20,13 +20,12 @@ SIGNATURE = base64.b64encode(b"forebay").decode()
 """Of each block of reasoning. It proves nothing: many clients drop a block whose signature is empty."""
 
 
-def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo | None = None) -> Fields:
-    """The message for a chat reply to the request ``body``. Raises ``MessagesRefused`` for a broken off answer."""
+def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo) -> Fields:
+    """The message for a chat reply to the request ``body``. Raises ``ProtocolRefused`` for a broken off answer."""
     choice = reply["choices"][0]
     stop = stop_fields(choice.get("finish_reason") or "", choice.get("matched_stop"), body.get("stop_sequences"))
     answer = assistant_message(choice["message"])
-    if memo:
-        memo.remember(answer)
+    memo.remember(answer)
     usage = usage_fields(reply.get("usage") or {})
     return {**message(reply.get("model") or str(body["model"]), _blocks(answer), stop, usage), **edits_field(body)}
 
@@ -90,9 +89,9 @@ def tool_use_block(call_id: str, name: str, given: Fields) -> Fields:
 
 
 def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequence[str] | None) -> Fields:
-    """Why a message ended. Raises ``MessagesRefused`` where the engine broke it off: half an answer is none."""
+    """Why a message ended. Raises ``ProtocolRefused`` where the engine broke it off: half an answer is none."""
     if finish_reason not in STOP_REASONS:
-        raise MessagesRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 502)
+        raise ProtocolRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 502)
     if finish_reason == "stop" and matched_stop in (stop_sequences or []):
         return {"stop_reason": "stop_sequence", "stop_sequence": matched_stop}
     return {"stop_reason": STOP_REASONS[finish_reason], "stop_sequence": None}

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from forebay.gateway.dialects.errors import MessagesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, arguments_object, first_problem, split_engine_fields
-from forebay.gateway.dialects.unknown import LenientModel, Unknown, UnknownPart
+from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog, UnknownPart
 
-PROTOCOL = "messages"
 TOOL_KINDS = (None, "custom")
 CHOICES = ("auto", "any", "tool", "none")
 
@@ -219,23 +218,17 @@ class MessagesRequest(MessagesPrompt):
 PromptT = TypeVar("PromptT", bound=MessagesPrompt)
 
 
-def parsed(kind: type[PromptT], body: object, notes: list[str] | None = None) -> tuple[PromptT, Fields]:
-    """A request for an answer, or for a count, and the fields that are for the engine; ``notes`` are added to.
-
-    Raises ``MessagesRefused``.
-    """
-    if not isinstance(body, Mapping):
-        raise MessagesRefused("the body is no JSON object")
+def parsed(kind: type[PromptT], body: Fields, unknown: UnknownFieldLog) -> tuple[PromptT, Fields]:
+    """A request for an answer, or for a count, and the fields that are for the engine. Raises ``ProtocolRefused``."""
     own, engine_fields = split_engine_fields(body)
     if own.pop("thread", None) is not None:
-        raise MessagesRefused("thread: send the whole conversation, without this field", details=NO_THREADS)
-    unknown = Unknown(PROTOCOL, notes)
+        raise ProtocolRefused("thread: send the whole conversation, without this field", details=NO_THREADS)
     _leave_out(own, unknown)
     try:
         prompt = kind.model_validate(own)
     except ValidationError as error:
         place, message = first_problem(error)
-        raise MessagesRefused(f"{'.'.join(map(str, place))}: {message}" if place else message) from error
+        raise ProtocolRefused(f"{'.'.join(map(str, place))}: {message}" if place else message) from error
     unknown.note_fields(prompt)
     return prompt, engine_fields
 
@@ -244,7 +237,7 @@ def _names(tools: list[Any]) -> list[Any]:
     return [tool.get("name") for tool in tools if isinstance(tool, Mapping)]
 
 
-def _leave_out(own: Fields, unknown: Unknown) -> None:
+def _leave_out(own: Fields, unknown: UnknownFieldLog) -> None:
     """Take out of the fields what a chat has nothing for."""
     given = own.get("tools")
     own["tools"] = unknown.known_tools(given if given is not None else [], TOOL_KINDS)

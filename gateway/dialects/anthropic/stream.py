@@ -13,18 +13,18 @@ from forebay.gateway.dialects.anthropic.from_chat import (
     tool_use_block,
     usage_fields,
 )
-from forebay.gateway.dialects.chunks import ProtocolStream
-from forebay.gateway.dialects.errors import MessagesRefused, messages_error
+from forebay.gateway.dialects.chunks import TranslatedStream
+from forebay.gateway.dialects.errors import ProtocolRefused, messages_error
 from forebay.gateway.dialects.history import Fields, ReplyMemo
 
 CONTENTS = ("reasoning_content", "content", "tool_calls")
 """Of a delta."""
 
 
-class MessagesStream(ProtocolStream):
+class MessagesStream(TranslatedStream):
     """``body`` is the Messages request."""
 
-    def __init__(self, body: Mapping[str, Any], memo: ReplyMemo | None = None) -> None:
+    def __init__(self, body: Mapping[str, Any], memo: ReplyMemo) -> None:
         super().__init__(memo)
         self._body = body
         self._started = False
@@ -41,10 +41,9 @@ class MessagesStream(ProtocolStream):
         draft = self._draft
         try:
             stop = stop_fields(draft.finish_reason or "", draft.matched_stop, self._body.get("stop_sequences"))
-        except MessagesRefused as refused:
-            return self.fail(refused.status, refused.body)
-        if self._memo:
-            self._memo.remember(draft.message)
+        except ProtocolRefused as refused:
+            return self.fail(refused.status, str(refused))
+        self._memo.remember(draft.message)
         self.is_over = True
         delta = {"type": "message_delta", "delta": stop, "usage": usage_fields(draft.usage), **edits_field(self._body)}
         return [*self._start(), *self._close(), delta, {"type": "message_stop"}]

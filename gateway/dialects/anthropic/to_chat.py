@@ -4,11 +4,9 @@ The same history always gives the same chat messages, however it grows: the next
 tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from forebay.gateway.dialects.anthropic.request import (
-    PROTOCOL,
     Block,
     ImageBlock,
     InputMessage,
@@ -24,41 +22,40 @@ from forebay.gateway.dialects.anthropic.request import (
     ToolUseBlock,
     parsed,
 )
-from forebay.gateway.dialects.errors import MessagesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import STREAM_OPTIONS, Fields, ReplyMemo, arguments_text, assistant_message
-from forebay.gateway.dialects.unknown import Unknown, UnknownPart
+from forebay.gateway.dialects.unknown import UnknownFieldLog, UnknownPart
 
 Part = TextBlock | ImageBlock | SearchResultBlock | ToolReferenceBlock | UnknownPart
 THINKING = ("enabled", "disabled", "adaptive")
 
 
-def to_chat(body: Mapping[str, Any], memo: ReplyMemo | None = None, notes: list[str] | None = None) -> Fields:
-    """The chat request for a Messages request. Raises ``MessagesRefused``, whose body is the reply.
+def to_chat(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
+    """The chat request for a Messages request. Raises ``ProtocolRefused``.
 
-    ``notes`` get the names of what was left out or passed on unread.
+    ``unknown`` gets the names of what was left out or passed on unread.
     """
-    request, engine_fields = parsed(MessagesRequest, body, notes)
-    unknown = Unknown(PROTOCOL, notes)
+    request, engine_fields = parsed(MessagesRequest, body, unknown)
     chat = {**_prompt(request, memo, unknown), "max_tokens": request.max_tokens, **_sampling(request, unknown)}
     if request.stream:
         chat |= {"stream": True, "stream_options": STREAM_OPTIONS}
     return _with_engine_fields(chat, engine_fields)
 
 
-def to_tokenize(body: Mapping[str, Any], memo: ReplyMemo | None = None, notes: list[str] | None = None) -> Fields:
-    """The body for SGLang's ``/tokenize`` that counts the tokens of a Messages prompt. Raises ``MessagesRefused``."""
-    prompt, engine_fields = parsed(MessagesPrompt, body, notes)
-    return _with_engine_fields(_prompt(prompt, memo, Unknown(PROTOCOL, notes)), engine_fields)
+def to_tokenize(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
+    """The body for SGLang's ``/tokenize`` that counts the tokens of a Messages prompt. Raises ``ProtocolRefused``."""
+    prompt, engine_fields = parsed(MessagesPrompt, body, unknown)
+    return _with_engine_fields(_prompt(prompt, memo, unknown), engine_fields)
 
 
-def _prompt(prompt: MessagesPrompt, memo: ReplyMemo | None, unknown: Unknown) -> Fields:
+def _prompt(prompt: MessagesPrompt, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
     messages = _chat_messages(prompt, memo, unknown)
     chat = {"model": prompt.model, "messages": messages, **_tool_fields(prompt), **_reasoning(prompt, unknown)}
     # Else SGLang would give the model its own words as the user's.
     return {**chat, "continue_final_message": True} if messages and messages[-1]["role"] == "assistant" else chat
 
 
-def _reasoning(prompt: MessagesPrompt, unknown: Unknown) -> Fields:
+def _reasoning(prompt: MessagesPrompt, unknown: UnknownFieldLog) -> Fields:
     fields: Fields = {}
     if prompt.thinking and prompt.thinking.type not in THINKING:
         unknown.left_out("thinking", prompt.thinking.type)
@@ -70,7 +67,7 @@ def _reasoning(prompt: MessagesPrompt, unknown: Unknown) -> Fields:
     return {**fields, "reasoning_effort": "max" if effort == "xhigh" else effort} if effort else fields
 
 
-def _sampling(request: MessagesRequest, unknown: Unknown) -> Fields:
+def _sampling(request: MessagesRequest, unknown: UnknownFieldLog) -> Fields:
     fields: Fields = {
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -94,26 +91,25 @@ def _with_engine_fields(chat: Fields, engine_fields: Fields) -> Fields:
 # --- messages
 
 
-def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo | None, unknown: Unknown) -> list[Fields]:
+def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo, unknown: UnknownFieldLog) -> list[Fields]:
     """The chat messages of a prompt, with the replies that ``memo`` knows as the engine wrote them."""
     messages = [*_system(prompt, unknown)]
     for message in prompt.messages:
         if message.role == "assistant":
-            reply = _assistant(message, unknown)
-            messages.append(memo.restored(reply) if memo else reply)
+            messages.append(memo.restored(_assistant(message, unknown)))
         elif message.role == "user":
             messages += _user(message, unknown)
     return messages
 
 
-def _system(prompt: MessagesPrompt, unknown: Unknown) -> list[Fields]:
+def _system(prompt: MessagesPrompt, unknown: UnknownFieldLog) -> list[Fields]:
     # One message at the head: most chat templates refuse a second system message.
     inline = [message.content for message in prompt.messages if message.role == "system"]
     texts = [text for content in (prompt.system or "", *inline) for text in _texts(content, unknown)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
 
 
-def _texts(content: str | Sequence[Block], unknown: Unknown) -> list[str]:
+def _texts(content: str | Sequence[Block], unknown: UnknownFieldLog) -> list[str]:
     if isinstance(content, str):
         return [content] if content.strip() else []
     for block in content:
@@ -122,7 +118,7 @@ def _texts(content: str | Sequence[Block], unknown: Unknown) -> list[str]:
     return [block.text for block in content if isinstance(block, TextBlock) and block.text]
 
 
-def _assistant(message: InputMessage, unknown: Unknown) -> Fields:
+def _assistant(message: InputMessage, unknown: UnknownFieldLog) -> Fields:
     if isinstance(message.content, str):
         return assistant_message({"content": message.content})
     texts, thoughts, calls = [], [], []
@@ -136,14 +132,14 @@ def _assistant(message: InputMessage, unknown: Unknown) -> Fields:
         elif isinstance(block, UnknownPart):  # what a server of Anthropic's did or hid
             unknown.left_out("content", block.type)
         else:
-            raise MessagesRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
+            raise ProtocolRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
     # Without a separator: streamed in several blocks, the texts were one text of the model.
     return assistant_message(
         {"content": "".join(texts), "reasoning_content": "".join(thoughts), "tool_calls": calls},
     )
 
 
-def _user(message: InputMessage, unknown: Unknown) -> list[Fields]:
+def _user(message: InputMessage, unknown: UnknownFieldLog) -> list[Fields]:
     """The tool results as messages of their own, and what stands between them, in order."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
@@ -156,16 +152,16 @@ def _user(message: InputMessage, unknown: Unknown) -> list[Fields]:
         elif isinstance(block, TextBlock | ImageBlock | SearchResultBlock | UnknownPart):
             pending.append(block)
         else:
-            raise MessagesRefused(f"a message of the role user cannot hold a block of the type {block.type}")
+            raise ProtocolRefused(f"a message of the role user cannot hold a block of the type {block.type}")
     # An empty list is a message too: without one, two answers of the model would follow each other.
     return [*messages, *_spoken(pending, unknown)] if messages or pending else [{"role": "user", "content": ""}]
 
 
-def _spoken(blocks: Sequence[Part], unknown: Unknown) -> list[Fields]:
+def _spoken(blocks: Sequence[Part], unknown: UnknownFieldLog) -> list[Fields]:
     return [{"role": "user", "content": _content(blocks, unknown)}] if blocks else []
 
 
-def _tool_messages(block: ToolResultBlock, unknown: Unknown) -> list[Fields]:
+def _tool_messages(block: ToolResultBlock, unknown: UnknownFieldLog) -> list[Fields]:
     if isinstance(block.content, str):
         return [{"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}]
     return [
@@ -184,12 +180,12 @@ def _runs(blocks: Iterable[Part]) -> list[list[Part]]:
     return runs
 
 
-def _content(blocks: Sequence[Part], unknown: Unknown) -> str | list[Fields]:
+def _content(blocks: Sequence[Part], unknown: UnknownFieldLog) -> str | list[Fields]:
     parts = [_part(block, unknown) for block in blocks]
     return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(block: Part, unknown: Unknown) -> Fields:
+def _part(block: Part, unknown: UnknownFieldLog) -> Fields:
     if isinstance(block, UnknownPart):
         unknown.passed_on("content", block.type)
         return block.given
@@ -210,7 +206,7 @@ def _image_url(source: Fields) -> str:
             return f"data:{media_type};base64,{data}"
         case {"type": "url", "url": str(url)}:
             return url
-    raise MessagesRefused("source: an image needs either type base64 with media_type and data, or type url with url")
+    raise ProtocolRefused("source: an image needs either type base64 with media_type and data, or type url with url")
 
 
 # --- tools
@@ -222,7 +218,7 @@ def _tool_fields(prompt: MessagesPrompt) -> Fields:
     if not prompt.tools:
         # A choice without tools is refused only where it asks for a call, as by Anthropic's API.
         if choice is not None and choice.type in ("any", "tool"):
-            raise MessagesRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
+            raise ProtocolRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
         return {}
     fields: Fields = {"tools": [_tool_definition(tool) for tool in prompt.tools]}
     if choice is None:
@@ -246,5 +242,5 @@ def _tool_choice(choice: ToolChoice, prompt: MessagesPrompt) -> Fields:
     if choice.type != "tool":
         return {"tool_choice": {"auto": "auto", "any": "required", "none": "none"}[choice.type]}
     if choice.name not in [tool.name for tool in prompt.tools]:
-        raise MessagesRefused(f"tool_choice.name: {choice.name!r} is not among the tools")
+        raise ProtocolRefused(f"tool_choice.name: {choice.name!r} is not among the tools")
     return {"tool_choice": {"type": "function", "function": {"name": choice.name}}}

@@ -4,26 +4,8 @@ A request comes in as the JSON that the agent sent. ``request.py`` checks it, an
 ``tools.py`` has its tools, and the functions that stand for them in a chat; ``store.py`` puts the items before it that
 ``previous_response_id`` and item references name; ``to_chat.py`` makes a chat of all: messages, tools, sampling. The
 engine's chat goes back through ``from_chat.py`` if it came whole, and through ``stream.py``, chunk by chunk, if it
-streams; both keep the response in the store. ``ResponsesRefused`` is raised for what cannot be translated: its status
-and body are the reply.
+streams; both keep the response in the store. ``ProtocolRefused`` is raised for what cannot be translated.
 
 ``ReplyMemo`` keeps the model's own words of each tool call, so that the next prompt goes on from the tokens that were
 sampled, in whatever spelling the client hands the arguments back.
 """
-
-from forebay.gateway.dialects.errors import ResponsesRefused, responses_error
-from forebay.gateway.dialects.history import ReplyMemo
-from forebay.gateway.dialects.responses.from_chat import from_chat
-from forebay.gateway.dialects.responses.store import ResponseStore
-from forebay.gateway.dialects.responses.stream import ResponsesStream
-from forebay.gateway.dialects.responses.to_chat import to_chat
-
-__all__ = [
-    "ReplyMemo",
-    "ResponseStore",
-    "ResponsesRefused",
-    "ResponsesStream",
-    "from_chat",
-    "responses_error",
-    "to_chat",
-]

@@ -11,7 +11,6 @@ from forebay.gateway.dialects.responses.request import (
     LOGPROBS,
     ResponsesRequest,
     TextConfig,
-    parsed,
 )
 from forebay.gateway.dialects.responses.store import ResponseStore
 from forebay.gateway.dialects.responses.to_chat import packed
@@ -23,18 +22,11 @@ STATUSES = {"stop": "completed", "tool_calls": "completed", "function_call": "co
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def from_chat(
-    reply: Mapping[str, Any],
-    body: Mapping[str, Any],
-    store: ResponseStore | None = None,
-    memo: ReplyMemo | None = None,
-) -> Fields:
-    """The response for a chat reply to the request ``body``, kept in ``store`` unless the request forbids that."""
-    request, _ = parsed(body)
+def from_chat(reply: Mapping[str, Any], request: ResponsesRequest, store: ResponseStore, memo: ReplyMemo) -> Fields:
+    """The response for a chat reply to ``request``, kept in ``store`` unless the request forbids that."""
     choice = reply["choices"][0]
     answer = assistant_message(choice["message"])
-    if memo:
-        memo.remember(answer)
+    memo.remember(answer)
     finish_reason = choice.get("finish_reason")
     status = status_of(finish_reason)
     # An answer that failed has items all the same: what was sampled until then, the last one unfinished.
@@ -48,7 +40,7 @@ def from_chat(
         status=status,
     )
     whole = ended(begun, finish_reason, reply.get("usage") or {})
-    if store and request.store is not False:
+    if request.store is not False:
         store.add(whole, request.input_items)
     return whole
 

@@ -4,17 +4,15 @@ Refused is what cannot be understood, such as a text for a number, and a prompt 
 would have another one than the agent meant.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from forebay.gateway.dialects.errors import ResponsesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
 from forebay.gateway.dialects.responses.tools import Tool, known_choice, known_tools
-from forebay.gateway.dialects.unknown import LenientModel, Unknown, UnknownPart
+from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog, UnknownPart
 
-PROTOCOL = "responses"
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 """What a client can ``include``."""
@@ -222,15 +220,12 @@ class ResponsesRequest(LenientModel):
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
 
-def parsed(body: object, notes: list[str] | None = None) -> tuple[ResponsesRequest, Fields]:
-    """The request, and the fields that are for the engine; ``notes`` are added to. Raises ``ResponsesRefused``."""
-    if not isinstance(body, Mapping):
-        raise ResponsesRefused("the body is no JSON object")
+def parsed(body: Fields, unknown: UnknownFieldLog) -> tuple[ResponsesRequest, Fields]:
+    """The request, and the fields that are for the engine. Raises ``ProtocolRefused``."""
     own, engine_fields = split_engine_fields(body)
-    unknown = Unknown(PROTOCOL, notes)
     for name, remedy in ELSEWHERE.items():
         if own.pop(name, None) is not None:
-            raise ResponsesRefused(f"{name}: the gateway does not have what this names: {remedy}", param=name)
+            raise ProtocolRefused(f"{name}: the gateway does not have what this names: {remedy}", param=name)
     _leave_out(own, unknown)
     try:
         request = ResponsesRequest.model_validate(own)
@@ -240,7 +235,7 @@ def parsed(body: object, notes: list[str] | None = None) -> tuple[ResponsesReque
     return request, engine_fields
 
 
-def _leave_out(own: Fields, unknown: Unknown) -> None:
+def _leave_out(own: Fields, unknown: UnknownFieldLog) -> None:
     """Take out of the fields what a chat has nothing for."""
     given = own.get("tools")
     own["tools"] = known_tools(given, unknown)
@@ -258,9 +253,9 @@ def _leave_out(own: Fields, unknown: Unknown) -> None:
                 unknown.left_out("include", str(name))
 
 
-def parsed_items(items: list[Fields], notes: list[str] | None = None) -> list[AnyItem]:
-    """The items of a conversation that a model can read; ``notes`` are added to. Raises ``ResponsesRefused``."""
-    unknown, known = Unknown(PROTOCOL, notes), []
+def parsed_items(items: list[Fields], unknown: UnknownFieldLog) -> list[AnyItem]:
+    """The items of a conversation that a model can read. Raises ``ProtocolRefused``."""
+    known = []
     for index, item in enumerate(items):
         kind = ITEMS.get(str(item.get("type") or "message"))
         if kind is None:
@@ -275,7 +270,7 @@ def parsed_items(items: list[Fields], notes: list[str] | None = None) -> list[An
     return known
 
 
-def _refusal(error: ValidationError, *before: str | int) -> ResponsesRefused:
+def _refusal(error: ValidationError, *before: str | int) -> ProtocolRefused:
     place, message = first_problem(error)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in [*before, *place]).lstrip(".")
-    return ResponsesRefused(f"{param}: {message}" if param else message, param=param or None)
+    return ProtocolRefused(f"{param}: {message}" if param else message, param=param or None)

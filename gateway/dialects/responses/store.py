@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.gateway.dialects.errors import ResponsesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields
 
 
@@ -32,11 +32,11 @@ class ResponseStore:
         self._stored[response["id"]] = _Stored(response, self.resolved(input_items))
 
     def get(self, response_id: str) -> Fields:
-        """The answer with this id. Raises ``ResponsesRefused`` with a 404."""
+        """The answer with this id. Raises ``ProtocolRefused`` with a 404."""
         return self._entry(response_id).response
 
     def input_items(self, response_id: str) -> list[Fields]:
-        """The new items of its request. Raises ``ResponsesRefused``."""
+        """The new items of its request. Raises ``ProtocolRefused``."""
         return list(self._entry(response_id).input_items)
 
     def delete(self, response_id: str) -> Fields:
@@ -45,7 +45,7 @@ class ResponseStore:
         return {"id": response_id, "object": "response", "deleted": True}
 
     def history(self, response_id: str | None) -> list[Fields]:
-        """Every item up to and with this answer, oldest first. Raises ``ResponsesRefused``."""
+        """Every item up to and with this answer, oldest first. Raises ``ProtocolRefused``."""
         # Each answer knows the one before it: the chain is followed backwards.
         turns: list[list[Fields]] = []
         while response_id:
@@ -55,7 +55,7 @@ class ResponseStore:
         return [item for turn in reversed(turns) for item in turn]
 
     def resolved(self, items: Sequence[Fields]) -> list[Fields]:
-        """The items, with those of an answer in place of the ones that only name them. Raises ``ResponsesRefused``."""
+        """The items, with those of an answer in place of the ones that only name them. Raises ``ProtocolRefused``."""
         return [self._item(str(item.get("id"))) if _is_reference(item) else item for item in items]
 
     def _item(self, item_id: str) -> Fields:
@@ -63,10 +63,10 @@ class ResponseStore:
             for item in entry.response["output"]:
                 if item["id"] == item_id:
                     return dict(item)
-        raise ResponsesRefused(f"Item with id '{item_id}' not found.", param="input", status=404)
+        raise ProtocolRefused(f"Item with id '{item_id}' not found.", param="input", status=404)
 
     def _entry(self, response_id: str) -> _Stored:
         if response_id not in self._stored:
             message = f"Response with id '{response_id}' not found."
-            raise ResponsesRefused(message, param="response_id", status=404)
+            raise ProtocolRefused(message, param="response_id", status=404)
         return self._stored[response_id]

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.gateway.dialects.chunks import ProtocolStream
+from forebay.gateway.dialects.chunks import TranslatedStream
 from forebay.gateway.dialects.errors import engine_message
 from forebay.gateway.dialects.history import Fields, ReplyMemo
 from forebay.gateway.dialects.responses.from_chat import (
@@ -23,7 +23,7 @@ from forebay.gateway.dialects.responses.from_chat import (
     status_of,
     text_part,
 )
-from forebay.gateway.dialects.responses.request import ResponsesRequest, parsed
+from forebay.gateway.dialects.responses.request import ResponsesRequest
 from forebay.gateway.dialects.responses.store import ResponseStore
 from forebay.gateway.dialects.responses.tools import OfferedTools, custom_input
 
@@ -160,14 +160,12 @@ class OpenCustomCall(OpenCall):
         return [delta, {"type": "response.custom_tool_call_input.done", "input": self._input}]
 
 
-class ResponsesStream(ProtocolStream):
-    """``body`` is the Responses request."""
+class ResponsesStream(TranslatedStream):
+    """The answer to a Responses request."""
 
-    def __init__(
-        self, body: Mapping[str, Any], store: ResponseStore | None = None, memo: ReplyMemo | None = None
-    ) -> None:
+    def __init__(self, request: ResponsesRequest, store: ResponseStore, memo: ReplyMemo) -> None:
         super().__init__(memo)
-        self._request, _ = parsed(body)
+        self._request = request
         self._tools = OfferedTools(self._request.tools)
         self._store = store
         self._id = new_id("resp")
@@ -191,7 +189,7 @@ class ResponsesStream(ProtocolStream):
             events += self._begin(OpenMessage("final_answer"))
         events += self._close("completed" if status == "completed" else "incomplete")
         response = ended(self._response(status), self._draft.finish_reason, self._draft.usage)
-        if self._memo and status != "failed":
+        if status != "failed":
             self._memo.remember(self._draft.message)
         return [*events, self._last_event(f"response.{status}", response)]
 
@@ -204,7 +202,7 @@ class ResponsesStream(ProtocolStream):
         return [*events, self._last_event("response.failed", response)]
 
     def _last_event(self, kind: str, response: Fields) -> Fields:
-        if self._store and self._request.store is not False:
+        if self._request.store is not False:
             self._store.add(response, self._request.input_items)
         return self._event({"type": kind, "response": response})
 

@@ -6,10 +6,9 @@ that keep no state here are given the reasoning in ``encrypted_content``, and ha
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from forebay.gateway.dialects.errors import ResponsesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import (
     STREAM_OPTIONS,
     Fields,
@@ -19,7 +18,6 @@ from forebay.gateway.dialects.history import (
 )
 from forebay.gateway.dialects.responses.request import (
     LOGPROBS,
-    PROTOCOL,
     AnyItem,
     CallOutput,
     ContentPart,
@@ -32,12 +30,11 @@ from forebay.gateway.dialects.responses.request import (
     ResponsesRequest,
     TextContent,
     TextFormat,
-    parsed,
     parsed_items,
 )
 from forebay.gateway.dialects.responses.store import ResponseStore
 from forebay.gateway.dialects.responses.tools import OfferedTools, chat_choice, custom_arguments, flat_name
-from forebay.gateway.dialects.unknown import Unknown, UnknownPart
+from forebay.gateway.dialects.unknown import UnknownFieldLog, UnknownPart
 
 PREFIX = "forebay-reasoning-v1."
 MAX_BYTES = 16 * 1024 * 1024
@@ -47,19 +44,14 @@ DEVELOPER = "Developer instructions:\n"
 
 
 def to_chat(
-    body: Mapping[str, Any],
-    store: ResponseStore | None = None,
-    memo: ReplyMemo | None = None,
-    notes: list[str] | None = None,
+    request: ResponsesRequest, engine_fields: Fields, store: ResponseStore, memo: ReplyMemo, unknown: UnknownFieldLog
 ) -> Fields:
-    """The chat request for a Responses request. Raises ``ResponsesRefused``, whose body is the reply.
+    """The chat request for a Responses request. Raises ``ProtocolRefused``.
 
-    ``notes`` get the names of what was left out or passed on unread.
+    ``unknown`` gets the names of what was left out or passed on unread.
     """
-    request, engine_fields = parsed(body, notes)
-    store, unknown = store or ResponseStore(), Unknown(PROTOCOL, notes)
     items = store.history(request.previous_response_id) + store.resolved(request.input_items)
-    messages = _chat_messages(parsed_items(items, notes), request.instructions, memo, unknown)
+    messages = _chat_messages(parsed_items(items, unknown), request.instructions, memo, unknown)
     chat = {"model": request.model, "messages": messages, **_tool_fields(request, unknown)}
     chat |= _sampling(request, unknown)
     if request.stream:
@@ -67,7 +59,7 @@ def to_chat(
     return {**chat, **engine_fields}
 
 
-def _sampling(request: ResponsesRequest, unknown: Unknown) -> Fields:
+def _sampling(request: ResponsesRequest, unknown: UnknownFieldLog) -> Fields:
     fields: Fields = {
         "max_tokens": request.max_output_tokens,
         "temperature": request.temperature,
@@ -83,7 +75,7 @@ def _sampling(request: ResponsesRequest, unknown: Unknown) -> Fields:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _response_format(wanted: TextFormat | None, unknown: Unknown) -> Fields | None:
+def _response_format(wanted: TextFormat | None, unknown: UnknownFieldLog) -> Fields | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
@@ -92,7 +84,7 @@ def _response_format(wanted: TextFormat | None, unknown: Unknown) -> Fields | No
         unknown.left_out("text_format", wanted.type)
         return None
     if wanted.schema_ is None:
-        raise ResponsesRefused("text.format.schema: Field required", param="text.format.schema")
+        raise ProtocolRefused("text.format.schema: Field required", param="text.format.schema")
     schema: Fields = {"name": wanted.name, "schema": wanted.schema_}
     if wanted.strict is not None:
         schema["strict"] = wanted.strict
@@ -102,9 +94,11 @@ def _response_format(wanted: TextFormat | None, unknown: Unknown) -> Fields | No
 # --- messages
 
 
-def _tool_fields(request: ResponsesRequest, unknown: Unknown) -> Fields:
+def _tool_fields(request: ResponsesRequest, unknown: UnknownFieldLog) -> Fields:
     """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of the chat, as far as they are needed."""
-    tools = OfferedTools(request.tools, unknown)
+    tools = OfferedTools(request.tools)
+    for _ in range(tools.num_left_out):
+        unknown.left_out("tool_of_the_same_name")
     choice = chat_choice(request.tool_choice or "auto", tools)
     if not tools.all:
         return {}
@@ -113,7 +107,7 @@ def _tool_fields(request: ResponsesRequest, unknown: Unknown) -> Fields:
 
 
 def _chat_messages(
-    items: Sequence[AnyItem], instructions: str | None, memo: ReplyMemo | None, unknown: Unknown
+    items: Sequence[AnyItem], instructions: str | None, memo: ReplyMemo, unknown: UnknownFieldLog
 ) -> list[Fields]:
     """The chat messages of a conversation, with the replies that ``memo`` knows as the engine wrote them."""
     system = [instructions] if instructions else []
@@ -121,8 +115,7 @@ def _chat_messages(
     for run in _runs(items):
         first = run[0]
         if _is_assistants(first):
-            reply = _assistant(run, unknown)
-            messages.append(memo.restored(reply) if memo else reply)
+            messages.append(memo.restored(_assistant(run, unknown)))
         elif isinstance(first, CallOutput):
             messages.append({"role": "tool", "tool_call_id": first.call_id, "content": _output(first, unknown)})
         elif isinstance(first, MessageItem) and first.role == "user":
@@ -153,7 +146,7 @@ def _is_assistants(item: AnyItem) -> bool:
     )
 
 
-def _assistant(run: Sequence[AnyItem], unknown: Unknown) -> Fields:
+def _assistant(run: Sequence[AnyItem], unknown: UnknownFieldLog) -> Fields:
     texts = [_text(item, unknown) for item in run if isinstance(item, MessageItem)]
     thoughts = [_thought(item) for item in run if isinstance(item, Reasoning)]
     calls = [_call(item) for item in run if isinstance(item, FunctionCall | CustomCall)]
@@ -176,7 +169,7 @@ def _thought(item: Reasoning) -> str:
     return "\n".join(part.text for part in parts if part.text) or opened(item.encrypted_content)
 
 
-def _output(item: CallOutput, unknown: Unknown) -> str | list[Fields]:
+def _output(item: CallOutput, unknown: UnknownFieldLog) -> str | list[Fields]:
     if isinstance(item.output, str):
         return item.output
     parts = [_part(part, unknown) for part in item.output]
@@ -184,7 +177,7 @@ def _output(item: CallOutput, unknown: Unknown) -> str | list[Fields]:
     return "".join(part["text"] for part in parts) if is_text else parts
 
 
-def _text(item: MessageItem, unknown: Unknown) -> str:
+def _text(item: MessageItem, unknown: UnknownFieldLog) -> str:
     """All that such a message can say in a chat."""
     if isinstance(item.content, str):
         return item.content
@@ -197,14 +190,14 @@ def _text(item: MessageItem, unknown: Unknown) -> str:
     return "".join(said)
 
 
-def _content(item: MessageItem, unknown: Unknown) -> str | list[Fields]:
+def _content(item: MessageItem, unknown: UnknownFieldLog) -> str | list[Fields]:
     if isinstance(item.content, str):
         return item.content
     parts = [_part(part, unknown) for part in item.content]
     return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(part: ContentPart, unknown: Unknown) -> Fields:
+def _part(part: ContentPart, unknown: UnknownFieldLog) -> Fields:
     if isinstance(part, ImageContent):
         return {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail or "auto"}}
     if isinstance(part, UnknownPart):

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from forebay.gateway.dialects.errors import ResponsesRefused
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, arguments_object, arguments_text
-from forebay.gateway.dialects.unknown import LenientModel, Unknown
+from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog
 
 INPUT = "input"
 CUSTOM_PARAMETERS = {
@@ -76,7 +76,7 @@ Tool = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class FlatTool:
     """A tool as the model is offered it: under one flat name."""
 
     flat_name: str
@@ -127,23 +127,22 @@ def _custom_description(tool: CustomTool) -> str | None:
 class OfferedTools:
     """All tools of a request. Of a namespace's functions, those whose flat name another tool has are left out."""
 
-    def __init__(
-        self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool], unknown: Unknown | None = None
-    ) -> None:
+    def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> None:
         plain = {tool.name for tool in tools if not isinstance(tool, NamespaceTool)}
-        self.all: list[Offered] = []
+        self.all: list[FlatTool] = []
+        self.num_left_out = 0
         for tool in tools:
             if not isinstance(tool, NamespaceTool):
-                self.all.append(Offered(tool.name, tool))
+                self.all.append(FlatTool(tool.name, tool))
                 continue
             for member in tool.tools:
-                offered = Offered(flat_name(tool.name, member.name), member, tool)
+                offered = FlatTool(flat_name(tool.name, member.name), member, tool)
                 if offered.flat_name not in plain and self.get(offered.flat_name) is None:
                     self.all.append(offered)
-                elif unknown is not None:
-                    unknown.left_out("tool_of_the_same_name")
+                else:
+                    self.num_left_out += 1
 
-    def get(self, name: str) -> Offered | None:
+    def get(self, name: str) -> FlatTool | None:
         """The tool that a call of the model means."""
         return next((offered for offered in self.all if offered.flat_name == name), None)
 
@@ -163,7 +162,7 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def known_tools(tools: object, unknown: Unknown) -> object:
+def known_tools(tools: object, unknown: UnknownFieldLog) -> object:
     """The tools that can be offered, as they came."""
     kept = unknown.known_tools(tools if tools is not None else [], KINDS)
     if not isinstance(kept, list):
@@ -174,7 +173,7 @@ def known_tools(tools: object, unknown: Unknown) -> object:
     ]
 
 
-def known_choice(choice: object, *, has_tools: bool, were_tools: bool, unknown: Unknown) -> object:
+def known_choice(choice: object, *, has_tools: bool, were_tools: bool, unknown: UnknownFieldLog) -> object:
     """The choice that an engine can be held to. What it cannot force is left to the model, or to any tool."""
     known = choice
     if isinstance(choice, Mapping) and (choice.get("type") not in MEMBER_KINDS or not choice.get("name")):
@@ -189,15 +188,15 @@ def known_choice(choice: object, *, has_tools: bool, were_tools: bool, unknown: 
 
 
 def chat_choice(choice: str | Fields, tools: OfferedTools) -> str | Fields:
-    """``tool_choice`` of the chat. Raises ``ResponsesRefused`` for a call of what is not there."""
+    """``tool_choice`` of the chat. Raises ``ProtocolRefused`` for a call of what is not there."""
     if isinstance(choice, str):
         if choice == "required" and not tools.all:
-            raise ResponsesRefused('tool_choice="required" requires at least one tool', param="tool_choice")
+            raise ProtocolRefused('tool_choice="required" requires at least one tool', param="tool_choice")
         return choice
     offered = tools.get(flat_name(choice.get("namespace"), choice["name"]))
     if offered is None:
         name = json.dumps(choice["name"])
-        raise ResponsesRefused(f"Tool {name} is not declared in tools", param="tool_choice")
+        raise ProtocolRefused(f"Tool {name} is not declared in tools", param="tool_choice")
     return {"type": "function", "function": {"name": offered.flat_name}}
 
 

@@ -1,7 +1,7 @@
 """A little application that speaks both protocols in front of an engine: the translation and nothing else."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forebay.gateway.dialects import anthropic, responses
-from forebay.gateway.dialects.chunks import event_bytes
+from forebay.gateway.dialects.anthropic.from_chat import from_tokenize
+from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
+from forebay.gateway.dialects.dialect import Dialect, Memory, MessagesDialect, ResponsesDialect
+from forebay.gateway.dialects.errors import ProtocolRefused
 
 Json = dict[str, Any]
-Stream = anthropic.MessagesStream | responses.ResponsesStream
-Errors = Callable[[int, object], tuple[int, Json]]
 
 
 class ProtocolApp:
@@ -31,81 +31,70 @@ class ProtocolApp:
                 Route("/v1/responses", self._responses, methods=["POST"]),
                 Route("/v1/responses/{response_id}", self._stored, methods=["GET", "DELETE"]),
             ],
-            exception_handlers={anthropic.MessagesRefused: _refused, responses.ResponsesRefused: _refused},
         )
 
     def begin(self, *, remembers: bool = True) -> None:
         """Begin a new rollout."""
         self.chats: list[Json] = []
-        self.memo = anthropic.ReplyMemo() if remembers else None
-        self.store = responses.ResponseStore()
+        self.remembers = remembers
+        self.memory = Memory()
 
     async def close(self) -> None:
         await self._engine.aclose()
 
     async def _messages(self, request: Request) -> Response:
-        body = await request.json()
-        chat = anthropic.to_chat(body, self.memo)
-        if body.get("stream"):
-            return await self._streamed(chat, anthropic.MessagesStream(body, self.memo), anthropic.messages_error)
-        reply = await self._asked("/v1/chat/completions", chat)
-        if reply.is_error:
-            return _error(reply, anthropic.messages_error)
-        return JSONResponse(anthropic.from_chat(reply.json(), body, self.memo))
-
-    async def _count_tokens(self, request: Request) -> Response:
-        reply = await self._asked("/tokenize", anthropic.to_tokenize(await request.json(), self.memo))
-        return (
-            _error(reply, anthropic.messages_error)
-            if reply.is_error
-            else JSONResponse(anthropic.from_tokenize(reply.json()))
-        )
+        return await self._answered(request, MessagesDialect)
 
     async def _responses(self, request: Request) -> Response:
-        body = await request.json()
-        chat = responses.to_chat(body, self.store, self.memo)
-        if body.get("stream"):
-            return await self._streamed(
-                chat, responses.ResponsesStream(body, self.store, self.memo), responses.responses_error
-            )
-        reply = await self._asked("/v1/chat/completions", chat)
+        return await self._answered(request, ResponsesDialect)
+
+    async def _answered(self, request: Request, kind: type[Dialect]) -> Response:
+        body, dialect = await request.json(), kind(self.memory if self.remembers else Memory())
+        try:
+            chat = dialect.to_chat(body)
+        except ProtocolRefused as refused:
+            return _told(*kind.refusal(refused))
+        self.chats.append(chat)
+        sent = self._engine.build_request("POST", "/v1/chat/completions", json=chat)
+        reply = await self._engine.send(sent, stream=True)
+        if body.get("stream") and not reply.is_error:
+            return StreamingResponse(_events(reply, dialect), media_type="text/event-stream")
+        await reply.aread()
         if reply.is_error:
-            return _error(reply, responses.responses_error)
-        return JSONResponse(responses.from_chat(reply.json(), body, self.store, self.memo))
+            return _told(*kind.error(reply.status_code, reply.json()))
+        try:
+            return JSONResponse(dialect.reply(reply.json()))
+        except ProtocolRefused as refused:
+            return _told(*kind.refusal(refused))
+
+    async def _count_tokens(self, request: Request) -> Response:
+        dialect = MessagesDialect(self.memory)
+        body = to_tokenize(await request.json(), dialect.memory.memo, dialect.unknown)
+        self.chats.append(body)
+        reply = await self._engine.post("/tokenize", json=body)
+        if reply.is_error:
+            return _told(*dialect.error(reply.status_code, reply.json()))
+        return JSONResponse(from_tokenize(reply.json()))
 
     async def _stored(self, request: Request) -> Response:
-        given = self.store.delete if request.method == "DELETE" else self.store.get
-        return JSONResponse(given(request.path_params["response_id"]))
-
-    async def _asked(self, path: str, body: Json) -> httpx.Response:
-        self.chats.append(body)
-        return await self._engine.post(path, json=body)
-
-    async def _streamed(self, chat: Json, stream: Stream, errors: Errors) -> Response:
-        self.chats.append(chat)
-        request = self._engine.build_request("POST", "/v1/chat/completions", json=chat)
-        reply = await self._engine.send(request, stream=True)
-        if reply.is_error:
-            await reply.aread()
-            return _error(reply, errors)
-        return StreamingResponse(_events(reply, stream), media_type="text/event-stream")
+        store = self.memory.store
+        try:
+            given = store.delete if request.method == "DELETE" else store.get
+            return JSONResponse(given(request.path_params["response_id"]))
+        except ProtocolRefused as refused:
+            return _told(*ResponsesDialect.refusal(refused))
 
 
-async def _events(reply: httpx.Response, stream: Stream) -> AsyncIterator[bytes]:
+async def _events(reply: httpx.Response, dialect: Dialect) -> AsyncIterator[bytes]:
+    stream = dialect.stream()
     async for line in reply.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             for event in stream.feed(json.loads(line.removeprefix("data: "))):
-                yield event_bytes(event)
+                yield dialect.event_bytes(event)
     for event in stream.end():
-        yield event_bytes(event)
+        yield dialect.event_bytes(event)
     await reply.aclose()
 
 
-def _error(reply: httpx.Response, errors: Errors) -> Response:
-    status, body = errors(reply.status_code, reply.json())
+def _told(status: int, body: Json) -> Response:
     return JSONResponse(body, status)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, anthropic.MessagesRefused | responses.ResponsesRefused)
-    return JSONResponse(error.body, error.status)

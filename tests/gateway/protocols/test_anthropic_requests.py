@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects.anthropic import (
-    MessagesRefused,
-    ReplyMemo,
-    from_chat,
-    messages_error,
-    to_chat,
-    to_tokenize,
-)
+from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
+from forebay.gateway.dialects.dialect import Memory, MessagesDialect
+from forebay.gateway.dialects.errors import ProtocolRefused
+from forebay.gateway.dialects.history import ReplyMemo
+from forebay.gateway.dialects.unknown import UnknownFieldLog
 
 Json = dict[str, Any]
 HELLO = {"role": "user", "content": "hello"}
@@ -28,7 +25,11 @@ CHAT_TOOL = {
 
 
 def chat(*messages: Json, **fields: Any) -> Json:
-    return to_chat({"model": "m", "max_tokens": 9, "messages": list(messages) or [HELLO], **fields})
+    return asked({"model": "m", "max_tokens": 9, "messages": list(messages) or [HELLO], **fields})
+
+
+def asked(body: Json, memory: Memory | None = None) -> Json:
+    return MessagesDialect(memory or Memory()).to_chat(body)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,9 @@ def test_an_answer_that_is_begun_is_continued() -> None:
 
 def test_a_count_asks_for_the_same_prompt() -> None:
     prompt = {"model": "m", "messages": [HELLO], "system": "be brief", "tools": [TOOL]}
-    asked = to_chat({**prompt, "max_tokens": 9})
-    del asked["max_tokens"]
-    assert to_tokenize(prompt) == asked
+    told = asked({**prompt, "max_tokens": 9})
+    del told["max_tokens"]
+    assert to_tokenize(prompt, ReplyMemo(), UnknownFieldLog("messages")) == told
 
 
 @pytest.mark.parametrize(
@@ -155,22 +156,16 @@ def test_a_count_asks_for_the_same_prompt() -> None:
     ],
 )
 def test_refused(changes: Json, message: str) -> None:
-    with pytest.raises(MessagesRefused) as caught:
+    with pytest.raises(ProtocolRefused) as caught:
         chat(**{"messages": [HELLO], **changes})
-    assert caught.value.status == 400
-    assert caught.value.body["error"]["type"] == "invalid_request_error"
-    assert message in caught.value.body["error"]["message"]
-
-
-@pytest.mark.parametrize("body", [None, [], "text"])
-def test_a_body_that_is_no_object(body: Any) -> None:
-    with pytest.raises(MessagesRefused, match="no JSON object"):
-        to_chat(body)
+    status, body = MessagesDialect.refusal(caught.value)
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert message in body["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [{"object": "error", "message": "why"}, {"error": {"message": "why"}}, "why"])
 def test_an_error_in_any_shape(body: Any) -> None:
-    assert messages_error(529, body) == (
+    assert MessagesDialect.error(529, body) == (
         529,
         {"type": "error", "error": {"type": "overloaded_error", "message": "why"}},
     )
@@ -178,44 +173,44 @@ def test_an_error_in_any_shape(body: Any) -> None:
 
 def test_a_cleared_context_is_answered_with_no_edits() -> None:
     reply = {"model": "m", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}
-    body = {"model": "m", "max_tokens": 9, "messages": [HELLO], "context_management": {"edits": []}}
-    assert "context_management" not in to_chat(body)
-    assert from_chat(reply, {**body, "context_management": {"edits": [1]}})["context_management"] == {
-        "applied_edits": []
-    }
+    body = {"model": "m", "max_tokens": 9, "messages": [HELLO]}
+    dialect = MessagesDialect(Memory())
+    assert "context_management" not in dialect.to_chat({**body, "context_management": {"edits": [1]}})
+    assert dialect.reply(reply)["context_management"] == {"applied_edits": []}
 
 
 def test_a_history_that_the_agent_changed_stays_as_it_is() -> None:
-    memo = ReplyMemo()
+    memory = Memory()
     call = {"id": "a", "function": {"name": "tool", "arguments": '{"n":1}'}}
-    memo.remember({"role": "assistant", "content": "one", "tool_calls": [call]})
+    memory.memo.remember({"role": "assistant", "content": "one", "tool_calls": [call]})
     changed = [
         {"type": "text", "text": "two"},
         {"type": "tool_use", "id": "a", "name": "tool", "input": {"n": True}},
     ]
     body = {"model": "m", "max_tokens": 9, "messages": [HELLO, {"role": "assistant", "content": changed}]}
-    reply = to_chat(body, memo)["messages"][-1]
+    reply = asked(body, memory)["messages"][-1]
     assert (reply["content"], reply["tool_calls"][0]["function"]["arguments"]) == ("two", '{"n": true}')
 
 
 def test_an_id_that_several_calls_had() -> None:
-    memo = ReplyMemo()
+    memory = Memory()
     spellings = ['{"n":1}', '{"n":2}']
     for arguments in spellings:
         call = {"id": "functions.tool:0", "function": {"name": "tool", "arguments": arguments}}
-        memo.remember({"role": "assistant", "content": None, "tool_calls": [call]})
+        memory.memo.remember({"role": "assistant", "content": None, "tool_calls": [call]})
     uses = [{"type": "tool_use", "id": "functions.tool:0", "name": "tool", "input": {"n": n}} for n in (1, 2)]
     history = [{"role": "assistant", "content": [use]} for use in uses]
-    replies = to_chat({"model": "m", "max_tokens": 9, "messages": history}, memo)["messages"]
+    replies = asked({"model": "m", "max_tokens": 9, "messages": history}, memory)["messages"]
     assert [reply["tool_calls"][0]["function"]["arguments"] for reply in replies] == spellings
 
 
 @pytest.mark.parametrize("depth", [400, 900, 5000])
 def test_arguments_that_are_nested_for_ever(depth: int) -> None:
-    memo = ReplyMemo()
+    dialect = MessagesDialect(Memory())
+    dialect.to_chat({"model": "m", "max_tokens": 9, "messages": [HELLO]})
     function = {"name": "tool", "arguments": '{"a":' * depth + "1" + "}" * depth}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}
     choice = {"message": message, "finish_reason": "tool_calls"}
-    told = from_chat({"model": "m", "choices": [choice]}, {"model": "m"}, memo)
-    assert memo.restored(message)["tool_calls"][0]["function"] == function
+    told = dialect.reply({"model": "m", "choices": [choice]})
+    assert dialect.memory.memo.restored(message)["tool_calls"][0]["function"] == function
     assert bool(told["content"][0]["input"]) == (depth < 5000)

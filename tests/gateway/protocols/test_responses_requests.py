@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects.responses import ResponsesRefused, ResponseStore, responses_error, to_chat
+from forebay.gateway.dialects.dialect import Memory, ResponsesDialect
+from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.responses.to_chat import PREFIX, opened, packed
 
 Json = dict[str, Any]
@@ -14,7 +15,7 @@ SCHEMA = {"type": "object"}
 
 
 def chat(*items: Json, **fields: Any) -> Json:
-    return to_chat({"model": "m", "input": list(items) or "hello", **fields})
+    return ResponsesDialect(Memory()).to_chat({"model": "m", "input": list(items) or "hello", **fields})
 
 
 @pytest.mark.parametrize(
@@ -103,35 +104,32 @@ def test_items() -> None:
     ],
 )
 def test_refused(changes: Json, param: str) -> None:
-    with pytest.raises(ResponsesRefused) as caught:
+    with pytest.raises(ProtocolRefused) as caught:
         chat(**changes)
-    told = caught.value.body["error"]
-    assert (told["param"], told["type"], told["code"]) == (param, "invalid_request_error", caught.value.status)
-    assert caught.value.status in (400, 404)
-
-
-def test_a_body_that_is_no_object() -> None:
-    with pytest.raises(ResponsesRefused, match="no JSON object"):
-        to_chat([])  # type: ignore[arg-type]
+    status, body = ResponsesDialect.refusal(caught.value)
+    told = body["error"]
+    assert (told["param"], told["type"], told["code"]) == (param, "invalid_request_error", status)
+    assert status in (400, 404)
 
 
 @pytest.mark.parametrize("body", [{"object": "error", "message": "why"}, {"error": {"message": "why"}}, "why"])
 def test_an_error_in_any_shape(body: Any) -> None:
     told = {"message": "why", "type": "rate_limit_error", "param": None, "code": 429}
-    assert responses_error(429, body) == (429, {"error": told})
+    assert ResponsesDialect.error(429, body) == (429, {"error": told})
 
 
 def test_a_conversation_forgets_nothing_but_what_is_deleted() -> None:
-    store = ResponseStore()
+    memory = Memory()
+    store = memory.store
     for number in (1, 2):
         previous = f"resp_{number - 1}" if number > 1 else None
         output = [{"type": "message", "id": f"msg_{number}", "role": "assistant", "content": str(number)}]
         store.add({"id": f"resp_{number}", "previous_response_id": previous, "output": output}, [HELLO])
-    asked = to_chat({"model": "m", "input": "more", "previous_response_id": "resp_2"}, store)
+    asked = ResponsesDialect(memory).to_chat({"model": "m", "input": "more", "previous_response_id": "resp_2"})
     assert [message["content"] for message in asked["messages"]] == ["hello", "1", "hello", "2", "more"]
     assert store.input_items("resp_1") == [HELLO]
     assert store.delete("resp_1")["deleted"] is True
-    with pytest.raises(ResponsesRefused, match="resp_1"):
+    with pytest.raises(ProtocolRefused, match="resp_1"):
         store.history("resp_2")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.gateway.dialects import anthropic, responses
-from forebay.gateway.dialects.history import ReplyMemo, assistant_message
+from forebay.gateway.dialects.dialect import Dialect, Memory, MessagesDialect, ResponsesDialect
+from forebay.gateway.dialects.history import assistant_message
 
 Json = dict[str, Any]
 FINAL = {"model": "m", "created": 1, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
@@ -87,6 +87,16 @@ def as_a_client_writes_it(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def begun(kind: type[Dialect]) -> Dialect:
+    """A call that an engine is asked for."""
+    dialect = kind(Memory())
+    if kind is MessagesDialect:
+        dialect.to_chat({"model": "m", "max_tokens": 9, "messages": [USER]})
+    else:
+        dialect.to_chat({"model": "m", "input": "more", "tools": TOOLS})
+    return dialect
+
+
 def anthropic_turn(content: list[Json]) -> Json:
     history = [{"role": "assistant", "content": as_a_client_writes_it(content)}, USER]
     return {"model": "m", "max_tokens": 9, "messages": [USER, *history]}
@@ -95,10 +105,9 @@ def anthropic_turn(content: list[Json]) -> Json:
 @quickly
 @given(messages())
 def test_messages_whole(message: Json) -> None:
-    memo = ReplyMemo()
-    body = {"model": "m", "max_tokens": 9, "messages": [USER]}
-    told = json.loads(json.dumps(anthropic.from_chat(whole(message), body, memo)))
-    chat = anthropic.to_chat(anthropic_turn(told["content"]), memo)
+    dialect = begun(MessagesDialect)
+    told = json.loads(json.dumps(dialect.reply(whole(message))))
+    chat = MessagesDialect(dialect.memory).to_chat(anthropic_turn(told["content"]))
     assert chat["messages"] == [USER, assistant_message(message), USER]
 
 
@@ -106,10 +115,10 @@ def test_messages_whole(message: Json) -> None:
 @given(streams())
 def test_messages_streamed(stream: tuple[Json, list[Json]]) -> None:
     message, chunks = stream
-    memo = ReplyMemo()
-    events = anthropic.MessagesStream({"model": "m"}, memo)
+    dialect = begun(MessagesDialect)
+    events = dialect.stream()
     told = [event for chunk in chunks for event in events.feed(chunk)] + events.end()
-    chat = anthropic.to_chat(anthropic_turn(blocks(told)), memo)
+    chat = MessagesDialect(dialect.memory).to_chat(anthropic_turn(blocks(told)))
     assert chat["messages"] == [USER, assistant_message(message), USER]
 
 
@@ -135,29 +144,28 @@ def blocks(events: list[Json]) -> list[Json]:
 @quickly
 @given(messages())
 def test_responses_whole(message: Json) -> None:
-    store, memo = responses.ResponseStore(), ReplyMemo()
-    body = {"model": "m", "input": "more", "tools": TOOLS}
-    told = json.loads(json.dumps(responses.from_chat(whole(message), body, store, memo)))
-    expect_same(message, told, store, memo)
+    dialect = begun(ResponsesDialect)
+    told = json.loads(json.dumps(dialect.reply(whole(message))))
+    expect_same(message, told, dialect.memory)
 
 
 @quickly
 @given(streams())
 def test_responses_streamed(stream: tuple[Json, list[Json]]) -> None:
     message, chunks = stream
-    store, memo = responses.ResponseStore(), ReplyMemo()
-    events = responses.ResponsesStream({"model": "m", "input": "more", "tools": TOOLS}, store, memo)
+    dialect = begun(ResponsesDialect)
+    events = dialect.stream()
     told = [event for chunk in chunks for event in events.feed(chunk)] + events.end()
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     final = told[-1]["response"]
     assert done == final["output"]
-    expect_same(message, final, store, memo)
+    expect_same(message, final, dialect.memory)
 
 
-def expect_same(message: Json, told: Json, store: responses.ResponseStore, memo: ReplyMemo) -> None:
+def expect_same(message: Json, told: Json, memory: Memory) -> None:
     """Whether the client hands the items back or names the answer."""
     kept = {"model": "m", "input": [USER, *told["output"], USER], "tools": TOOLS}
     named = {"model": "m", "input": [USER], "previous_response_id": told["id"], "tools": TOOLS}
     for body in (kept, named):
-        assert responses.to_chat(body, store, memo)["messages"] == [USER, assistant_message(message), USER]
+        assert ResponsesDialect(memory).to_chat(body)["messages"] == [USER, assistant_message(message), USER]

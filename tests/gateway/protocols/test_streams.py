@@ -5,15 +5,25 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects import anthropic, responses
+from forebay.gateway.dialects.anthropic.stream import MessagesStream
+from forebay.gateway.dialects.chunks import TranslatedStream as Stream
+from forebay.gateway.dialects.dialect import Memory, ResponsesDialect
+from forebay.gateway.dialects.history import ReplyMemo
 
 Json = dict[str, Any]
-Stream = anthropic.MessagesStream | responses.ResponsesStream
-PROTOCOLS: dict[str, Callable[[], Stream]] = {
-    "messages": lambda: anthropic.MessagesStream({"model": "m", "stop_sequences": ["END"]}),
-    "responses": lambda: responses.ResponsesStream({"model": "m", "input": "hi", "tools": [TOOL]}),
-}
 TOOL = {"type": "function", "name": "tool", "parameters": {}}
+
+
+def responses_stream() -> Any:
+    dialect = ResponsesDialect(Memory())
+    dialect.to_chat({"model": "m", "input": "hi", "tools": [TOOL]})
+    return dialect.stream()
+
+
+PROTOCOLS: dict[str, Callable[[], Stream]] = {
+    "messages": lambda: MessagesStream({"model": "m", "stop_sequences": ["END"]}, ReplyMemo()),
+    "responses": responses_stream,
+}
 
 
 @pytest.fixture(params=list(PROTOCOLS))
