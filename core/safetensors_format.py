@@ -1,14 +1,12 @@
 """The safetensors format: https://github.com/huggingface/safetensors#format
 
 The length of the header as 8 bytes, the header in JSON, the tensors' bytes one after the other; all little-endian. A
-batch on the wire (``blob_head``, ``read_blob``) has one-dimensional tensors of a few types; files have any
-(``file_head``, ``read_tensors``).
+batch on the wire has one-dimensional tensors of a few types.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Literal, NamedTuple, TypeGuard, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,14 +17,7 @@ TENSORS_TYPE = "application/vnd.safetensors"
 
 Dtype = Literal["I64", "F64", "I32", "F32", "U8"]
 """The types of a batch on the wire."""
-WIRE_DTYPES = frozenset(get_args(Dtype))
-AnyDtype = Dtype | Literal["U64", "C64", "U32", "I16", "U16", "F16", "BF16", "I8", "BOOL", "F8_E4M3", "F8_E5M2"]
-ITEM_BYTES: dict[AnyDtype, int] = {
-    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
-    "I32": 4, "U32": 4, "F32": 4,
-    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-}  # fmt: skip
+ITEM_BYTES: dict[Dtype, int] = {"I64": 8, "F64": 8, "I32": 4, "F32": 4, "U8": 1}
 
 _LENGTH = struct.Struct("<Q")
 
@@ -34,17 +25,9 @@ _LENGTH = struct.Struct("<Q")
 class TensorInfo(msgspec.Struct):
     """One entry of the header. ``data_offsets`` are counted from the end of the header, in bytes."""
 
-    dtype: AnyDtype
-    shape: tuple[int, ...]
+    dtype: Dtype
+    shape: tuple[int]
     data_offsets: tuple[int, int]
-
-
-class Tensor(NamedTuple):
-    """A tensor of any shape: its type, its shape and its bytes."""
-
-    dtype: AnyDtype
-    shape: tuple[int, ...]
-    data: memoryview
 
 
 class View(NamedTuple):
@@ -63,16 +46,11 @@ def blob_head(tensors: Sequence[tuple[str, Dtype, int]], metadata: Mapping[str, 
 
     Larger types must come first: each tensor then starts at a multiple of its item.
     """
-    return file_head([(name, dtype, (count,)) for name, dtype, count in tensors], metadata)
-
-
-def file_head(tensors: Sequence[tuple[str, AnyDtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The same for tensors of any shape, which takes the place of the number of items."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
-    for name, dtype, shape in tensors:
-        end = at + prod(shape) * ITEM_BYTES[dtype]
-        header[name] = TensorInfo(dtype, shape, (at, end))
+    for name, dtype, count in tensors:
+        end = at + count * ITEM_BYTES[dtype]
+        header[name] = TensorInfo(dtype, (count,), (at, end))
         at = end
     encoded = _encode(header)
     # The format lets spaces follow the header, so that the tensors begin at a multiple of the largest item.
@@ -82,11 +60,6 @@ def file_head(tensors: Sequence[tuple[str, AnyDtype, tuple[int, ...]]], metadata
 
 def read_blob(blob: bytes | bytearray | memoryview) -> dict[str, View]:
     """The tensors of a batch, as views of ``blob``. Raises ``InvalidInput`` if it is none."""
-    return {name: _wire_view(name, tensor) for name, tensor in read_tensors(blob).items()}
-
-
-def read_tensors(blob: bytes | bytearray | memoryview) -> dict[str, Tensor]:
-    """The tensors in ``blob``, of any shape, as views of it. Raises ``InvalidInput`` if it is none."""
     view = memoryview(blob)
     try:
         start = _LENGTH.size + _LENGTH.unpack_from(view)[0]
@@ -96,26 +69,16 @@ def read_tensors(blob: bytes | bytearray | memoryview) -> dict[str, Tensor]:
         infos = {name: msgspec.json.decode(raw, type=TensorInfo) for name, raw in header.items()}
     except (struct.error, msgspec.MsgspecError) as error:
         raise InvalidInput(f"this is no batch of tensors: {error}", field="body") from None
-    return {name: _tensor(view[start:], name, info) for name, info in infos.items()}
+    return {name: _view(view[start:], name, info) for name, info in infos.items()}
 
 
-def _tensor(buffers: memoryview, name: str, info: TensorInfo) -> Tensor:
+def _view(buffers: memoryview, name: str, info: TensorInfo) -> View:
     start, end = info.data_offsets
     # Checked here: slicing a view beyond its end would quietly give a shorter tensor.
-    is_whole = 0 <= start <= end <= len(buffers) and min(info.shape, default=0) >= 0
-    if not is_whole or end - start != prod(info.shape) * ITEM_BYTES[info.dtype]:
+    is_whole = 0 <= start <= end <= len(buffers)
+    if not is_whole or end - start != info.shape[0] * ITEM_BYTES[info.dtype]:
         raise InvalidInput(f"the tensor {name} is cut off", field=name)
-    return Tensor(info.dtype, info.shape, buffers[start:end])
-
-
-def _is_wire_dtype(dtype: AnyDtype) -> TypeGuard[Dtype]:
-    return dtype in WIRE_DTYPES
-
-
-def _wire_view(name: str, tensor: Tensor) -> View:
-    if not _is_wire_dtype(tensor.dtype) or len(tensor.shape) != 1:
-        raise InvalidInput(f"the tensor {name} is none of a batch: {tensor.dtype} {list(tensor.shape)}", field=name)
-    return View(tensor.dtype, tensor.data)
+    return View(info.dtype, buffers[start:end])
 
 
 def is_blob(content: bytes) -> bool:

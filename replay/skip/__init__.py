@@ -5,8 +5,8 @@ class (``base``: ``BaseSkip``, ``register_skip``). A function that is decorated 
 asks the instance of its role whether there is a dump for this step, and else is run, and its result dumped.
 
 ``rollout`` has the two roles that are built in, over the ``dumps`` of one experiment: values as JSON and safetensors
-(``values``, ``arrays``; those of verl's trainers: ``verl``), each file with its digest, one folder a step that is there
-wholly or not at all. While a function runs, ``step_locks`` let nothing else run it for the same step.
+(``values``; those of verl's trainers: ``verl``), one folder a step that is there wholly or not at all. While a function
+runs, a lock lets nothing else run it for the same step.
 """
 
 from forebay.replay.skip.base import SKIP_REGISTRY, BaseSkip, SkipAction, register_skip

@@ -68,12 +68,12 @@ class BaseSkip:
         """Called with what the function returned, for later calls."""
         raise NotImplementedError
 
-    def locks(self, step: int) -> Sequence[Path]:  # noqa: ARG002 - for classes that have some
-        """The files that are locked, in this order, while the function runs for ``step``; none: calls run at once."""
-        return ()
+    def lock_path(self, step: int) -> Path | None:  # noqa: ARG002 - for classes that have one
+        """The file that is locked while the function runs for ``step``; None: calls run at once."""
+        return None
 
     def has_dump(self, step: int) -> bool:  # noqa: ARG002 - the same
-        """Whether, while this call waited for ``locks``, another one has made what it needs."""
+        """Whether, while this call waited for ``lock_path``, another one has made what it needs."""
         return False
 
     def digest_arguments(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, str] | None:  # noqa: ARG002

@@ -1,23 +1,40 @@
 """``SkipManager``: what a trainer calls, and the way of a decorated call."""
 
+import asyncio
 import errno
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
+from filelock import FileLock, Timeout
+
+from forebay.core.backoff import Backoff
 from forebay.core.errors import InvalidInput
+from forebay.core.files import FILE_MODE, make_folder_durably
 from forebay.replay.skip.base import ARGUMENTS, SKIP_REGISTRY, BaseSkip, NoDump
 from forebay.replay.skip.config import SkipManagerConfig, read, replace_legacy_flag
-from forebay.replay.skip.step_locks import hold, hold_off_loop, off_loop
 
 logger = logging.getLogger(__name__)
 
+LOGGED_EVERY_S = 30.0
+"""How often a log line names the lock that is waited for."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class SkipManager:
@@ -75,7 +92,7 @@ class SkipManager:
             async def awaited(*args: Any, **kwargs: Any) -> Any:
                 if (eligible := cls._eligible(role, args, kwargs)) is None:
                     return await function(*args, **kwargs)
-                return await _await_skippable(*eligible, function, args, kwargs)
+                return await _skip_or_call(_Threads(), *eligible, function, args, kwargs)
 
             return awaited
 
@@ -83,7 +100,7 @@ class SkipManager:
         def called(*args: Any, **kwargs: Any) -> Any:
             if (eligible := cls._eligible(role, args, kwargs)) is None:
                 return function(*args, **kwargs)
-            return _call_skippable(*eligible, function, args, kwargs)
+            return _finish(_skip_or_call(_Here(), *eligible, function, args, kwargs))
 
         return called
 
@@ -104,110 +121,137 @@ class SkipManager:
         return any(bool(read(each, "meta_info.validate")) for each in (*args, *kwargs.values()))
 
 
-class _Running(NamedTuple):
-    """A call whose function runs: who holds the locks of its step."""
+class _Here:
+    """How a plain function is skipped: all of it in the thread of the call, so that no ``await`` ever waits."""
 
-    skip: BaseSkip
-    step: int
-    locks: frozenset[Path]
+    async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a role's class."""
+        return function(*args, **kwargs)
+
+    run = call
+    """Call the function that is decorated."""
+
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
+
+    def queue(self, path: Path) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - threads ask side by side
+        """Entered before the lock at ``path`` is asked for."""
+        return nullcontext()
 
 
-_RUNNING: ContextVar[tuple[_Running, ...]] = ContextVar("forebay_skip_running", default=())
+def _finish(call: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
 
 
-def _is_within(skip: BaseSkip, step: int) -> bool:
-    """Whether this is called by the function of such a call: its caller's result is what counts, and has the locks."""
-    return any(
-        each.skip is skip and (each.step == step or not each.locks.isdisjoint(skip.locks(step)))
-        for each in _RUNNING.get()
-    )
+class _Threads:
+    """How a coroutine function is skipped: what reads and writes files is off the event loop."""
+
+    async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A lock must not be given back while a thread still writes under it.
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # looked at: asyncio would complain of an exception that nobody saw
+            raise
+        return await result if inspect.isawaitable(result) else result
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def queue(self, path: Path) -> AbstractAsyncContextManager[None]:
+        """Of the tasks of one event loop that wait for ``path``, one asks for the lock."""
+        return _queues.setdefault((id(asyncio.get_running_loop()), path), asyncio.Lock())
+
+
+_queues: "weakref.WeakValueDictionary[tuple[int, Path], asyncio.Lock]" = weakref.WeakValueDictionary()
+
+
+_RUNNING: ContextVar[frozenset[object]] = ContextVar("forebay_skip_running", default=frozenset())
+"""The steps and the locks of the calls around this one: their results are what counts, and they have the locks."""
+
+
+async def _skip_or_call(
+    way: _Here | _Threads, skip: BaseSkip, step: int, function: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """What a call for a listed step returns."""
+    if await way.call(skip.meet_precondition, step, function, *args, **kwargs):
+        with suppress(NoDump):
+            return await way.call(skip.warp_function, step, function, *args, **kwargs)
+    path = skip.lock_path(step)
+    running = {(skip, step), path} - {None}
+    if not running.isdisjoint(_RUNNING.get()):
+        return await way.run(function, *args, **kwargs)
+    async with AsyncExitStack() as held:
+        if path is not None:
+            await held.enter_async_context(_locked(way, path))
+            has_dump = await way.call(skip.has_dump, step)
+            # Whoever need not be alone, or has no hope of a dump by now, must not make the others wait.
+            if has_dump or skip.lock_path(step) is None:
+                await held.aclose()
+            if has_dump:
+                with suppress(NoDump):
+                    return await way.call(skip.warp_function, step, function, *args, **kwargs)
+        digests = await way.call(skip.digest_arguments, function, args, kwargs)
+        with _set(_RUNNING, _RUNNING.get() | running), _set(ARGUMENTS, digests):
+            result = await way.run(function, *args, **kwargs)
+            await way.call(skip.prepare_data, step, result, *args, **kwargs)
+        return result
 
 
 @contextmanager
-def _running(skip: BaseSkip, step: int, digests: Mapping[str, str] | None) -> Iterator[None]:
-    """While the function runs."""
-    running = _RUNNING.set((*_RUNNING.get(), _Running(skip, step, frozenset(skip.locks(step)))))
-    arguments = ARGUMENTS.set(digests)
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        ARGUMENTS.reset(arguments)
-        _RUNNING.reset(running)
-
-
-def _call_skippable(skip: BaseSkip, step: int, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if skip.meet_precondition(step, function, *args, **kwargs):
-        with suppress(NoDump):
-            return skip.warp_function(step, function, *args, **kwargs)
-    if _is_within(skip, step):
-        return function(*args, **kwargs)
-    with _one_execution(skip, step) as is_made:
-        if is_made:
-            with suppress(NoDump):
-                return skip.warp_function(step, function, *args, **kwargs)
-        digests = skip.digest_arguments(function, args, kwargs)
-        with _running(skip, step, digests):
-            result = function(*args, **kwargs)
-            skip.prepare_data(step, result, *args, **kwargs)
-        return result
-
-
-async def _await_skippable(skip: BaseSkip, step: int, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The same for a coroutine function."""
-    if await _off_loop(skip.meet_precondition, step, function, *args, **kwargs):
-        with suppress(NoDump):
-            return await _off_loop(skip.warp_function, step, function, *args, **kwargs)
-    if _is_within(skip, step):
-        return await function(*args, **kwargs)
-    async with _one_execution_off_loop(skip, step) as is_made:
-        if is_made:
-            with suppress(NoDump):
-                return await _off_loop(skip.warp_function, step, function, *args, **kwargs)
-        digests = await off_loop(skip.digest_arguments, function, args, kwargs)
-        with _running(skip, step, digests):
-            result = await function(*args, **kwargs)
-            await _off_loop(skip.prepare_data, step, result, *args, **kwargs)
-        return result
-
-
-async def _off_loop(method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    result = await off_loop(method, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
-
-
-@contextmanager
-def _one_execution(skip: BaseSkip, step: int) -> Iterator[bool]:
-    """While False holds, nobody else runs the function for ``step``; True where somebody just has."""
-    with ExitStack() as held:
-        is_made = False
-        for path in skip.locks(step):
-            try:
-                held.enter_context(hold(path))
-            except OSError as error:
-                _log_without_locks(error)
-            if is_made := skip.has_dump(step):
-                break
-        # Whoever need not be alone, or has no hope of a dump by now, must not make the others wait.
-        if is_made or not skip.locks(step):
-            held.close()
-        yield is_made
+        variable.reset(token)
 
 
 @asynccontextmanager
-async def _one_execution_off_loop(skip: BaseSkip, step: int) -> AsyncIterator[bool]:
-    """The same for a task."""
-    async with AsyncExitStack() as held:
-        is_made = False
-        for path in skip.locks(step):
+async def _locked(way: _Here | _Threads, path: Path) -> AsyncIterator[None]:
+    """Have ``path`` locked, over threads and processes; where files cannot be locked, without."""
+    lock = FileLock(path, mode=FILE_MODE, thread_local=False)
+    async with way.queue(path):
+        try:
             try:
-                await held.enter_async_context(hold_off_loop(path))
+                await _acquire(way, lock, path)
             except OSError as error:
                 _log_without_locks(error)
-            if is_made := await off_loop(skip.has_dump, step):
-                break
-        if is_made or not skip.locks(step):
-            await held.aclose()
-        yield is_made
+            yield
+        finally:
+            await way.call(lock.release)
+
+
+async def _acquire(way: _Here | _Threads, lock: FileLock, path: Path) -> None:
+    """Asks again and again: a thread that waited would be one less for what the holder has to do."""
+    backoff, began_s = Backoff(0.01, 0.25), time.monotonic()
+    logged_s = began_s
+    while not await way.call(_try_acquire, lock, path):
+        now_s = time.monotonic()
+        if now_s - logged_s >= LOGGED_EVERY_S:
+            logger.warning("waiting for %s for %.0f s: another call has it", path, now_s - began_s)
+            logged_s = now_s
+        await way.pause(backoff.next_s())
+
+
+def _try_acquire(lock: FileLock, path: Path) -> bool:
+    make_folder_durably(path.parent)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True
 
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}

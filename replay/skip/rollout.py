@@ -11,7 +11,6 @@ from forebay.core.errors import InvalidInput
 from forebay.replay.skip.base import ARGUMENTS, BaseSkip, NoDump, register_skip
 from forebay.replay.skip.config import RolloutSkipConfig, SkipAction, SkipConfig, read, size_at, text_at
 from forebay.replay.skip.dumps import DumpFolder, DumpUnusable
-from forebay.replay.skip.step_locks import StepLock
 from forebay.replay.skip.values import pack, parts
 from forebay.replay.substitutes import substitute
 
@@ -48,7 +47,6 @@ class RolloutSkip(BaseSkip):
         """Whether the last dump failed: nobody waits then for one that will not come."""
         self._logged: set[object] = set()
 
-    # Methods that verl's own class has are named as there, for classes that derive from it.
     def meet_precondition(self, step: int, /, *_args: Any, **_kwargs: Any) -> bool:
         return self.has_dump(step)
 
@@ -60,20 +58,9 @@ class RolloutSkip(BaseSkip):
         """The steps whose dumps may be loaded for ``step``, best first. Looked up anew each time: others write, too."""
         available = {step} if self.action == SkipAction.CACHE else {step, *self._folders()}
         while (given := substitute(step, available)) is not None:
-            if self._check_valid_step_path(self._get_step_dump_dir(given)):
+            if self._of_dump(given, self.dumps.meta) is not None:
                 yield given
             available.discard(given)
-
-    def _find_latest_step(self, step: int) -> int:
-        """The step that ``repeat`` gives for ``step``; -1 if there is none."""
-        found = substitute(step, self._get_available_steps())
-        return -1 if found is None else found
-
-    def _get_available_steps(self) -> list[int]:
-        return sorted(each for each in self._folders() if self._check_valid_step_path(self._get_step_dump_dir(each)))
-
-    def _get_step_dump_dir(self, step: int) -> Path:
-        return self.dumps.path / str(step)
 
     def _folders(self) -> list[int]:
         try:
@@ -82,40 +69,25 @@ class RolloutSkip(BaseSkip):
             self._log_once(str(error), "%s cannot be read: %s", self.dumps.path, error)
             return []
 
-    def _check_valid_step_path(self, path: Path) -> bool:
-        return self._of_dump(int(path.name), self.dumps.meta) is not None
-
     def _of_dump(self, step: int, look: Callable[[int], Any]) -> Any:
         """What ``look`` returns; None if the dump cannot be used, which is logged once."""
         try:
             return look(step)
         except DumpUnusable as unusable:
-            self._log_once((step, str(unusable)), "%s is not used: %s", self._get_step_dump_dir(step), unusable)
+            self._log_once((step, str(unusable)), "%s is not used: %s", self.dumps.path / str(step), unusable)
         except OSError as error:
-            self._log_once((step, str(error)), "%s cannot be read: %s", self._get_step_dump_dir(step), error)
+            self._log_once((step, str(error)), "%s cannot be read: %s", self.dumps.path / str(step), error)
         return None
 
     def warp_function(self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         for given in self._candidates(step):
             if (dump := self._of_dump(given, self.dumps.load)) is None:
-                self._put_aside(given)
                 continue
             self._compare(step, dump.meta.arguments, func, args, kwargs)
             self._log_notes(given, dump.meta.notes)
             logger.info("step %d: skipped, with the dump of step %d in %s", step, given, self.dumps.path)
             return dump.value
         raise NoDump(f"{self.action} action expected dumped data: no dump for step {step} in {self.dumps.path}")
-
-    def _put_aside(self, step: int) -> None:
-        """Unless somebody has the lock: they will see for themselves what lies there."""
-        lock = StepLock(self.dumps.lock_path(step))
-        try:
-            if lock.try_acquire():
-                self.dumps.put_aside_if_unusable(step)
-        except OSError as error:
-            self._log_once(("aside", step), "%s cannot be put aside: %s", self._get_step_dump_dir(step), error)
-        finally:
-            lock.release()
 
     def _compare(self, step: int, dumped: Mapping[str, str], func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Raises ``NoDump`` or ``InvalidInput`` if the arguments differ and ``on_mismatch`` is not ``warn``."""
@@ -125,7 +97,7 @@ class RolloutSkip(BaseSkip):
             return
         found = f"step {step}: the dump was made with different arguments than this call has: {differing}"
         if self.on_mismatch == "raise":
-            raise InvalidInput(found, hint=f"remove {self._get_step_dump_dir(step)}, or set on_mismatch to run")
+            raise InvalidInput(found, hint=f"remove {self.dumps.path / str(step)}, or set on_mismatch to run")
         self._log_once(("arguments", step), "%s (on_mismatch: %s)", found, self.on_mismatch)
         if self.on_mismatch == "run":
             raise NoDump(found)
@@ -145,12 +117,11 @@ class RolloutSkip(BaseSkip):
         if words := "; ".join(notes):
             self._log_once(words, "the dump of step %d is not all that the function returned: %s", step, words)
 
-    def locks(self, step: int) -> Sequence[Path]:
+    def lock_path(self, step: int) -> Path | None:
         if self._has_failed:
-            return ()
-        of_step = self.dumps.lock_path(step)
+            return None
         # Whoever waits under `repeat` takes what the first one makes, of whatever step that is.
-        return (of_step,) if self.action == SkipAction.CACHE else (self.dumps.path / ".repeat.lock", of_step)
+        return self.dumps.path / (f".{step}.lock" if self.action == SkipAction.CACHE else ".repeat.lock")
 
     def digest_arguments(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, str]:
         digests: dict[str, str] = {}

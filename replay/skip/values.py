@@ -1,40 +1,33 @@
-"""What a function returned, as JSON with its tensors beside it, and back: the same types, bit for bit, never by pickle.
+"""What a function returned, as JSON with its arrays beside it, and back: the same types, bit for bit, never by pickle.
 
 Numbers, texts, bytes, lists, tuples, sets and dicts, arrays and scalars of NumPy and tensors of torch are known; any
 other class is only with ``register_codec``. What JSON does not have is an object with one key that begins with ``$``.
-Types are compared exactly: what is derived from a known class would not come back as what it was.
+Types are compared exactly: what is derived from a known class would not come back as what it was. Neither NumPy nor
+torch is imported before it is met.
 """
 
 import hashlib
+import importlib
 import math
-import re
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from forebay.core.errors import ForebayError, InvalidInput
-from forebay.core.safetensors_format import ITEM_BYTES, Tensor
+from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 from forebay.core.starts.payload_text import is_utf8
-from forebay.replay.skip.arrays import (
-    ObjectArray,
-    Scalar,
-    of_numpy,
-    of_torch,
-    to_numpy,
-    to_object_array,
-    to_scalar,
-    to_torch,
-)
 
 T = TypeVar("T")
 
 _INT64 = range(-(2**63), 2**63)
 """What JSON's readers take for an integer."""
-_ARRAY_TYPES = re.compile(r"O|<U[0-9]{1,6}")
-FIRST_TEXT_BYTES, TEXT_BYTES_PER_BYTE = 16 << 20, 1_024
-"""What arrays of texts may take in memory, by the length of the JSON they are in: each text has the longest's room."""
+_NUMPY_SCALARS = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
+_NUMPY_DTYPES = _NUMPY_SCALARS | {"complex64"}
+_TORCH_DTYPES = _NUMPY_DTYPES | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
 class NotStorable(ForebayError, TypeError):
@@ -81,30 +74,29 @@ class Packed(NamedTuple):
     """A value in the form in which it is stored."""
 
     tree: bytes
-    tensors: dict[str, Tensor]
-    """By their places in the value; those with larger items first, so that each one is aligned in a file."""
+    arrays: dict[str, Any]
+    """Arrays of NumPy, by their places in the value."""
     notes: list[str]
     """How a load differs from the value, by place."""
 
     def digest(self) -> str:
         """Equal for equal values."""
         found = hashlib.blake2b(self.tree, digest_size=32)
-        for name, tensor in self.tensors.items():
-            found.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
-            found.update(tensor.data)
+        for name, array in self.arrays.items():
+            found.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
+            found.update(array)
         return found.hexdigest()
 
 
 def pack(value: object, place: str = "result") -> Packed:
     """``value`` as it is stored, without a copy of large arrays. Raises ``NotStorable``, naming what
     cannot be."""
-    packer = _Packer(place)
+    packer = _Packer(lambda _value: None, {})
     try:
-        tree = msgspec.json.encode(packer.pack(value))
+        tree = msgspec.json.encode(packer.pack(value, place))
     except RecursionError:
         raise NotStorable(f"{place} is nested too deeply, or contains itself") from None
-    tensors = sorted(packer.tensors.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
-    return Packed(tree, dict(tensors), list(packer.notes))
+    return Packed(tree, packer.arrays, list(packer.notes))
 
 
 def parts(value: Any, name: str, plain_form: PlainForm | None = None, depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -121,125 +113,114 @@ def parts(value: Any, name: str, plain_form: PlainForm | None = None, depth: int
 
 
 class _Packer:
-    def __init__(self, place: str, plain_form: PlainForm = lambda _value: None) -> None:
-        self.tensors: dict[str, Tensor] = {}
+    def __init__(self, plain_form: PlainForm, arrays: dict[str, Any]) -> None:
+        self.arrays = arrays
         self.notes: dict[str, None] = {}
-        self._path = [place]
         self._plain_form = plain_form
 
-    def pack(self, value: Any) -> Any:
+    def pack(self, value: Any, place: str) -> Any:
         kind = type(value)
         if kind in _codecs:
             codec = _codecs[kind]
-            return {"$object": codec.name, "tree": self.pack(codec.to_tree(value))}
+            return {"$object": codec.name, "tree": self.pack(codec.to_tree(value), place)}
         if kind in _FORMS:
-            return _FORMS[kind](self, value)
-        if (array := of_numpy(value)) is not None:
-            return self._pack_numpy(array)
-        if (tensor := of_torch(value)) is not None:
-            return {"$tensor": self._add(tensor), "as": "torch"}
+            return _FORMS[kind](self, value, place)
+        for library, pack in (("numpy", self._pack_numpy), ("torch", self._pack_torch)):
+            # An object of a library that nobody has imported cannot be there.
+            if library in sys.modules and (packed := pack(sys.modules[library], value, place)) is not None:
+                return packed
         if (plain := self._plain_form(value)) is not None:
             if plain[1]:
-                self.notes[f"{self._path[0]}: {kind.__module__}.{kind.__qualname__} loads as {plain[1]}"] = None
-            return self.pack(plain[0])
+                self.notes[f"{place}: {kind.__module__}.{kind.__qualname__} loads as {plain[1]}"] = None
+            return self.pack(plain[0], place)
         raise NotStorable(
-            f"{self._place()}: a {kind.__module__}.{kind.__qualname__} cannot be stored",
+            f"{place}: a {kind.__module__}.{kind.__qualname__} cannot be stored",
             hint="register_codec says how objects of a class are stored",
         )
 
-    def _place(self) -> str:
-        return "/".join(self._path)
+    def _pack_numpy(self, numpy: Any, value: Any, place: str) -> Any:
+        """None for types that have no form: dates, records, classes derived from arrays."""
+        if isinstance(value, numpy.str_):
+            return {"$scalar": self.pack(value.item(), place), "dtype": "str"}
+        if isinstance(value, numpy.generic):
+            is_known = value.dtype.name in _NUMPY_SCALARS
+            return {"$scalar": self.pack(value.item(), place), "dtype": value.dtype.name} if is_known else None
+        if type(value) is not numpy.ndarray:
+            return None
+        if value.dtype.kind == "O":
+            return {"$objects": self.pack_items(list(value.reshape(-1)), place), "shape": value.shape}
+        plain = numpy.asarray(value, value.dtype.newbyteorder("<"), order="C")
+        if value.dtype.kind == "U":
+            # As code points: the file says how long the longest text is.
+            return self._add(plain.reshape(-1).view("<u4").reshape(*value.shape, -1), place, "text")
+        return self._add(plain, place, "numpy") if value.dtype.name in _NUMPY_DTYPES else None
 
-    def _at(self, key: object, value: Any) -> Any:
-        """``value`` as it is stored; ``key`` is what leads to it."""
-        self._path.append(str(key))
-        packed = self.pack(value)
-        self._path.pop()
-        return packed
+    def _pack_torch(self, torch: Any, value: Any, place: str) -> Any:
+        """None for what is no dense tensor."""
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_nested:
+            return None
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.device.type == "meta" or dtype not in _TORCH_DTYPES:
+            return None
+        # As bytes: NumPy has not all types of torch.
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return {**self._add(plain.numpy(), place, "torch"), "dtype": dtype, "shape": tuple(value.shape)}
 
-    def _add(self, tensor: Tensor) -> str:
-        name = self._place()
+    def _add(self, array: Any, place: str, kind: str) -> dict[str, Any]:
         # Keys with slashes, or 1 beside "1", may lead to one name twice.
-        while name in self.tensors:
-            name += "'"
-        self.tensors[name] = tensor
-        return name
+        while place in self.arrays:
+            place += "'"
+        self.arrays[place] = array
+        return {"$array": place, "as": kind}
 
-    def _pack_numpy(self, array: Tensor | ObjectArray | Scalar) -> Any:
-        if isinstance(array, Tensor):
-            return {"$tensor": self._add(array), "as": "numpy"}
-        if isinstance(array, Scalar):
-            return {"$scalar": self.pack(array.value), "dtype": array.dtype}
-        return {"$array": self._items(array.items), "dtype": array.dtype, "shape": array.shape}
-
-    def _items(self, items: Any) -> list[Any]:
+    def pack_items(self, items: Any, place: str) -> list[Any]:
         # Tokens and logprobs by the million: one look at all of them is enough.
         kinds = set(map(type, items))
         if kinds == {int} and min(items) in _INT64 and max(items) in _INT64:
             return list(items)
         if kinds == {float} and all(map(math.isfinite, items)):
             return list(items)
-        return [self._at(number, item) for number, item in enumerate(items)]
+        return [self.pack(item, f"{place}/{number}") for number, item in enumerate(items)]
 
-    def pack_dict(self, value: dict[Any, Any]) -> Any:
-        return self._keyed({key: self._at(key, item) for key, item in value.items()})
+    def pack_dict(self, value: dict[Any, Any], place: str) -> Any:
+        return self._keyed({key: self.pack(item, f"{place}/{key}") for key, item in value.items()}, place)
 
-    def _keyed(self, packed: dict[Any, Any]) -> Any:
+    def _keyed(self, packed: dict[Any, Any], place: str) -> Any:
         if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in packed):
             return packed
-        return {"$dict": [[self._at("key", key), item] for key, item in packed.items()]}
+        return {"$dict": [[self.pack(key, f"{place}/key"), item] for key, item in packed.items()]}
 
-    def pack_entries(self, value: Entries) -> Any:
+    def pack_entries(self, value: Entries, place: str) -> Any:
         packed = {}
         for key, item in value.entries.items():
-            entry = _Packer(f"{self._place()}/{key}", value.plain_form)
-            entry.tensors |= self.tensors
+            entry = _Packer(value.plain_form, dict(self.arrays))
             try:
-                packed[key] = entry.pack(item)
+                packed[key] = entry.pack(item, f"{place}/{key}")
             except Exception as error:  # noqa: BLE001 - NotStorable, or what a property of a user's object raises
-                self.notes[f"{self._place()}/{key} is left out: {str(error) or type(error).__name__}"] = None
+                self.notes[f"{place}/{key} is left out: {str(error) or type(error).__name__}"] = None
             else:
-                self.tensors, self.notes = entry.tensors, self.notes | entry.notes
-        return self._keyed(packed)
+                self.arrays, self.notes = entry.arrays, self.notes | entry.notes
+        return self._keyed(packed, place)
 
-    def pack_list(self, value: Any) -> Any:
-        return self._items(value)
-
-    def pack_tuple(self, value: Any) -> Any:
-        return {"$tuple": self._items(value)}
-
-    def pack_set(self, value: Any) -> Any:
+    def pack_set(self, value: Any, place: str) -> Any:
         # In an order of its own: the same set may be walked in another one in the next process.
-        return {f"${type(value).__name__}": sorted(self._items(value), key=msgspec.json.encode)}
-
-    def pack_bytes(self, value: bytes) -> Any:
-        return {"$bytes": b64encode(value).decode()}
-
-    def pack_str(self, value: str) -> Any:
-        if is_utf8(value):
-            return value
-        return {"$text": b64encode(value.encode("utf-8", "surrogatepass")).decode()}
-
-    def pack_int(self, value: int) -> Any:
-        # In hexadecimal, which has no limit of digits.
-        return value if value in _INT64 else {"$int": hex(value)}
-
-    def pack_float(self, value: float) -> Any:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-
-    def pack_plain(self, value: Any) -> Any:
-        return value
+        return {f"${type(value).__name__}": sorted(self.pack_items(value, place), key=msgspec.json.encode)}
 
 
-_FORMS: dict[type, Callable[[_Packer, Any], Any]] = {
-    type(None): _Packer.pack_plain,
-    bool: _Packer.pack_plain,
-    int: _Packer.pack_int,
-    float: _Packer.pack_float,
-    str: _Packer.pack_str,
-    bytes: _Packer.pack_bytes,
-    list: _Packer.pack_list,
-    tuple: _Packer.pack_tuple,
+def _pack_text(value: str) -> Any:
+    return value if is_utf8(value) else {"$text": b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+
+
+_FORMS: dict[type, Callable[[_Packer, Any, str], Any]] = {
+    type(None): lambda _packer, value, _place: value,
+    bool: lambda _packer, value, _place: value,
+    # In hexadecimal, which has no limit of digits.
+    int: lambda _packer, value, _place: value if value in _INT64 else {"$int": hex(value)},
+    float: lambda _packer, value, _place: value if math.isfinite(value) else {"$float": repr(value)},
+    str: lambda _packer, value, _place: _pack_text(value),
+    bytes: lambda _packer, value, _place: {"$bytes": b64encode(value).decode()},
+    list: _Packer.pack_items,
+    tuple: lambda packer, value, place: {"$tuple": packer.pack_items(value, place)},
     set: _Packer.pack_set,
     frozenset: _Packer.pack_set,
     dict: _Packer.pack_dict,
@@ -247,24 +228,22 @@ _FORMS: dict[type, Callable[[_Packer, Any], Any]] = {
 }
 
 
-def unpack(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that was packed; its arrays are views of ``tensors``.
+def unpack(tree: bytes, arrays: Mapping[str, Any]) -> Any:
+    """The value that was packed, with ``arrays`` in it.
 
     Raises ``InvalidInput`` where a codec is missing, ``MissingExtra`` without NumPy or torch where the value has their
     arrays, and ``ValueError`` or ``KeyError`` where ``tree`` was never made by ``pack``.
     """
-    most_text_bytes = FIRST_TEXT_BYTES + TEXT_BYTES_PER_BYTE * len(tree)
-    return _Unpacker(tensors, most_text_bytes).unpack(msgspec.json.decode(tree))
+    return _Unpacker(arrays).unpack(msgspec.json.decode(tree))
 
 
 class _Unpacker:
-    def __init__(self, tensors: Mapping[str, Tensor], most_text_bytes: int) -> None:
-        self._tensors = tensors
-        self._text_bytes_left = most_text_bytes
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
         self._forms: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "$tensor": self._tensor,
             "$array": self._array,
-            "$scalar": lambda tree: to_scalar(Scalar(tree["dtype"], self.unpack(tree["$scalar"]))),
+            "$objects": self._objects,
+            "$scalar": self._scalar,
             "$object": self._object,
             "$dict": lambda tree: {self.unpack(key): self.unpack(value) for key, value in tree["$dict"]},
             "$tuple": lambda tree: tuple(self.unpack(tree["$tuple"])),
@@ -288,18 +267,29 @@ class _Unpacker:
             return self._forms[first](tree)
         return {key: self.unpack(value) for key, value in tree.items()}
 
-    def _tensor(self, tree: dict[str, Any]) -> Any:
-        make = {"torch": to_torch, "numpy": to_numpy}[tree["as"]]
-        return make(self._tensors[tree["$tensor"]])
-
     def _array(self, tree: dict[str, Any]) -> Any:
-        if not _ARRAY_TYPES.fullmatch(tree["dtype"]):
-            raise ValueError(f"no type of an array: {tree['dtype']!r}")
-        array = ObjectArray(tree["dtype"], tuple(tree["shape"]), self.unpack(tree["$array"]))
-        self._text_bytes_left -= 4 * int(array.dtype[2:] or 0) * len(array.items)
-        if self._text_bytes_left < 0:
-            raise ValueError("its arrays of texts take far more memory than there is in its files")
-        return to_object_array(array)
+        array = self._arrays[tree["$array"]]
+        if tree["as"] == "text":
+            return array.reshape(-1).view(f"<U{array.shape[-1]}").reshape(array.shape[:-1])
+        if tree["as"] == "numpy":
+            return array
+        if tree["as"] != "torch" or tree["dtype"] not in _TORCH_DTYPES:
+            raise ValueError(f"no kind of array: {tree!r}")
+        torch = import_extra("torch")
+        return torch.from_numpy(array).view(getattr(torch, tree["dtype"])).reshape(tree["shape"])
+
+    def _objects(self, tree: dict[str, Any]) -> Any:
+        items = self.unpack(tree["$objects"])
+        made = import_extra("numpy").empty(len(items), object)
+        # One by one: items that are lists would become further dimensions.
+        for number, item in enumerate(items):
+            made[number] = item
+        return made.reshape(tree["shape"])
+
+    def _scalar(self, tree: dict[str, Any]) -> Any:
+        if tree["dtype"] not in _NUMPY_SCALARS | {"str"}:
+            raise ValueError(f"no type of a scalar: {tree['dtype']!r}")
+        return import_extra("numpy").dtype(tree["dtype"]).type(self.unpack(tree["$scalar"]))
 
     def _object(self, tree: dict[str, Any]) -> Any:
         name = tree["$object"]
@@ -309,3 +299,11 @@ class _Unpacker:
                 hint="call register_codec for its class before the value is loaded",
             )
         return _codecs_by_name[name].from_tree(self.unpack(tree["tree"]))
+
+
+def import_extra(name: str) -> Any:
+    """A module of the extra ``torch``. Raises ``MissingExtra``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(error.name or name, "torch") from None

@@ -1,6 +1,7 @@
 """Dumps on a disk: what one is, what cannot be written, and what was made with other arguments."""
 
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from forebay.core import files
-from forebay.replay.skip import SkipManager, step_locks
+from forebay.replay.skip import SkipManager
 from forebay.replay.skip.dumps import DumpFolder
 from tests.replay.skip.skip_kit import Rollouts, config, folder, run_python, warnings_of
 
@@ -25,14 +26,14 @@ def test_what_a_dump_is(tmp_path: Path) -> None:
     lasting = tmp_path / "a" / "b" / "57"
     assert sorted(os.listdir(lasting)) == ["gen_batch.json", "gen_batch.safetensors", "meta.json"]
     meta = json.loads((lasting / "meta.json").read_text())
-    assert list(meta) == ["global_steps", "format", "files", "arguments", "created_at_s", "blake2b"]
-    assert (meta["global_steps"], meta["format"], meta["arguments"]) == (57, 1, {"prompts": "ab"})
-    for name, proof in meta["files"].items():
-        assert (proof["num_bytes"], len(proof["blake2b"])) == ((lasting / name).stat().st_size, 64)
+    assert list(meta) == ["global_steps", "num_bytes", "arguments", "created_at_s"]
+    assert (meta["global_steps"], meta["arguments"]) == (57, {"prompts": "ab"})
+    names = ("gen_batch.json", "gen_batch.safetensors")
+    assert meta["num_bytes"] == {name: (lasting / name).stat().st_size for name in names}
     tree = json.loads((lasting / "gen_batch.json").read_text())
     assert tree == {
-        "tokens": {"$tensor": "result/tokens", "as": "numpy"},
-        "mask": {"$tensor": "result/mask", "as": "numpy"},
+        "tokens": {"$array": "result/tokens", "as": "numpy"},
+        "mask": {"$array": "result/mask", "as": "numpy"},
         "x": 0.5,
     }
     for name, array in load_file(lasting / "gen_batch.safetensors").items():
@@ -108,7 +109,7 @@ def test_where_there_are_no_locks_dumps_are_used_all_the_same(
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(step_locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     SkipManager.init(config(tmp_path, action=action))
     rollouts = Rollouts()
     assert [rollouts.at(1)["call"] for _ in range(2)] == [1, 1]

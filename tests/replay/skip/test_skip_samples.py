@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.replay.skip import BaseSkip, SkipManager, parse_async_rollout_sample_step, register_skip, step_locks
-from forebay.replay.skip.step_locks import StepLock
-from tests.replay.skip.skip_kit import Samples, config, folder, run_python
+from forebay.replay.skip import BaseSkip, SkipManager, manager, parse_async_rollout_sample_step, register_skip
+from tests.replay.skip.skip_kit import Rollouts, Samples, config, folder, run_python
 
 LIMIT_S = 30.0
 
@@ -308,61 +307,43 @@ def test_two_processes_share_dumps_and_one_execution(role: str, action: str, tmp
     assert (tmp_path / "calls").read_text() == "called\n"
 
 
-def test_a_lock_dies_with_its_holder_and_is_not_a_forked_childs(tmp_path: Path) -> None:
+FORKING = """
+import os, sys, time
+from forebay.replay.skip import SkipManager
+SkipManager.init({"skip": {"rollout": {"enable": True, "dump_dir": sys.argv[1], "steps": [1]}}})
+SkipManager.set_step(1)
+@SkipManager.annotate(role="rollout")
+def generate():
+    if os.fork() == 0:
+        os.close(1); os.close(2); time.sleep(60)
+    print("held", flush=True)
+    time.sleep(60)
+generate()
+"""
+
+
+def test_a_lock_dies_with_its_holder_is_no_forked_childs_and_is_named_where_it_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A rollout may fork workers, which outlive it."""
-    path = tmp_path / ".1.lock"
-    code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom forebay.replay.skip.step_locks import StepLock\n"
-        "lock = StepLock(Path(sys.argv[1])); assert lock.try_acquire()\n"
-        "if os.fork() == 0:\n    os.close(1); os.close(2); time.sleep(60)\n"
-        "print('held', flush=True)\ntime.sleep(60)"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    monkeypatch.setattr(manager, "LOGGED_EVERY_S", 0.0)
+    command = [sys.executable, "-P", "-c", FORKING, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    SkipManager.init({"skip": {"rollout": {"enable": True, "dump_dir": str(tmp_path), "steps": [1]}}})
+    rollouts = Rollouts()
+    waiting = threading.Thread(target=rollouts.at, args=(1,))
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        lock = StepLock(path)
-        assert not lock.try_acquire()
-        assert lock.holder().startswith(f"process {holder.pid} on ")
+        waiting.start()
+        deadline = time.monotonic() + LIMIT_S
+        while "another call has it" not in caplog.text and time.monotonic() < deadline:
+            waiting.join(0.01)
+        assert (rollouts.calls, ".1.lock" in caplog.text) == ([], True)
         holder.kill()
-        holder.wait()
-        with step_locks.hold(path):  # as soon as the child has got to its first instruction
-            pass
+        waiting.join(LIMIT_S)
+        assert rollouts.calls == ["p"]
     finally:
         os.killpg(holder.pid, 9)
+        holder.wait()
         holder.stdout.close()
-
-
-def test_whoever_waits_long_says_for_whom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(step_locks, "LOGGED_EVERY_S", 0.0)
-    path = tmp_path / ".1.lock"
-    holder = StepLock(path)
-    assert holder.try_acquire()
-
-    def wait() -> None:
-        with step_locks.hold(path):
-            pass
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    deadline = time.monotonic() + LIMIT_S
-    while f"process {os.getpid()}" not in caplog.text and time.monotonic() < deadline:
-        waiting.join(0.01)
-    holder.release()
-    waiting.join(LIMIT_S)
-    assert not waiting.is_alive()
-    assert f"process {os.getpid()} on" in caplog.text
-
-
-def test_dumps_that_are_removed_while_somebody_waits_are_no_lock(tmp_path: Path) -> None:
-    first, second = StepLock(tmp_path / "a" / ".1.lock"), StepLock(tmp_path / "a" / ".1.lock")
-    assert first.try_acquire()
-    first.path.unlink()
-    assert second.try_acquire()
-    first.release()
-    assert not StepLock(second.path).try_acquire()
-    second.release()
