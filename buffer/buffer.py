@@ -332,9 +332,8 @@ class Buffer:
         old = self._entries.get(row.run_id)
         # Memory has counted further than the disk may know, and no deadline is put off by a recovery.
         counted_s = max(row.active_s, old.buffer.active.now_s() if old else 0.0)
-        stored = await self.store.load_start(row.run_id)
-        start = None if stored is None else stored.document
-        run = Run.restore(row.run_id, row.name, row.task_type, row.state, row.created_at_s, row.document, start)
+        start = await self.store.load_start(row.run_id)
+        run = Run.restore(row, start)
         if old:
             run.samples, run.outcomes, run.rewards = old.run.samples, old.run.outcomes, old.run.rewards
         buffer = await self._make(run, counted_s, is_start_stored=start is not None)

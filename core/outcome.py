@@ -1,10 +1,7 @@
 """How a rollout ended, and the rewards of a run in a few numbers. Only ``ok`` and ``truncated`` have a reward."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
 
 
 class RolloutOutcome(StrEnum):
@@ -31,17 +28,17 @@ class RewardTally:
 
     num: int = 0
     mean: float = 0.0
-    least: float = math.inf
-    greatest: float = -math.inf
+    least: float = 0.0
+    greatest: float = 0.0
 
     def note(self, reward: float) -> None:
         """One more."""
         self.num += 1
         # Not by way of their sum or a difference, which may be beyond float64.
         self.mean += reward / self.num - self.mean / self.num
-        if reward < self.least:  # each write comes here: `min` costs several times as much
+        if reward < self.least or self.num == 1:  # each write comes here: `min` costs several times as much
             self.least = reward
-        if reward > self.greatest:
+        if reward > self.greatest or self.num == 1:
             self.greatest = reward
 
     def as_json(self) -> dict[str, float | None]:
@@ -49,8 +46,3 @@ class RewardTally:
         if not self.num:
             return {"num": 0, "mean": None, "min": None, "max": None}
         return {"num": self.num, "mean": self.mean, "min": self.least, "max": self.greatest}
-
-    @classmethod
-    def restore(cls, stored: Mapping[str, Any]) -> Self:
-        """What ``as_json`` gave."""
-        return cls(stored["num"], stored["mean"], stored["min"], stored["max"]) if stored.get("num") else cls()

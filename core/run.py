@@ -4,17 +4,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from msgspec.structs import asdict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import problem_text
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.core.outcome import RewardTally
+from forebay.core.records.rows import RunRow, StartRow
 from forebay.core.scheduling.oversampling import Oversampling, wrong_oversampling
 from forebay.core.scheduling.scheduler import Scheduler, wrong_scheduler
 from forebay.core.starts.run_start import RunStart
@@ -298,80 +300,21 @@ class Run:
 
     def document(self) -> dict[str, Any]:
         """Everything but its start and what a ``RunRow`` has columns for, as JSON values."""
-        return {
-            "run_key": self.run_key,
-            "origin": self.origin,
-            "settings": self.settings.model_dump(by_alias=True),
-            "defaults": self.defaults,
-            "started_at_s": self.started_at_s,
-            "reason": self.reason,
-            "has_ended": self.has_ended,
-            "generator_path": self.generator_path,
-            "generator_sha256": self.generator_sha256,
-            "generator_files": self.generator_files,
-            "generator_hooks": self.generator_hooks,
-            "generator_contract": self.generator_contract,
-            "num_starts": self.num_starts,
-            "is_native_generator": self.is_native_generator,
-            "warnings": self.warnings,
-            "input_fingerprint": self.input_fingerprint,
-            "input_sha256": self.input_sha256,
-            "has_delivered": self.has_delivered,
-            "is_last_slot_reported": self.is_last_slot_reported,
-            "is_waiting_for_engine": self.is_waiting_for_engine,
-            "is_gateway_waiting": self.is_gateway_waiting,
-            "is_held": self.is_held,
-            "is_paused": self.is_paused,
-            "num_groups_total": self.num_groups_total,
-            "weight_version": self.weight_version,
-            "step": asdict(self.step),
-            "weights": asdict(self.weights),
-            "tally": asdict(self.tally),
-            "gateway_tally": asdict(self.gateway_tally),
-            "samples": dict(self.samples),
-            "outcomes": dict(self.outcomes),
-            "rewards": self.rewards.as_json(),
-            "process_ended_s": self.process_ended_s,
-            "replay": self.replay,
-            "is_fed": self.is_fed,
-        }
+        document: dict[str, Any] = _stored.dump_python(self, mode="json", by_alias=True, exclude=_STORED_APART)
+        return document
 
     @classmethod
-    def restore(
-        cls,
-        run_id: str,
-        name: str,
-        task_type: str,
-        state: str,
-        created_at_s: float,
-        document: dict[str, Any],
-        start: dict[str, Any] | None,
-    ) -> Self:
-        """A run out of what its ``document`` and that of its ``start`` gave."""
-        rest = dict(document)
-        if start is None:
-            start = RunStart({}).document()
-            # What it has made is delivered; a process could not be told what to make.
-            if RunState(state) in WORKING:
-                state, rest["reason"] = RunState.FAILED.value, LOST_START
-                rest["process_ended_s"] = 0.0
-        return cls(
-            run_id=run_id,
-            name=name,
-            task_type=task_type,
-            state=RunState(state),
-            created_at_s=created_at_s,
-            start=RunStart.restore(start),
-            settings=RunSettings.parse(rest.pop("settings"), rest["origin"]),
-            step=StepStart(**rest.pop("step")),
-            weights=AnnouncedWeights(**rest.pop("weights")),
-            tally=Tally(**rest.pop("tally")),
-            gateway_tally=Tally(**rest.pop("gateway_tally")),
-            samples=Counter(rest.pop("samples")),
-            outcomes=Counter(rest.pop("outcomes")),
-            rewards=RewardTally.restore(rest.pop("rewards")),
-            **rest,
-        )
+    def restore(cls, row: RunRow, start: StartRow | None) -> "Run":
+        """A run as it was stored."""
+        values = row.document | asdict(row) | {"start": RunStart.restore(start.document) if start else RunStart({})}
+        # What it has made is delivered; a process could not be told what to make.
+        if start is None and row.state in WORKING:
+            values |= {"state": RunState.FAILED, "reason": LOST_START, "process_ended_s": 0.0}
+        return _stored.validate_python(values)
+
+
+_stored = TypeAdapter(Run)
+_STORED_APART = {"run_id", "name", "task_type", "state", "created_at_s", "start"}
 
 
 def check_name(name: str) -> str:
