@@ -157,7 +157,9 @@ def decoded(reply: ServerReply | Lost, call: Call) -> Json:
     return value
 
 
-def json_call(method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Call:
+def json_call(
+    method: str, path: str, body: Json | msgspec.Struct | None = None, timeout_s: float = CALL_TIMEOUT_S
+) -> Call:
     """A call whose body, if any, is JSON."""
     if body is None:
         return Call(method, path, timeout_s=timeout_s)

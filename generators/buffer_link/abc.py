@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, ServerReply, answered
 from forebay.client.calls.transport import AsyncTransport
@@ -11,7 +13,7 @@ from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Writing
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.errors import ForebayError
-from forebay.core.ids import InstanceId
+from forebay.core.ids import MAX_ID_LENGTH, InstanceId
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.replay.group_frames import RecordedBodies
 
@@ -112,47 +114,60 @@ MAX_REPORTED_GROUPS = 500
 MAX_WORKERS = 1_024
 MAX_TEXT = 512
 """Characters in a text about a worker."""
+MAX_COUNT_NAMES = 256
+"""Over all processes of a run: each report that changes a count journals all of them."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+CountName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+ReportedId = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)] | int
+# An epoch has 64 bits, as the store has it: what the store refuses makes every run be loaded again.
+ReportedKeys = Annotated[
+    Sequence[tuple[ReportedId, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]],
+    msgspec.Meta(max_length=MAX_REPORTED_GROUPS),
+]
+"""Groups by instance and epoch."""
 
 
-@dataclass(frozen=True)
-class WorkerReport:
-    """How one worker of the run is."""
+class WorkerReport(msgspec.Struct, frozen=True):
+    """How one worker of the run is. The bounds are checked by the server."""
 
-    number: int
-    node: str
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    node: Text
     """Name of its machine; "" until it is known."""
-    state: str
-    num_in_flight: int
+    state: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}\Z")]
+    num_in_flight: Count
     """Rollouts that it runs."""
-    num_restarts: int
+    num_restarts: Count
     """Workers of this number before it."""
-    rss_bytes: int
-    blocked_s: float
+    rss_bytes: Count
+    blocked_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 62)]
     """For how long the event loop of the user's code has stood still, and in which line."""
-    blocked_at: str
-    reason: str
+    blocked_at: Text
+    reason: Text
     """Why there is no place for it, or why the one before it is gone."""
 
 
-@dataclass(frozen=True)
-class ProgressReport:
-    """What a run process reports of itself. None leaves what was reported before as it is."""
+class ProgressReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a run process reports of itself. None, or what is left out, leaves what was reported before as it is."""
 
-    opened: Sequence[GroupKey] = ()
-    idle: Sequence[GroupKey] = ()
+    opened: ReportedKeys = ()
+    idle: ReportedKeys = ()
     """Groups that have no rollout in flight any more: they do not age."""
-    busy: Sequence[GroupKey] = ()
+    busy: ReportedKeys = ()
     """Those of them that have one again."""
-    short: Sequence[GroupKey] = ()
-    """Those for which no sample comes any more, though slots of them are empty."""
-    is_waiting_for_engine: bool | None = None
-    is_held: bool | None = None
-    num_groups_total: int | None = None
+    short: ReportedKeys = ()
+    """Those for which no sample comes any more, though slots of them are empty: they are closed with what they have."""
+    waiting_for_engine: bool | None = None
+    held: bool | None = None
+    num_groups_total: Count | None = None
     is_last_slot_reported: bool | None = None
-    process_id: str = ""
-    counts: Mapping[str, int] | None = None
+    process_id: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    counts: Annotated[Mapping[CountName, Count], msgspec.Meta(max_length=MAX_COUNT_NAMES)] | None = None
     """All that the process of this id has counted."""
-    workers: Sequence[WorkerReport] | None = None
+    workers: Annotated[Sequence[WorkerReport], msgspec.Meta(max_length=MAX_WORKERS)] | None = None
+    is_gateway: bool = False
+    """The gateway counts, and waits for engines, beside the run's own process."""
 
 
 @dataclass(frozen=True)

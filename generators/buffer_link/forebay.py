@@ -1,7 +1,6 @@
 """The link to a Forebay server: the private address ``…/w/{run_key}`` of one run."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -82,18 +81,9 @@ class ServerLink(Link):
                 first = {name: keys[start : start + MAX_REPORTED_GROUPS]}
                 await self._ask(json_call("POST", "progress", first, TIMEOUT_S))
             groups[name] = keys[-(len(keys) % MAX_REPORTED_GROUPS or MAX_REPORTED_GROUPS) :]
-        workers = None if progress.workers is None else list(map(_worker, progress.workers[:MAX_WORKERS]))
-        body: dict[str, Any] = {
-            **groups,
-            "waiting_for_engine": progress.is_waiting_for_engine,
-            "held": progress.is_held,
-            "num_groups_total": progress.num_groups_total,
-            "is_last_slot_reported": progress.is_last_slot_reported,
-            "process_id": progress.process_id,
-            "counts": progress.counts,
-            "workers": workers,
-        }
-        await self._ask(json_call("POST", "progress", body, TIMEOUT_S))
+        workers = None if progress.workers is None else list(map(_cut, progress.workers[:MAX_WORKERS]))
+        last = msgspec.structs.replace(progress, **groups, workers=workers)
+        await self._ask(json_call("POST", "progress", last, TIMEOUT_S))
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
         known = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "still": before.is_still}
@@ -150,8 +140,9 @@ class _ServerWriting(RunWriting):
         return {**kept, "messages": [], "status": "failed", "error": problem}
 
 
-def _worker(worker: WorkerReport) -> dict[str, Any]:
-    return {name: value[-MAX_TEXT:] if isinstance(value, str) else value for name, value in asdict(worker).items()}
+def _cut(worker: WorkerReport) -> WorkerReport:
+    texts = {name: getattr(worker, name)[-MAX_TEXT:] for name in ("node", "blocked_at", "reason")}
+    return msgspec.structs.replace(worker, **texts)
 
 
 def _code_of(reply: ServerReply) -> str:

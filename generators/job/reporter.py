@@ -170,8 +170,8 @@ class Reporter:
             progress = ProgressReport(
                 idle=idle,
                 busy=busy,
-                is_waiting_for_engine=bool(self._waiting),
-                is_held=self._is_held,
+                waiting_for_engine=bool(self._waiting),
+                held=self._is_held,
                 num_groups_total=self.totals.num_groups_total,
                 is_last_slot_reported=is_last_slot_reported,
                 process_id=self._process_id,

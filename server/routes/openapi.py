@@ -5,6 +5,7 @@ That is the routes that carry samples, which the framework does not serve, and t
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
@@ -13,8 +14,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from forebay.core.run import RunSettings
+from forebay.generators.buffer_link.abc import ProgressReport
 from forebay.server.routes.batches import CheckpointRequest, ExtendRequest, RewindRequest
-from forebay.server.routes.run_process import ProgressBody
 from forebay.server.routes.weights import ContinueRequest, PauseRequest, WeightVersionRequest
 
 
@@ -92,7 +93,6 @@ BODIES: dict[tuple[str, str], type[BaseModel]] = {
     ("put", f"{_RUN}/weight_version"): WeightVersionRequest,
     ("post", f"{_RUN}/engines/pause"): PauseRequest,
     ("post", f"{_RUN}/engines/continue"): ContinueRequest,
-    ("post", "/w/{run_key}/progress"): ProgressBody,
 }
 """The bodies that routes of the framework read themselves, within the limits for bodies."""
 
@@ -120,10 +120,11 @@ def complete_document(app: FastAPI) -> None:
 def _add_bodies(document: dict[str, Any]) -> None:
     models = [(model, "validation") for model in dict.fromkeys(BODIES.values())]
     refs, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    document["components"]["schemas"] |= schemas["$defs"]
-    for (method, path), model in BODIES.items():
-        content = {"application/json": {"schema": refs[model, "validation"]}}
-        document["paths"][path][method]["requestBody"] = {"content": content}
+    (progress,), reports = msgspec.json.schema_components([ProgressReport], ref_template="#/components/schemas/{name}")
+    document["components"]["schemas"] |= schemas["$defs"] | reports
+    bodies = {key: refs[model, "validation"] for key, model in BODIES.items()}
+    for (method, path), schema in (bodies | {("post", "/w/{run_key}/progress"): progress}).items():
+        document["paths"][path][method]["requestBody"] = {"content": {"application/json": {"schema": schema}}}
 
 
 class _OtherMethods:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from forebay.buffer.buffer import Entry
 from forebay.buffer.groups.sample_group import SampleGroup
@@ -12,99 +12,23 @@ from forebay.buffer.idle_groups import note_groups, note_new_process
 from forebay.buffer.write import announce
 from forebay.core.errors import InvalidInput
 from forebay.core.group import GroupState
-from forebay.core.ids import MAX_ID_LENGTH, InstanceId, group_id, rollout_uid
+from forebay.core.ids import InstanceId, group_id, rollout_uid
 from forebay.core.run import Run, Tally
-from forebay.generators.buffer_link.abc import MAX_REPORTED_GROUPS, MAX_TEXT, MAX_WORKERS
+from forebay.generators.buffer_link.abc import MAX_COUNT_NAMES, ProgressReport
 from forebay.replay.options import ReplayOptions
 from forebay.server.routes.groups import follow_closed
 from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.steps import follow_steps, step_view
 from forebay.server.services import Services, services_of
-from forebay.web.request_models import parse
+from forebay.web.request_models import parse_request
 
-CountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Count = Annotated[int, Field(ge=0, le=1 << 62)]
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
-Epoch = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""Of 64 bits, as the store has it: what the store refuses makes every run be loaded again."""
-# A JSON array becomes a tuple; what is in it stays strict.
-Key = Annotated[tuple[Annotated[str, StringConstraints(max_length=MAX_ID_LENGTH)] | int, Epoch], Field(strict=False)]
-"""A group by instance and epoch."""
-Keys = Annotated[list[Key], Field(max_length=MAX_REPORTED_GROUPS)]
 GROUPS_AT_ONCE = 100
 """Between them other requests have their turn."""
 MAX_REPORT_BYTES = 2 << 20
 """Decoded in one piece on the loop, which takes up to half a second."""
-MAX_COUNT_NAMES = 256
-"""Over all processes of a run: each report that changes a count journals all of them."""
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
-
-
-class WorkerBody(BaseModel):
-    """How one worker of the run is, as the fields of ``WorkerReport``."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    number: Annotated[int, Field(ge=0, lt=1 << 31)]
-    node: Text
-    state: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}$")]
-    num_in_flight: Count
-    num_restarts: Count
-    rss_bytes: Count
-    blocked_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    blocked_at: Text
-    reason: Text
-
-
-class ProgressBody(BaseModel):
-    """What a base generator reports. What is left out stays as it was."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    opened: Keys = []
-    idle: Keys = []
-    """Groups that have no rollout in flight any more."""
-    busy: Keys = []
-    """Those of them that have one again."""
-    waiting_for_engine: bool | None = None
-    held: bool | None = None
-    num_groups_total: Count | None = None
-    is_last_slot_reported: bool | None = None
-    process_id: Annotated[str, StringConstraints(max_length=64)] = ""
-    counts: dict[CountName, Count] | None = Field(default=None, max_length=MAX_COUNT_NAMES)
-    """All that the process of this id has counted."""
-    workers: list[WorkerBody] | None = Field(default=None, max_length=MAX_WORKERS)
-    short: Keys = []
-    """Groups for which no sample comes any more: they are closed with what they have."""
-    is_gateway: bool = False
-    """The gateway counts, and waits for engines, beside the run's own process."""
-
-    def apply(self, run: Run) -> bool:
-        """Change ``run`` accordingly; whether anything is different now."""
-        reported = {
-            "is_gateway_waiting" if self.is_gateway else "is_waiting_for_engine": self.waiting_for_engine,
-            "is_held": self.held,
-            "num_groups_total": self.num_groups_total,
-            "is_last_slot_reported": self.is_last_slot_reported,
-        }
-        changed = {name: value for name, value in reported.items() if value is not None and value != getattr(run, name)}
-        for name, value in changed.items():
-            setattr(run, name, value)
-        tally = self._tally(run)
-        has_counted = self.counts is not None and tally.report(self.process_id, self.counts)
-        return bool(changed) or has_counted
-
-    def check_counts(self, run: Run) -> None:
-        """Raise ``InvalidInput`` if the run would have too many names of counts."""
-        num_names = len(self._tally(run).totals.keys() | (self.counts or {}).keys())
-        if num_names > MAX_COUNT_NAMES:
-            message = f"counts: {num_names} names over all processes of the run, of at most {MAX_COUNT_NAMES}"
-            raise InvalidInput(message, hint="count under fewer names", field="counts")
-
-    def _tally(self, run: Run) -> Tally:
-        return run.gateway_tally if self.is_gateway else run.tally
 
 
 @router.get("/plan")
@@ -171,9 +95,9 @@ async def progress(run_key: str, request: Request, services: Server) -> dict[str
     body = await request.body()
     if len(body) > MAX_REPORT_BYTES:
         raise InvalidInput(f"a report of {len(body)} bytes, of at most {MAX_REPORT_BYTES}", field="body")
-    report = parse(ProgressBody, body)
+    report = _read_report(body)
     entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
-    report.check_counts(entry.run)
+    _check_counts(report, entry.run)
     for first in range(0, max(1, len(report.opened)), GROUPS_AT_ONCE):
         await announce(entry.buffer, report.opened[first : first + GROUPS_AT_ONCE])
     if not report.is_gateway:
@@ -181,10 +105,45 @@ async def progress(run_key: str, request: Request, services: Server) -> dict[str
     if report.short:
         await _close_short(entry, report.short)
     if report.workers is not None:
-        entry.buffer.workers = [worker.model_dump() for worker in report.workers]
-    if report.apply(entry.run):
+        entry.buffer.workers = msgspec.to_builtins(report.workers)
+    if _apply(report, entry.run):
         await entry.buffer.save_run()
     return {"state": entry.run.state.value}
+
+
+def _read_report(body: bytes) -> ProgressReport:
+    try:
+        return msgspec.convert(parse_request(body), ProgressReport)
+    except msgspec.ValidationError as error:
+        field = str(error).partition("`$.")[2].rstrip("`") or "body"
+        raise InvalidInput(f"{field}: {error}"[:500], field=field) from None
+
+
+def _tally(report: ProgressReport, run: Run) -> Tally:
+    return run.gateway_tally if report.is_gateway else run.tally
+
+
+def _check_counts(report: ProgressReport, run: Run) -> None:
+    """Raise ``InvalidInput`` if the run would have too many names of counts."""
+    num_names = len(_tally(report, run).totals.keys() | (report.counts or {}).keys())
+    if num_names > MAX_COUNT_NAMES:
+        message = f"counts: {num_names} names over all processes of the run, of at most {MAX_COUNT_NAMES}"
+        raise InvalidInput(message, hint="count under fewer names", field="counts")
+
+
+def _apply(report: ProgressReport, run: Run) -> bool:
+    """Change ``run`` as reported; whether anything is different now."""
+    reported = {
+        "is_gateway_waiting" if report.is_gateway else "is_waiting_for_engine": report.waiting_for_engine,
+        "is_held": report.held,
+        "num_groups_total": report.num_groups_total,
+        "is_last_slot_reported": report.is_last_slot_reported,
+    }
+    changed = {name: value for name, value in reported.items() if value is not None and value != getattr(run, name)}
+    for name, value in changed.items():
+        setattr(run, name, value)
+    has_counted = report.counts is not None and _tally(report, run).report(report.process_id, report.counts)
+    return bool(changed) or has_counted
 
 
 async def _close_short(entry: Entry, keys: Sequence[tuple[InstanceId, int]]) -> None:
