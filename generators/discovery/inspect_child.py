@@ -1,11 +1,9 @@
 """The throw-away process that imports one generator file and says what is in it.
 
-``python -m forebay.generators.discovery.inspect_child FILE ANSWER_FD PARENT_PID``: the answer, one JSON object,
-goes to the descriptor; whatever the user's code prints goes elsewhere.
+Its parent sends the path, and it answers with one object (see ``forebay.core.child``).
 """
 
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -14,7 +12,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from forebay.core.child_process import die_with_parent, skip_httpx_command
+from forebay.core.child import ParentLink
+from forebay.core.child_process import skip_httpx_command
 from forebay.generators.discovery.module_loading import (
     import_roots,
     is_stdlib_name,
@@ -29,11 +28,9 @@ _BASE_MODULE = "forebay.generators.base"
 
 def main(arguments: list[str]) -> None:
     """Inspect the file, answer, and end at once: threads that the file started must not keep the process."""
-    path, answer_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
-    die_with_parent(parent_pid)
+    parent = ParentLink[str](arguments, str)
     skip_httpx_command()
-    answer = inspect_module(path)
-    os.write(answer_fd, json.dumps(answer).encode())
+    parent.send(inspect_module(Path(parent.receive())))
     # Ending in the ordinary way would wait for threads that the file has started.
     sys.stdout.flush()
     sys.stderr.flush()

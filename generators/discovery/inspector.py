@@ -1,22 +1,15 @@
 """Inspecting one generator file in a throw-away child process."""
 
 import asyncio
-import json
 import os
 import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from forebay.core.child_process import (
-    child_environment,
-    end_session,
-    last_line,
-    memory_file,
-    python_argv,
-    read_back,
-    signal_group,
-)
+from forebay.core.child import ChildEnded, ChildProcess
+from forebay.core.child_process import last_line
 from forebay.generators.discovery.info import GeneratorInfo
 
 _OUTPUT_TAIL_BYTES = 64 * 1024
@@ -25,48 +18,38 @@ _OUTPUT_TAIL_BYTES = 64 * 1024
 async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: float) -> GeneratorInfo:
     """Complete ``draft`` (path, source and what its source text tells) with what importing the file shows.
 
-    The child is killed with its whole process group when ``timeout_s`` have passed or the caller is cancelled.
+    The child is killed with its whole session when ``timeout_s`` have passed or the caller is cancelled.
     """
-    # The answer has a descriptor of its own: the user's code may print whatever it likes.
-    with memory_file("forebay-answer") as answer, memory_file("forebay-output") as output:
+    with tempfile.TemporaryFile() as output:
         try:
-            exit_code = await _run_child(draft.path, answer, output, working_dir, timeout_s)
+            return _complete(draft, await _ask_child(draft.path, output.fileno(), working_dir, timeout_s))
         except TimeoutError:
             limit = f"{timeout_s:g} s"
             return _failed(draft, f"importing it took longer than {limit}; move slow work into run_rollout")
         except OSError as error:
             return _failed(draft, f"it could not be inspected: {error}; free resources on this machine and try again")
-        written = read_back(answer)
-        if not written:
-            return _died(draft, exit_code, read_back(output)[-_OUTPUT_TAIL_BYTES:].decode(errors="replace"))
-    return _complete(draft, json.loads(written))
+        except ChildEnded as ended:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
+            return _died(draft, ended.code, output.read().decode(errors="replace"))
 
 
-async def _run_child(path: Path, answer: BinaryIO, output: BinaryIO, working_dir: Path, timeout_s: float) -> int:
-    process = await asyncio.create_subprocess_exec(
-        *python_argv("forebay.generators.discovery.inspect_child", str(path), str(answer.fileno()), str(os.getpid())),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[answer.fileno()],
+async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: float) -> dict[str, Any]:
+    child = await ChildProcess[dict[str, Any]].start(
+        "forebay.generators.discovery.inspect_child",
+        setup=str(path),
+        reads=dict[str, Any],
         cwd=working_dir,
         # Without bytecode: an inspection leaves nothing beside the user's files.
-        env=child_environment(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"},
-        start_new_session=True,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=output,
+        stderr=output,
     )
     try:
         async with asyncio.timeout(timeout_s):
-            return await process.wait()
+            return await child.receive()
     finally:
         # Also when we are cancelled, or it stays a zombie.
-        await asyncio.shield(_end(process))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the inspection, and what the file started."""
-    signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
-    await asyncio.to_thread(end_session, process.pid)
+        await asyncio.shield(child.kill())
 
 
 def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
