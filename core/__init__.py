@@ -12,6 +12,7 @@ Samples
     ``records`` is how they lie on disk.
 Tools that have one implementation each
     ``backoff`` (pauses between tries), ``tasks`` (tasks that run beside their starter), ``waiting`` (for news),
-    ``clock``, ``addresses``, ``fields`` (of a payload), ``child_process`` (death with the parent),
+    ``clock``, ``addresses``, ``fields`` (of a payload), ``child_process`` (death with the parent), ``processes``
+    (messages between a parent and its child),
     ``files`` (nobody's but their owner's, and lasting), ``lazy_names`` (of packages whose modules load when needed).
 """

@@ -1,4 +1,4 @@
-"""``python -m forebay.gateway SPEC_FD SOCKET_FD PARENT_PID``: the gateway as a process of its own."""
+"""``python -m forebay.gateway SOCKET_FD``, started as a child: the gateway as a process of its own."""
 
 import asyncio
 import logging
@@ -12,7 +12,8 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from forebay.core.child_process import close_to_others, die_with_parent
+from forebay.core.child_process import close_to_others
+from forebay.core.processes.parent_link import ParentLink
 from forebay.engines.bounded_replies import LIMIT_VARIABLE
 from forebay.gateway.app import create_gateway
 from forebay.gateway.spec import GatewaySpec
@@ -34,15 +35,13 @@ class _Server(uvicorn.Server):
 
 def main(arguments: list[str]) -> None:
     """Serve on the inherited socket until SIGTERM, or until the server is gone."""
-    spec_fd, socket_fd, parent_pid = map(int, arguments)
     close_to_others()  # the keys of all runs are in our memory
-    die_with_parent(parent_pid)
-    spec = GatewaySpec.read(spec_fd)
+    spec = ParentLink[GatewaySpec](arguments, GatewaySpec).receive()
     os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
     set_up_logging(spec.log_level)
     # Its lines go to the server's log: "application startup complete" would be taken for the server's own.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    listening = socket.socket(fileno=socket_fd)
+    listening = socket.socket(fileno=int(arguments[0]))
     config = uvicorn.Config(
         create_gateway(spec),
         log_config=None,

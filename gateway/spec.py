@@ -1,12 +1,10 @@
-"""What the server hands to its gateway process, over inherited descriptors.
+"""What the server sends to its gateway process first.
 
 The one module of the gateway that the server imports, and so apart from what only the process needs.
 """
 
-import json
-import os
-from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from forebay.web.connection_limits import ConnectionLimits
 
@@ -27,15 +25,3 @@ class GatewaySpec:
     log_level: str = "info"
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Runs that are known from the start, by id: bodies of ``PUT /gateway/runs/{run_id}``."""
-
-    def write(self, file: BinaryIO) -> None:
-        """Write the spec for a child that inherits ``file``."""
-        file.write(json.dumps(asdict(self)).encode())
-
-    @classmethod
-    def read(cls, descriptor: int) -> Self:
-        """Read what ``write`` wrote, and close the descriptor."""
-        with os.fdopen(descriptor, "rb") as file:
-            file.seek(0)  # parent and child share the position, which is behind what the parent wrote
-            spec = json.load(file)
-        return cls(**spec | {"connections": ConnectionLimits(**spec["connections"])})

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import os
 import secrets
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from forebay.core.addresses import trusts_nobody
 from forebay.core.backoff import Backoff
-from forebay.core.child_process import child_environment, memory_file, python_argv
 from forebay.core.errors import ForebayError
+from forebay.core.processes.child_link import ChildLink
 from forebay.core.settings import Settings
 from forebay.gateway.spec import GatewaySpec
 from forebay.web.connection_limits import ConnectionLimits
@@ -53,7 +53,7 @@ class GatewayProcess:
         """The gateway is given one change at a time: what it has is then what is registered here."""
         self._bound: socket.socket | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildLink[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,12 +138,13 @@ class GatewayProcess:
     async def _run_once(self, bound: socket.socket) -> int:
         process = self._process = await self._start_process(bound)
         try:
-            return await process.wait()
+            return await process.ended()
         finally:
-            await _end(process)
+            process.signal(signal.SIGTERM)
+            await process.end(STOP_S)
             self._process = None
 
-    async def _start_process(self, bound: socket.socket) -> asyncio.subprocess.Process:
+    async def _start_process(self, bound: socket.socket) -> ChildLink[None]:
         spec = GatewaySpec(
             control_key=self._control_key,
             url=self._url(bound),
@@ -155,26 +156,7 @@ class GatewayProcess:
             log_level=self._settings.log_level,
             runs=self._registered,
         )
-        with memory_file("forebay-gateway") as file:
-            spec.write(file)
-            fds = (file.fileno(), bound.fileno())  # keys go by a file in memory: command lines are seen by everybody
-            return await asyncio.create_subprocess_exec(
-                *python_argv("forebay.gateway", *map(str, fds), str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=fds,
-                env=child_environment(os.environ),
-                start_new_session=True,  # Ctrl-C in a terminal is the server's, which ends the gateway in its turn
-            )
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, and SIGKILL after a few seconds."""
-    for stop in (process.terminate, process.kill):
-        if process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
+        descriptor = bound.fileno()
+        return await ChildLink.start(
+            "forebay.gateway", str(descriptor), setup=spec, reads=type(None), pass_fds=[descriptor]
+        )

@@ -1,6 +1,6 @@
 """The throw-away process that imports one generator file and says what is in it.
 
-Its parent sends the path, and it answers with one object (see ``forebay.core.child``).
+Its parent sends the path, and it answers with one object (see ``forebay.core.processes.child_link``).
 """
 
 import inspect
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from forebay.core.child import ParentLink
 from forebay.core.child_process import skip_httpx_command
+from forebay.core.processes.parent_link import ParentLink
 from forebay.generators.discovery.module_loading import (
     import_roots,
     is_stdlib_name,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forebay.core.child import ChildEnded, ChildProcess
 from forebay.core.child_process import last_line
+from forebay.core.processes.child_link import ChildEnded, ChildLink
 from forebay.generators.discovery.info import GeneratorInfo
 
 _OUTPUT_TAIL_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: fl
 
 
 async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: float) -> dict[str, Any]:
-    child = await ChildProcess[dict[str, Any]].start(
+    child = await ChildLink[dict[str, Any]].start(
         "forebay.generators.discovery.inspect_child",
         setup=str(path),
         reads=dict[str, Any],

@@ -5,13 +5,13 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay.core.processes.parent_link import frame
 from forebay.engines.scripted import ScriptedEngine
 from forebay.gateway.spec import GatewaySpec
 from forebay.web.connection_limits import ConnectionLimits
@@ -72,17 +72,19 @@ def open_face(kind: str, make_server: MakeServer, limits: ConnectionLimits = SHO
 @contextmanager
 def _gateway(limits: ConnectionLimits, settings: dict[str, Any]) -> Iterator[tuple[int, int]]:
     sizes = {"max_body_bytes": 1 << 26, "max_bodies_bytes": 1 << 27} | settings
-    with socket.create_server(("127.0.0.1", 0), backlog=2_048) as listening, tempfile.TemporaryFile() as file:
-        GatewaySpec(CONTROL_KEY, "", connections=limits, **sizes).write(file)
-        file.flush()
-        fds = (file.fileno(), listening.fileno())
+    with socket.create_server(("127.0.0.1", 0), backlog=2_048) as listening:
+        ours, theirs = socket.socketpair()
+        fds = (listening.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "forebay.gateway", *map(str, fds), str(os.getpid())]
-        process = subprocess.Popen(command, pass_fds=fds)
+        with theirs:
+            process = subprocess.Popen(command, pass_fds=fds)
+        ours.sendall(frame(GatewaySpec(CONTROL_KEY, "", connections=limits, **sizes)))
         try:
             yield listening.getsockname()[1], process.pid
         finally:
             process.terminate()
             process.wait(TIME_LIMIT_S)
+            ours.close()
 
 
 def request(method: bytes, path: bytes, *headers: bytes, body: bytes = b"") -> bytes:

@@ -1,16 +1,14 @@
 """A gateway as a process of its own, as the server starts it, and what opens rollouts at it."""
 
-import asyncio
-import os
+import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
-from forebay.core.child_process import memory_file
+from forebay.core.processes.child_link import ChildLink
 from forebay.gateway.spec import GatewaySpec
 from forebay.web.serving import serve_app
 from tests.gateway.gateway_kit import CONTROL_KEY, LIMIT_S, FakeBuffer, GatewayAt
@@ -20,13 +18,14 @@ from tests.gateway.gateway_kit import CONTROL_KEY, LIMIT_S, FakeBuffer, GatewayA
 async def real_gateway(engine_url: str, **settings: Any) -> AsyncIterator[GatewayAt]:
     """A gateway process with a run on this engine; ``settings`` are those of its spec."""
     buffer = FakeBuffer()
-    with socket.create_server(("127.0.0.1", 0)) as listening, memory_file("spec") as file:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         told = {"max_body_bytes": 1 << 30, "max_bodies_bytes": 1 << 30, **settings}
-        GatewaySpec(CONTROL_KEY, url, **told).write(file)
-        fds = (file.fileno(), listening.fileno())
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "forebay.gateway", *map(str, fds), str(os.getpid())), pass_fds=fds
+        process = await ChildLink[None].start(
+            *("forebay.gateway", str(listening.fileno())),
+            setup=GatewaySpec(CONTROL_KEY, url, **told),
+            reads=type(None),
+            pass_fds=[listening.fileno()],
         )
     try:
         async with httpx.AsyncClient(timeout=LIMIT_S) as http, serve_app(buffer.app) as port:
@@ -35,5 +34,5 @@ async def real_gateway(engine_url: str, **settings: Any) -> AsyncIterator[Gatewa
             yield gateway
             buffer.end()
     finally:
-        process.terminate()
-        await process.wait()
+        process.signal(signal.SIGTERM)
+        await process.end(LIMIT_S)

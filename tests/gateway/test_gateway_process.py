@@ -301,7 +301,7 @@ async def test_a_gateway_that_cannot_be_started_just_now_is_started_later(monkey
             raise failed[0]
         return child_environment(environment)
 
-    monkeypatch.setattr("forebay.server.gateway_process.child_environment", child_environment_once_failing)
+    monkeypatch.setattr("forebay.core.processes.child_link.child_environment", child_environment_once_failing)
     async with GatewayProcess(Settings(port=0)) as gateway, httpx.AsyncClient(timeout=30) as http:
         assert (await http.get(f"{gateway.start()}/gateway/healthz")).status_code == 200
     assert failed

@@ -1,8 +1,4 @@
-"""A child process and its parent, which exchange messages over a socket pair.
-
-A message is msgpack behind its length (8 bytes, big-endian). ``ChildProcess`` is the parent's side, ``ParentLink`` the
-child's. What a child prints goes elsewhere, so users' code may print whatever it likes.
-"""
+"""A child process with which its parent exchanges messages; ``parent_link`` is the child's side."""
 
 import asyncio
 import os
@@ -17,14 +13,13 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from forebay.core.child_process import child_environment, die_with_parent, end_session, python_argv, signal_group
+from forebay.core.child_process import child_environment, end_session, python_argv, signal_group
+from forebay.core.processes.parent_link import HEADER_BYTES, frame
 
 MAX_MESSAGE_BYTES = 1 << 30
-_HEADER_BYTES = 8
 _ENDING_S = 2.0
 """How long a child that has hung up may take to end."""
 
-In = TypeVar("In")
 Out = TypeVar("Out")
 
 
@@ -41,19 +36,25 @@ class MessageTooLong(Exception):
     """A message of the child is longer than its parent takes."""
 
 
-class ChildProcess(Generic[Out]):
+class ChildLink(Generic[Out]):
     """A module that runs in a process and a session of its own, and dies with this process.
 
     When it has ended, whatever is left of its session is killed. ``receive`` may be broken off only to kill the child.
     """
 
-    def __init__(self, process: Process, sock: socket.socket, reads: type[Out], max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        process: Process,
+        sock: socket.socket,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        reads: type[Out],
+        max_message_bytes: int,
+    ) -> None:
         self._process = process
         self._sock = sock
+        self._reader, self._writer = streams
         self._decode = msgspec.msgpack.Decoder(reads).decode
         self._max_message_bytes = max_message_bytes
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
         self._ended = asyncio.create_task(self._watch())
 
     @classmethod
@@ -76,6 +77,7 @@ class ChildProcess(Generic[Out]):
         arguments and environments are seen by others.
         """
         ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
         try:
             # Our copy of its end is closed at once, so that the child's death shows as the end of the socket.
             with theirs:
@@ -91,12 +93,10 @@ class ChildProcess(Generic[Out]):
                     start_new_session=True,
                 )
         except BaseException:
-            ours.close()
+            writer.close()
             raise
-        child = cls(process, ours, reads, max_message_bytes)
-        child._reader, child._writer = await asyncio.open_connection(sock=ours)
-        child._writer.write(_frame(setup))
-        return child
+        writer.write(frame(setup))
+        return cls(process, ours, (reader, writer), reads, max_message_bytes)
 
     @property
     def pid(self) -> int:
@@ -108,7 +108,7 @@ class ChildProcess(Generic[Out]):
 
     async def send(self, message: object) -> None:
         """Send a message, and wait while the child is slow to read. Nothing is raised if it has ended."""
-        self._writer.write(_frame(message))
+        self._writer.write(frame(message))
         with suppress(OSError):
             await self._writer.drain()
 
@@ -123,7 +123,7 @@ class ChildProcess(Generic[Out]):
             raise ChildEnded(await self.end(_ENDING_S)) from None
 
     async def _body(self) -> bytearray:
-        length = int.from_bytes(await self._reader.readexactly(_HEADER_BYTES), "big")
+        length = int.from_bytes(await self._reader.readexactly(HEADER_BYTES), "big")
         if length > self._max_message_bytes:
             raise MessageTooLong
         body = bytearray()
@@ -169,36 +169,3 @@ class ChildProcess(Generic[Out]):
             self._sock.shutdown(socket.SHUT_RD)
         await asyncio.to_thread(end_session, self.pid)
         return code
-
-
-class ParentLink(Generic[In]):
-    """The child's side. The last two of ``arguments`` are those that ``ChildProcess.start`` has added.
-
-    From here on this process dies with its parent. Send and receive from one thread at a time.
-    """
-
-    def __init__(self, arguments: Sequence[str], reads: type[In] | Any) -> None:
-        descriptor, parent_pid = map(int, arguments[-2:])
-        die_with_parent(parent_pid)
-        os.set_inheritable(descriptor, False)  # a program that users' code starts must not keep the socket open
-        self._sock = socket.socket(fileno=descriptor)
-        self._stream = self._sock.makefile("rb")
-        self._decode = msgspec.msgpack.Decoder(reads).decode
-
-    def receive(self) -> In:
-        """The next message. Raises ``EOFError`` when the parent has hung up."""
-        header = self._stream.read(_HEADER_BYTES)
-        length = int.from_bytes(header, "big")
-        body = self._stream.read(length)
-        if len(header) < _HEADER_BYTES or len(body) < length:
-            raise EOFError("the parent has hung up")
-        return self._decode(body)  # type: ignore[no-any-return]
-
-    def send(self, message: object) -> None:
-        """Send a message. Raises ``OSError`` when the parent is gone."""
-        self._sock.sendall(_frame(message))
-
-
-def _frame(message: object) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_HEADER_BYTES, "big") + body
