@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.workers.backends.inline import InlineBackend, InlineWorker
+from forebay.workers.backends.inline import InlineWorker
 from forebay.workers.groups import (
     ClassWithInitArgs,
     Dispatch,
@@ -153,37 +153,6 @@ def test_a_group_can_be_had_before_its_workers_are_made() -> None:
             group.thread()
         assert group.lost == {1: "its classes could not be made"}
         assert group.square(range(5)).get(WAIT_S) == [0, 1, 4, 9, 16]  # by the one that is there
-
-
-class SlowToStart(InlineBackend):
-    """Workers are there at once, and say so when the test likes."""
-
-    def __init__(self) -> None:
-        self.is_slow = False
-        self.made: list[Any] = []
-
-    def start(self, specs: Any) -> Any:
-        workers = super().start(specs)
-        if self.is_slow:
-            self.made += workers
-            for worker in workers:
-                worker.started = type(worker.started)()  # type: ignore[attr-defined]
-        return workers
-
-
-def test_calls_wait_for_a_worker_that_is_started_anew() -> None:
-    backend = SlowToStart()
-    with WorkerGroup([2], ClassWithInitArgs(Doer), backend=backend) as group:
-        backend.is_slow = True
-        assert group.replace(1).cancel()  # nobody waits for it, and it starts all the same
-        started = group.started(1)
-        call, dropped = group.same(3), group.execute_rank(1, "square", 3)
-        assert dropped.cancel()
-        assert group.square(range(4)).get(WAIT_S) == [0, 1, 4, 9]  # by the other one
-        assert not call.done
-        backend.made[0].started.set_result(None)
-        started.result(WAIT_S)
-        assert call.get(WAIT_S) == [3, 3]
 
 
 def test_losses_are_told_to_who_asks_late_too(group: WorkerGroup) -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.workers.backends import ray_worker
+from forebay.workers.backends import ray
 from forebay.workers.backends.abc import WorkerSpec
-from forebay.workers.backends.ray import RayBackend
-from forebay.workers.backends.ray_worker import RayWorker
+from forebay.workers.backends.ray import RayBackend, RayWorker
 from forebay.workers.members.worker import ClassWithInitArgs
 from forebay.workers.members.worker_errors import PlacementFailed, WorkerError, WorkerLost
 from tests.kit import poll_until
@@ -215,8 +214,8 @@ def test_closing_leaves_no_place_taken_and_no_thread() -> None:
 
 
 def test_a_node_with_other_versions_is_refused_with_both(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = ray_worker.version_reader()()
-    monkeypatch.setattr(ray_worker, "version_reader", lambda: lambda: {**here, "Forebay": "9.9.9"})
+    here = ray.version_reader()()
+    monkeypatch.setattr(ray, "version_reader", lambda: lambda: {**here, "Forebay": "9.9.9"})
     worker = start()[0]
     with pytest.raises(InvalidInput, match=rf"node [\d.]+ has Forebay {here['Forebay']} \(here 9\.9\.9\)") as refused:
         worker.started.result(60)
@@ -296,10 +295,12 @@ class Full:
         self._actor = actor
 
     def __getattr__(self, name: str) -> Any:
-        return self if name == "call" else getattr(self._actor, name)
+        return self if name == "run" else getattr(self._actor, name)
 
-    def remote(self, *_: Any) -> Any:
-        raise MemoryError("no room")
+    def remote(self, method: str, *args: Any) -> Any:
+        if method == "call":
+            raise MemoryError("no room")
+        return self._actor.run.remote(method, *args)
 
 
 def test_a_cluster_that_does_not_answer_is_no_reason_to_start_another(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ try:
 except ForebayError as error:
     say(error=type(error).__name__, message=str(error), hint=error.hint)
     sys.exit()
-specs = [WorkerSpec(r, 4, r % 2, 2, r // 2, {"": ClassWithInitArgs(Probe)}, {}, cpus=1.0) for r in range(4)]
+classes = {"": ClassWithInitArgs(Probe)}
+specs = [WorkerSpec(r, 4, r % 2, 2, r // 2, classes, {}, cpus=1.0) for r in range(4)]
 workers = start(specs)
 for worker in workers:
     worker.on_lost(lambda reason, rank=worker.spec.rank: say(lost=rank, reason=reason))

@@ -19,7 +19,7 @@ from forebay.workers.groups import (
     ClassWithInitArgs,
     Dispatch,
     Worker,
-    WorkerError,
+    WorkerFailed,
     WorkerGroup,
     WorkerLost,
     register,
@@ -41,11 +41,12 @@ class Unpickled:
         return eval, (self.expression,)
 
 
-class Unpicklable:
-    """Exits where it is pickled."""
+class Unmakable(Worker):
+    def __init__(self) -> None:
+        raise LookupError("no weights here")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        sys.exit(3)
+    def size(self, data: Any) -> int:
+        return len(data)
 
 
 class Totals(NamedTuple):
@@ -102,12 +103,14 @@ def test_an_argument_that_exits_while_it_is_unpickled_fails_its_call_alone(group
     assert group.size("abc") == [3]
 
 
-def test_an_argument_that_exits_while_it_is_pickled_for_a_worker_that_starts_fails_its_call_alone() -> None:
-    with WorkerGroup([1], ClassWithInitArgs(Clerk), wait_started=False) as group:
-        early = group.execute_all("size", Unpicklable())
-        with pytest.raises(WorkerError, match=r"size failed: SystemExit\(3\)"):
+def test_calls_of_a_worker_that_cannot_be_made_fail_as_its_constructor_did() -> None:
+    with WorkerGroup([1], ClassWithInitArgs(Unmakable), wait_started=False) as group:
+        early = group.execute_all("size", "abc")
+        with pytest.raises(WorkerFailed, match="no weights here"):
             early.get(WAIT_S)
-        assert group.size("abc") == [3]
+        with pytest.raises(WorkerFailed, match="no weights here"):
+            group.execute_all("size", "abc").get(WAIT_S)
+        assert list(group.lost) == [0]
 
 
 def test_a_group_whose_closing_is_interrupted_is_closed(group: WorkerGroup) -> None:

@@ -36,9 +36,8 @@ from forebay.workers.backends.channel import (
 )
 from forebay.workers.backends.processes import STOOD_STILL_SHARE
 from forebay.workers.backends.wire import Frames, from_frames, outcome_frames, read_call, read_classes, to_frames
-from forebay.workers.members.futures import failed_future
 from forebay.workers.members.host import WorkerHost, rss_bytes
-from forebay.workers.members.worker_spec import Vitals
+from forebay.workers.members.worker_spec import Vitals, failed_future
 
 
 class ChildProcess:

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from forebay.workers.backends.abc import MethodCall, NodeRoom, RemoteFailure, RunningWorker, Vitals, WorkerSpec
-from forebay.workers.backends.pending import PendingCalls
-from forebay.workers.members.futures import failed_future
 from forebay.workers.members.host import WorkerHost
 from forebay.workers.members.worker_errors import WorkerLost
+from forebay.workers.members.worker_spec import failed_future
 
 
 class InlineBackend:
@@ -41,12 +40,11 @@ class InlineWorker:
         self._rank, self._variables = spec.rank, spec.variables
         self._turn = threading.RLock()
         self._lock = threading.Lock()
-        self._pending = PendingCalls(spec.rank, self._cancel)
-        self._running: dict[int, Future[Any]] = {}
         self._lost = ""
         self._is_closed = False
         self._notify: list[Callable[[str], None]] = []
         self.started: Future[None] = Future()
+        self.started.set_running_or_notify_cancel()  # many may wait for it: none of them cancels it
         _added.add(self._variables)
         self._host = WorkerHost(spec, socket.gethostname(), self._run_in_turn)
         try:
@@ -68,12 +66,11 @@ class InlineWorker:
         inner = self._host.call(call)
         if inner.done():
             return inner
-        # A future of its own, which ends without that of the host when the worker is killed.
-        future: Future[Any] = Future()
-        if (number := self._pending.add(future, call)) is not None:
-            self._running[number] = inner
-            inner.add_done_callback(partial(self._end, number))
-        return future
+        # A future of its own: the host cancels that of an ``async`` method when the worker is killed.
+        outer: Future[Any] = Future()
+        outer.add_done_callback(lambda _: inner.cancel())
+        inner.add_done_callback(partial(self._end, outer))
+        return outer
 
     def on_lost(self, notify: Callable[[str], None]) -> None:
         """Have ``notify`` called when it is killed; at once if it was."""
@@ -98,7 +95,6 @@ class InlineWorker:
             if self._lost or self._is_closed:
                 return
             self._lost = "it was killed"
-        self._pending.lose(self._lost)
         self.close(0.0)
         for notify in self._notify:
             notify(self._lost)
@@ -108,13 +104,15 @@ class InlineWorker:
             os.environ.update(self._variables)  # another worker's turn has left its own there
             work()
 
-    def _cancel(self, number: int) -> None:
-        if (inner := self._running.get(number)) is not None:
-            inner.cancel()
-
-    def _end(self, number: int, inner: "Future[Any]") -> None:
-        self._pending.end(number, lambda _: inner.result())
-        self._running.pop(number, None)
+    def _end(self, outer: "Future[Any]", inner: "Future[Any]") -> None:
+        if not outer.set_running_or_notify_cancel():
+            return
+        if inner.cancelled():
+            outer.set_exception(WorkerLost(self._rank, self._lost or "it was closed"))
+        elif (error := inner.exception()) is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(inner.result())
 
 
 class _AddedVariables:

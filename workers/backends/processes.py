@@ -97,20 +97,16 @@ class ProcessWorker(RemoteWorker):
     def close(self, drain_s: float) -> None:
         """Take no more calls, wait so long for those in flight, then end the process."""
         self._is_closing = True
-        is_drained = self._pending.drain(drain_s)
+        is_drained = self._drain(drain_s)
         self._send(CLOSE, 0, [])
         if threading.current_thread() is self._reader:  # in a callback of a call: it goes on to wait for the end
             return
         # The event loop, ``atexit`` and the like have their time; a method that goes on in the main thread has had it,
         # and so has a constructor.
-        self._reader.join(KILLING_S if is_drained and self._started.done() else 1.0)
+        self._reader.join(KILLING_S if is_drained and self.started.done() else 1.0)
         if self._reader.is_alive():
             self.kill()
         self._reader.join()
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._lose("it was killed by its controller")
 
     def send_spec(self, frames: Frames) -> None:
         """Tell it what it is; the first thing that it reads."""
@@ -168,8 +164,7 @@ class ProcessWorker(RemoteWorker):
     def _take(self, message: WorkerMessage) -> None:
         frames = message.frames
         if message.kind == OUTCOME:
-            kind = bytes(frames[0]).decode()
-            self._pending.end(message.number, lambda call: read_outcome(kind, frames[1:], call.method))
+            self._end_call(message.number, bytes(frames[0]).decode(), frames[1:])
         elif message.kind == VITALS:
             self._vitals = from_frames(frames)
         elif message.kind == STARTED:
@@ -177,10 +172,9 @@ class ProcessWorker(RemoteWorker):
             try:
                 read_outcome(kind, frames[1:], "the constructor")
             except BaseException as error:  # noqa: BLE001 - whatever a constructor raised
-                self._is_closing = True  # it ends by itself, and is not lost
-                self._see_started(error)
+                self._fail_start(error)  # it ends by itself
             else:
-                self._see_started()
+                self.started.set_result(None)
 
     def _end(self) -> None:
         """The socket has ended: so has the process, or it is made to. Everything of it is ended here."""

@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray cluster."""
+"""A Ray cluster: the connection of this process to it, and places there for workers."""
 
 import logging
 import os
@@ -6,11 +6,15 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.workers.members.worker_errors import WorkerError
+from forebay.workers.backends.abc import NodeRoom
+from forebay.workers.members.worker_errors import PlacementFailed, WorkerError
+from forebay.workers.members.worker_spec import WorkerSpec
 
 NAMESPACE = "forebay"
 REACHING_S = 10.0
@@ -18,6 +22,9 @@ REACHING_S = 10.0
 _TOKEN = secrets.token_hex(32)
 """Of every cluster that this process starts: Ray reads one once, and makes one in a file that other users can read."""
 _connecting = threading.Lock()
+_LEAST_CPUS = 0.0001
+"""Ray knows no smaller part, and no place of nothing."""
+_NOT_RESOURCES = ("node:", "memory", "object_store_memory", "accelerator_type:")
 
 
 def connect(address: str | None, namespace: str | None) -> None:
@@ -112,3 +119,113 @@ def _own_settings() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+class RayPlaces:
+    """The placement groups of one backend: one for the workers of each node of a pool, a bundle for each of them.
+
+    Workers may be started one by one: the first of a node takes the places of all of them, since they share a machine.
+    One that is started anew has the bundle of the one before, by its local rank.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[tuple[int, int], Any] = {}
+        self._num_taken: Counter[tuple[int, int]] = Counter()
+
+    def take(self, specs: Sequence[WorkerSpec]) -> list[Any]:
+        """The placement group of each; the cluster may have to make room for it first.
+
+        Raises ``PlacementFailed`` if even an empty cluster had no room.
+        """
+        from ray.util.placement_group import placement_group
+
+        with self._lock:
+            missing = {_node_of(spec): spec for spec in specs if _node_of(spec) not in self._groups}
+            _check_room(list(missing.values()))
+            for node, first in missing.items():
+                bundles = [needs_of(first)] * first.local_world_size
+                self._groups[node] = placement_group(bundles, strategy="STRICT_PACK")
+            self._num_taken.update(map(_node_of, specs))
+            return [self._groups[_node_of(spec)] for spec in specs]
+
+    def give_back(self, spec: WorkerSpec) -> None:
+        """A worker is gone; when the last one of its node is, so are their places."""
+        from ray.util import remove_placement_group
+
+        with self._lock:
+            self._num_taken[_node_of(spec)] -= 1
+            group = self._groups.pop(_node_of(spec)) if not self._num_taken[_node_of(spec)] else None
+        if group is not None:
+            with suppress(Exception):  # the cluster, or our connection to it, is gone, and the place with it
+                remove_placement_group(group)
+
+
+def needs_of(spec: WorkerSpec) -> dict[str, float]:
+    """What one worker takes of its node, in Ray's words."""
+    return {"CPU": max(spec.cpus, _LEAST_CPUS), **spec.resources}
+
+
+def free_rooms() -> list[NodeRoom]:
+    """What placement groups leave of each node that is alive; of a single node, what Ray says is free."""
+    import ray
+    from ray.util import placement_group_table
+
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    left = {node_id: Counter(_resources(node["Resources"])) for node_id, node in nodes.items()}
+    if len(left) == 1:
+        left = {node_id: Counter(_resources(ray.available_resources())) for node_id in left}
+    else:
+        for group in placement_group_table().values():
+            for bundle, node_id in group["bundles_to_node_id"].items():
+                if node_id in left and group["state"] == "CREATED":
+                    left[node_id].subtract(group["bundles"][bundle])
+    return [_room(nodes[node_id]["NodeManagerAddress"], each) for node_id, each in left.items()]
+
+
+def placement_failure(specs: Sequence[WorkerSpec], why: str, where: str = "on one machine") -> PlacementFailed:
+    """Names what the workers of these nodes want, and what is free; of each node, a spec of any of them."""
+    free = "; ".join(f"{room.node}: {_said({'CPU': room.cpus, **room.resources})}" for room in free_rooms())
+    count = sum(spec.local_world_size for spec in specs)
+    return PlacementFailed(
+        f"{why}: {count} {where} want {_said(_wanted(specs))}; free is {free or 'nothing: no node is alive'}",
+        hint="fewer workers, or workers that want less; or more, or larger, nodes",
+    )
+
+
+def _check_room(nodes: Sequence[WorkerSpec]) -> None:
+    """Raises ``PlacementFailed`` unless an empty cluster had room for the workers of these nodes."""
+    import ray
+
+    totals = [Counter(_resources(node["Resources"])) for node in ray.nodes() if node["Alive"]]
+    for spec in nodes:
+        if not any(_wanted([spec]) <= total for total in totals):
+            raise placement_failure([spec], "no node of the cluster is large enough")
+    if not _wanted(nodes) <= sum(totals, Counter[str]()):
+        raise placement_failure(nodes, "the cluster is not large enough, also when nothing else runs", "together")
+
+
+def _wanted(nodes: Sequence[WorkerSpec]) -> "Counter[str]":
+    wanted = Counter[str]()
+    for spec in nodes:
+        for name, number in needs_of(spec).items():
+            wanted[name] += number * spec.local_world_size  # type: ignore[assignment]  # of parts, too
+    return wanted
+
+
+def _node_of(spec: WorkerSpec) -> tuple[int, int]:
+    """A node of one group, which is known by its ``classes``: the same object for all of its workers."""
+    return id(spec.classes), spec.node_number
+
+
+def _resources(all_of: Mapping[str, float]) -> dict[str, float]:
+    # Every placement group is a resource too, named by its id.
+    return {name: n for name, n in all_of.items() if not name.startswith(_NOT_RESOURCES) and "_group_" not in name}
+
+
+def _room(node: str, left: Mapping[str, float]) -> NodeRoom:
+    return NodeRoom(node, left.get("CPU", 0.0), {name: number for name, number in left.items() if name != "CPU"})
+
+
+def _said(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number:g}" for name, number in resources.items())

@@ -16,9 +16,8 @@ from typing import Any, cast
 
 from forebay.core.errors import InvalidInput
 from forebay.workers.backends.wire import Frames, from_frames, outcome_frames, read_call, read_classes, to_frames
-from forebay.workers.members.futures import failed_future, when_ended
 from forebay.workers.members.host import WorkerHost
-from forebay.workers.members.worker_spec import WorkerSpec
+from forebay.workers.members.worker_spec import WorkerSpec, failed_future
 
 Outcome = tuple[str, Frames]
 
@@ -74,37 +73,20 @@ def actor_class() -> type:
             if outcome[0] != "value":
                 return node, found, outcome, None
             self.is_made.set()
-            return node, found, outcome, self.member.vitals()
+            return node, found, outcome, await self.member.vitals()
 
-        async def call(self, number: int, method: str, frames: Any) -> Any:
+        async def run(self, method: str, *args: Any) -> Any:
             await self.is_made.wait()
-            return await self.member.call(number, method, frames)
-
-        async def cancel(self, number: int) -> None:
-            await self.is_made.wait()
-            self.member.cancel(number)
-
-        async def skip(self, number: int) -> None:
-            await self.is_made.wait()
-            await self.member.skip(number)
-
-        async def vitals(self) -> Any:
-            return self.member.vitals() if self.is_made.is_set() else None
-
-        async def stay(self) -> None:
-            import asyncio
-
-            await asyncio.Event().wait()
-
-        async def close(self) -> None:
-            if self.is_made.is_set():
-                await self.member.close()
+            return await getattr(self.member, method)(*args)
 
     return ForebayWorker
 
 
 class RayMember:
     """One worker on its node. Its methods run in Ray's own event loop, users' code in two threads of the host's."""
+
+    _host: WorkerHost
+    """Once ``begin`` has made it."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -113,14 +95,13 @@ class RayMember:
         self._next = 1
         self._waiting: dict[int, asyncio.Event] = {}
         self._dropped: set[int] = set()
-        self._host: WorkerHost | None = None
         threading.Thread(target=self._take_turns, name="worker turns", daemon=True).start()
 
     async def begin(self, frames: Frames, master: tuple[str, int] | None) -> Outcome:
         """Make the classes of a spec, whose group meets at ``master``; what came of it."""
         made: Future[Any] = Future()
         self._turns.put(lambda: self._make(frames, master, made))
-        await when_ended(made)
+        await _ended(made)
         return outcome_frames(made, "the constructor")
 
     async def call(self, number: int, method: str, frames: Frames) -> Outcome:
@@ -128,11 +109,11 @@ class RayMember:
         await self._turn_of(number)
         future = self._running[number] = self._begin_call(number, method, frames)
         self._let_next(number)
-        await when_ended(future)
+        await _ended(future)
         del self._running[number]
         return outcome_frames(future, method, out_of_band=False)
 
-    def cancel(self, number: int) -> None:
+    async def cancel(self, number: int) -> None:
         """Cancel a call that has begun, or has yet to arrive; one that has ended is no error."""
         future = self._running.get(number)
         if future is not None:
@@ -145,18 +126,13 @@ class RayMember:
         await self._turn_of(number)
         self._let_next(number)
 
-    def vitals(self) -> Frames:
+    async def vitals(self) -> Frames:
         """How it is."""
-        return to_frames(self._made.vitals)
+        return to_frames(self._host.vitals)
 
     async def close(self) -> None:
         """Cancel what runs, and end the event loop."""
-        await asyncio.to_thread(self._made.close, 0.0)
-
-    @property
-    def _made(self) -> WorkerHost:
-        assert self._host is not None, "called before it was begun"
-        return self._host
+        await asyncio.to_thread(self._host.close, 0.0)
 
     def _begin_call(self, number: int, method: str, frames: Frames) -> "Future[Any]":
         if number in self._dropped:
@@ -165,7 +141,7 @@ class RayMember:
             dropped.cancel()
             return dropped
         try:
-            return self._made.call(read_call(frames, method))
+            return self._host.call(read_call(frames, method))
         except InvalidInput as error:
             return failed_future(error)
 
@@ -196,3 +172,10 @@ class RayMember:
         waiting = self._waiting.pop(number + 1, None)
         if waiting is not None:
             waiting.set()
+
+
+async def _ended(future: "Future[Any]") -> None:
+    """Return when a future of another thread has ended, in whatever way."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(event.set))
+    await event.wait()

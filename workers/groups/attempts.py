@@ -10,7 +10,6 @@ from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.workers.groups.group_workers import GroupWorkers
-from forebay.workers.members.host import late
 from forebay.workers.members.worker_errors import WorkerLost
 from forebay.workers.members.worker_spec import MethodCall, RemoteFailure
 
@@ -56,7 +55,7 @@ class RepeatedCall:
             if inner.cancelled():
                 self.outcome.cancel()
             elif isinstance(error, TimeoutError):
-                self.outcome.set_exception(late(self._call))
+                self.outcome.set_exception(self._call.late())
             elif error is not None:
                 self.outcome.set_exception(error)
             else:
@@ -68,7 +67,7 @@ class RepeatedCall:
                 self._send()
         except Exception as refused:  # noqa: BLE001 - it is the caller's, as any failure of the call
             with suppress(Exception):  # cancelled meanwhile
-                self.outcome.set_exception(late(self._call) if isinstance(refused, TimeoutError) else refused)
+                self.outcome.set_exception(self._call.late() if isinstance(refused, TimeoutError) else refused)
         if isinstance(error, WorkerLost):  # another one may have the call by now; this one is missing all the same
             with suppress(Exception):  # whoever calls it next hears of it
                 self._workers.revive(error.rank, None)

@@ -71,10 +71,13 @@ class GroupCall(Generic[T]):
 
 
 def gather(
-    method: str, futures: "Mapping[int, Future[Any]]", world_size: int, rank_of: Callable[[int], int]
-) -> "Future[Outputs]":
-    """One future of all; it ends when all of them have, with one error if any failed, on ranks by ``rank_of``."""
-    whole: Future[Outputs] = Future()
+    whole: "Future[Outputs]",
+    method: str,
+    futures: "Mapping[int, Future[Any]]",
+    world_size: int,
+    rank_of: Callable[[int], int],
+) -> None:
+    """Have ``whole`` end when all of these have, with one error if any failed, on ranks by ``rank_of``."""
     left, lock = set(futures), threading.Lock()
 
     def ended(rank: int, _: "Future[Any]") -> None:
@@ -89,7 +92,6 @@ def gather(
     if not futures:
         whole.set_result({})
     whole.add_done_callback(lambda ended: [each.cancel() for each in futures.values()] if ended.cancelled() else None)
-    return whole
 
 
 def _finish(

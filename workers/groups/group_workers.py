@@ -4,15 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from forebay.workers.backends.abc import RunningWorker, WorkerBackend, close_all
 from forebay.workers.groups.call import one_error
-from forebay.workers.members.futures import copied, failed_future, follow
 from forebay.workers.members.worker_errors import WorkerError, WorkerLost
-from forebay.workers.members.worker_spec import MethodCall, Vitals, WorkerSpec
+from forebay.workers.members.worker_spec import MethodCall, Vitals, WorkerSpec, failed_future
 
 LostFn = Callable[[int, str], None]
 """Called with a rank and the reason, from any thread."""
@@ -61,8 +59,8 @@ class GroupWorkers:
             raise one_error("__init__", errors, self.world_size)
 
     def started(self, rank: int) -> "Future[None]":
-        """Done when the classes of this one are made; a copy, which may be cancelled."""
-        return copied(self._workers[rank].started)
+        """Done when the classes of this one are made."""
+        return self._workers[rank].started
 
     def on_lost(self, notify: LostFn) -> None:
         """Have ``notify`` called for each worker that is lost, those that are started anew included."""
@@ -73,7 +71,7 @@ class GroupWorkers:
             notify(rank, reason)
 
     def send(self, rank: int, call: MethodCall) -> "Future[Any]":
-        """Run a call on one worker, after its classes are made."""
+        """Run a call on one worker, once its classes are made."""
         with self.changed:
             worker = self._workers[rank]
             if self.is_closed:
@@ -81,7 +79,7 @@ class GroupWorkers:
             if rank in self._lost:
                 # Of one that could not be made: what its constructor raised.
                 return failed_future(_refusal(worker) or WorkerLost(rank, self._lost[rank]))
-        future = worker.call(call) if worker.started.done() else self._once_started(worker, call)
+        future = worker.call(call)
         with self.changed:
             self._in_flight[rank].add(future)
         # The first one to hear of it: whoever repeats the call finds that the worker is lost.
@@ -111,7 +109,7 @@ class GroupWorkers:
             (worker,) = self.backend.start([self._specs[rank]])
             self._enter(rank, worker)
         self._watch(rank, worker)
-        return copied(worker.started)
+        return worker.started
 
     def revive(self, rank: int, limit_s: float | None) -> None:
         """Start this worker anew if it is lost, and wait until it is there. Raises ``TimeoutError``."""
@@ -135,22 +133,6 @@ class GroupWorkers:
             raise
         finally:
             close_all(self._workers.values(), max(until_s - time.monotonic(), 0.0))
-
-    def _once_started(self, worker: RunningWorker, call: MethodCall) -> "Future[Any]":
-        outer: Future[Any] = Future()
-
-        def send(started: "Future[None]") -> None:
-            try:
-                if (error := started.exception()) is not None:
-                    raise error
-                if not outer.cancelled():
-                    follow(worker.call(call), outer)
-            except BaseException as error:  # noqa: BLE001 - it is the caller's, who is not here
-                with suppress(Exception):  # cancelled meanwhile
-                    outer.set_exception(error)
-
-        worker.started.add_done_callback(send)
-        return outer
 
     def _ended(self, rank: int, worker: RunningWorker, future: "Future[Any]") -> None:
         with self.changed:

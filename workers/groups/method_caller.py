@@ -15,7 +15,6 @@ from forebay.workers.groups.dispatch import NOT_CALLED, DispatchFunctions, LaidO
 from forebay.workers.groups.group_workers import GroupWorkers
 from forebay.workers.groups.mapping import MapCall
 from forebay.workers.groups.register import Execute
-from forebay.workers.members.futures import follow
 from forebay.workers.members.worker_spec import MethodCall
 
 Collect = Callable[[Outputs], Any]
@@ -61,27 +60,28 @@ class MethodCaller:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> GroupCall[Any]:
-        if not waits_for(args, kwargs):
-            return GroupCall(self._label, self._gathered(send(args, kwargs)), collect)
-        if self._method.registration["materialize_futures"]:
-            return GroupCall(self._label, self._gathered(send(*_values(args, kwargs))), collect)
         outputs: Future[Outputs] = Future()
 
         def send_later() -> None:
             try:
                 values = _values(args, kwargs)
                 if not outputs.cancelled():
-                    follow(self._gathered(send(*values)), outputs)
+                    self._gather(send(*values), outputs)
             except BaseException as error:  # noqa: BLE001 - it is the caller's, who is not here
                 with suppress(Exception):  # cancelled meanwhile
                     outputs.set_exception(error)
 
-        threading.Thread(target=send_later, name=f"call {self._label}", daemon=True).start()
+        if not waits_for(args, kwargs):
+            self._gather(send(args, kwargs), outputs)
+        elif self._method.registration["materialize_futures"]:
+            self._gather(send(*_values(args, kwargs)), outputs)
+        else:
+            threading.Thread(target=send_later, name=f"call {self._label}", daemon=True).start()
         return GroupCall(self._label, outputs, collect)
 
-    def _gathered(self, attempts: Mapping[int, RepeatedCall]) -> "Future[Outputs]":
+    def _gather(self, attempts: Mapping[int, RepeatedCall], outputs: "Future[Outputs]") -> None:
         futures = {rank: each.outcome for rank, each in attempts.items()}
-        return gather(self._label, futures, self._workers.world_size, lambda rank: attempts[rank].rank)
+        gather(outputs, self._label, futures, self._workers.world_size, lambda rank: attempts[rank].rank)
 
     def _by_mode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[int, RepeatedCall]:
         execute = self._method.registration["execute_mode"]

@@ -12,11 +12,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from forebay.workers.members.futures import failed_future
 from forebay.workers.members.loop_pulse import LoopThread
-from forebay.workers.members.worker import Worker, WorkerPlace
+from forebay.workers.members.worker import Worker
 from forebay.workers.members.worker_errors import WorkerError
-from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec
+from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec, failed_future
 
 RunInTurn = Callable[[Callable[[], None]], None]
 """Has a piece of work run after all those given before it, in the one thread for them, or at once in the caller's."""
@@ -40,26 +39,24 @@ class WorkerHost:
     def make(self) -> None:
         """Make the classes, in this thread. Raises ``RemoteFailure`` with what a constructor raised."""
         spec = self._spec
-        seen: dict[str, dict[str, Worker]] = {role: {} for role in spec.classes}
+        others: dict[str, dict[str, Worker]] = {role: {} for role in spec.classes}
         for role, each in spec.classes.items():
-            place = WorkerPlace(
-                rank=spec.rank,
-                world_size=spec.world_size,
-                local_rank=spec.local_rank,
-                local_world_size=spec.local_world_size,
-                node=self._node,
-                roles=MappingProxyType(seen[role]),
-            )
             try:
-                worker = each.make(place)
+                worker = each.make(
+                    rank=spec.rank,
+                    world_size=spec.world_size,
+                    local_rank=spec.local_rank,
+                    local_world_size=spec.local_world_size,
+                    node=self._node,
+                    roles=MappingProxyType(others[role]),
+                )
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # an exit, too, is for the controller
                 raise RemoteFailure.of(error) from error
             self._workers[role] = worker
-            for other, others in seen.items():
-                if other != role:
-                    others[role] = worker
+            for other in others.keys() - {role}:
+                others[other][role] = worker
 
     def call(self, call: MethodCall) -> "Future[Any]":
         """Run one call.
@@ -124,7 +121,7 @@ async def _awaited(function: Callable[..., Awaitable[Any]], call: MethodCall) ->
             return await function(*call.args, **call.kwargs)
     except TimeoutError as error:
         if timeout.expired():
-            raise late(call) from None
+            raise call.late() from None
         raise RemoteFailure.of(error) from error
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():
@@ -139,21 +136,16 @@ def _run(future: "Future[Any]", function: Callable[..., Any], call: MethodCall, 
         return
     try:
         if until_s is not None and time.monotonic() >= until_s:
-            raise late(call)
+            raise call.late()
         result = function(*call.args, **call.kwargs)
     except BaseException as error:  # an exit would end the worker, and with it all other calls
         is_late = until_s is not None and time.monotonic() >= until_s
-        future.set_exception(late(call) if is_late else RemoteFailure.of(error))
+        future.set_exception(call.late() if is_late else RemoteFailure.of(error))
         if isinstance(error, KeyboardInterrupt):  # somebody at the keyboard means the whole process
             raise
     else:
         is_late = until_s is not None and time.monotonic() >= until_s
-        future.set_exception(late(call)) if is_late else future.set_result(result)
-
-
-def late(call: MethodCall) -> TimeoutError:
-    """The error of a call that did not end in time."""
-    return TimeoutError(f"{call.method} took longer than {call.deadline_s:g} s")
+        future.set_exception(call.late()) if is_late else future.set_result(result)
 
 
 def rss_bytes() -> int:

@@ -3,6 +3,7 @@
 import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +96,17 @@ class MethodCall:
     """Called with the worker as first argument, in place of a method."""
     deadline_s: float | None = None
     """An ``async`` method is cancelled then, another ends when it likes. The caller's future ends either way."""
+
+    def late(self) -> TimeoutError:
+        """The error if it did not end in time."""
+        return TimeoutError(f"{self.method} took longer than {self.deadline_s:g} s")
+
+
+def failed_future(error: BaseException) -> "Future[Any]":
+    """One that has ended with this."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
 
 
 @dataclass(frozen=True)
