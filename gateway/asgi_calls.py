@@ -24,8 +24,6 @@ from forebay.gateway.streaming import ChatCall
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, encode, until_gone
 
 TOO_DEEP = "the engine's answer is nested too deep"
-ID_HEADER = b"x-forebay-rollout-id"
-"""The one header that an engine's own reply has not."""
 
 _decode_any = msgspec.json.Decoder().decode
 
@@ -38,7 +36,6 @@ class Exchange:
         self._call = call
         self._dialect = dialect
         self._body = body
-        self._id_header = (ID_HEADER, call.session.session_id.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -54,16 +51,16 @@ class Exchange:
         except EngineRefused as refused:
             if self._dialect.is_engines_own:
                 reply = refused.reply
-                response = raw_reply(reply.status, reply.content, [*reply.headers, self._id_header])
+                response = raw_reply(reply.status, reply.content, [*reply.headers, self._call.id_header])
             else:
-                response = translated_error(self._dialect, refused.reply, self._id_header)
+                response = translated_error(self._dialect, refused.reply, self._call.id_header)
             await response(scope, receive, send)
         except GatewayRefusal as refusal:
-            await refusal_reply(type(self._dialect), refusal, self._id_header)(scope, receive, send)
+            await refusal_reply(type(self._dialect), refusal, self._call.id_header)(scope, receive, send)
         except RecursionError:
-            await refusal_reply(type(self._dialect), EngineLost(TOO_DEEP), self._id_header)(scope, receive, send)
+            await refusal_reply(type(self._dialect), EngineLost(TOO_DEEP), self._call.id_header)(scope, receive, send)
         except ProtocolRefused as refused:  # by the translation of what the engine answered
-            await json_reply(*self._dialect.refusal(refused), self._id_header)(scope, receive, send)
+            await json_reply(*self._dialect.refusal(refused), self._call.id_header)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         """Raises only what is raised before the first chunk."""
@@ -98,7 +95,7 @@ class Exchange:
         headers.setdefault(*kind)
         if not self._dialect.is_engines_own:
             headers[kind[0]] = kind[1]
-        return [*headers.items(), self._id_header]
+        return [*headers.items(), self._call.id_header]
 
 
 def _refusal_of(error: Exception) -> GatewayRefusal:
@@ -125,7 +122,6 @@ class PassedOn:
         self._dialect = dialect
         self._request = (method, path, content)
         self._read = read
-        self._id_header = (ID_HEADER, call.session.session_id.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -135,17 +131,17 @@ class PassedOn:
         except ClientGone:
             return
         except GatewayRefusal as refusal:
-            response = refusal_reply(type(self._dialect), refusal, self._id_header)
+            response = refusal_reply(type(self._dialect), refusal, self._call.id_header)
         await response(scope, receive, send)
 
     def _response(self, reply: EngineReply) -> Response:
         """Raises ``EngineLost``, which is noted in the record."""
         if self._read is None:
-            return raw_reply(reply.status, reply.content, [*reply.headers, self._id_header])
+            return raw_reply(reply.status, reply.content, [*reply.headers, self._call.id_header])
         if reply.status != HTTPStatus.OK:
-            return translated_error(self._dialect, reply, self._id_header)
+            return translated_error(self._dialect, reply, self._call.id_header)
         try:
-            return json_reply(reply.status, self._read(_decode_any(reply.content)), self._id_header)
+            return json_reply(reply.status, self._read(_decode_any(reply.content)), self._call.id_header)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             lost = EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}")
             self._call.session.note_failure("engine", lost.status, lost.message)

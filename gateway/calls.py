@@ -32,8 +32,8 @@ from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, Inco
 from forebay.gateway.off_loop import off_loop, off_loop_if
 from forebay.gateway.recording import CallRecording
 from forebay.gateway.refusals import EngineLost, Over
-from forebay.gateway.runs.open_calls import Up
 from forebay.gateway.runs.run import GatewayRun
+from forebay.gateway.runs.run_trace import Up
 from forebay.gateway.runs.sessions import Session
 from forebay.telemetry.tracing.span_handle import SpanHandle
 
@@ -41,6 +41,8 @@ CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3
 """So often may a connection break under a call: one that kills its engine must not go from engine to engine."""
 BEYOND_STATUSES = 600
+ID_HEADER = b"x-forebay-rollout-id"
+"""The one header that an engine's own reply has not."""
 
 Json = dict[str, Any]
 
@@ -106,6 +108,7 @@ class EngineCall:
         """The agent is gone."""
         self.choices: Sequence[Turn] = ()
         """What the agent is answered, once that is known."""
+        self.id_header = (ID_HEADER, session.session_id.encode())
         self._parent = session.trace.parent(traceparent)
         self._spans: list[CallSpan] = []
         """Of its requests to engines."""

@@ -14,7 +14,7 @@ from forebay.core.errors import EngineUnavailable
 from forebay.engines.capture.request_fields import texts_only
 from forebay.engines.read_json import read_object
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, status_error
-from forebay.gateway.asgi_calls import ID_HEADER, raw_reply, refusal_reply, while_connected
+from forebay.gateway.asgi_calls import raw_reply, refusal_reply, while_connected
 from forebay.gateway.calls import EngineCall, EngineRefused, Json, check_status
 from forebay.gateway.dialects.dialect import ChatDialect
 from forebay.gateway.engine_http import DONE, DONE_DATA, STREAM_TYPE, EngineReply, Headers, IncomingReply, event
@@ -55,7 +55,7 @@ class UnrecordedCall(EngineCall):
                 last = event(refusal.body()) + DONE
                 await send({"type": "http.response.body", "body": last})
             else:
-                await refusal_reply(ChatDialect, refusal, self._id_header)(scope, receive, send)
+                await refusal_reply(ChatDialect, refusal, self.id_header)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         while True:
@@ -104,11 +104,7 @@ class UnrecordedCall(EngineCall):
         await send({"type": "http.response.body", "body": b""})
 
     def _shown(self, headers: Headers) -> Headers:
-        return [*headers, self._id_header]
-
-    @property
-    def _id_header(self) -> tuple[bytes, bytes]:
-        return ID_HEADER, self.session.session_id.encode()
+        return [*headers, self.id_header]
 
 
 def _cleaned(content: bytes) -> bytes:

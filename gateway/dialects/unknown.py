@@ -5,9 +5,9 @@ in a list of names, which the gateway counts: ``left_out_â€¦`` or ``passed_on_â€
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 Fields = dict[str, Any]
 
@@ -27,6 +27,19 @@ class UnknownPart(LenientModel):
     def given(self) -> Fields:
         """As it came."""
         return self.model_dump()
+
+
+def kind_of(value: object) -> str:
+    """The ``type`` of a part, given as JSON or as a model."""
+    return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
+
+
+ListT = TypeVar("ListT")
+TextOr = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[ListT, Tag("~list")],
+    Discriminator(lambda value: "~text" if isinstance(value, str) else "~list"),
+]
+"""A text, or a list."""
 
 
 class UnknownFieldLog:

@@ -10,8 +10,8 @@
 - ``foreign_runs.py``: a run whose generator knows nothing of the gateway; each of its calls is a session of its own.
   ``conversations.py`` finds the recorded turns of the samples that it writes, and the calls of a closed group.
 - ``buffer_link.py``: the way to the server: samples and reports go out; closed groups, steps and standstills come in.
-- ``run_trace.py``: what is recorded of the run's time, with a ``session_trace.py`` for each session: turns, waiting,
-  engine calls. ``open_calls.py`` knows those that engines work on. ``foreign_traces.py`` keeps the spans of captured
+- ``run_trace.py``: what is recorded of the run's time, session by session: turns, waiting, engine calls.
+  ``foreign_traces.py`` keeps the spans of captured
   calls until a sample says which rollout they were of.
 - ``notes.py``: what calls had that the record does not hold, counted by kind.
 - ``worker_versions.py``: which weights the workers have, asked once for all streams.

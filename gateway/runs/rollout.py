@@ -13,7 +13,7 @@ from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
 from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import OpenRollout
-from forebay.gateway.runs.session_trace import SessionTrace
+from forebay.gateway.runs.run_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 from forebay.web.replies import encode
 

@@ -20,7 +20,7 @@ from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.lenient_json import bounded
 from forebay.gateway.off_loop import MANY_MESSAGES, off_loop_if
 from forebay.gateway.refusals import Over
-from forebay.gateway.runs.session_trace import SessionTrace
+from forebay.gateway.runs.run_trace import SessionTrace
 
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8

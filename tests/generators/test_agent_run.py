@@ -11,7 +11,7 @@ import pytest
 
 from forebay.core.errors import EngineError
 from forebay.generators.agents.gateway import RolloutRecord
-from forebay.generators.agents.record import checked_result
+from forebay.generators.agents.rollouts import checked_result
 from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.buffer_link.abc import Step

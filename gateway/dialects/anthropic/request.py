@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, arguments_object, first_problem, split_engine_fields
-from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog, UnknownPart
+from forebay.gateway.dialects.unknown import LenientModel, TextOr, UnknownFieldLog, UnknownPart, kind_of
 
 TOOL_KINDS = (None, "custom")
 CHOICES = ("auto", "any", "tool", "none")
@@ -76,8 +76,7 @@ class ToolReferenceBlock(MessagesModel):
 
 def _tag(value: object) -> str:
     """The tag of a block: its type, as far as that is known."""
-    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if kind in BLOCKS else "~unknown"
+    return kind if (kind := kind_of(value)) in BLOCKS else "~unknown"
 
 
 BLOCKS = ("text", "image", "tool_use", "tool_result", "search_result", "thinking", "tool_reference")
@@ -91,19 +90,12 @@ ResultBlock = Annotated[
 ]
 
 
-def text_or_list(value: object) -> str:
-    """The tag of a content: a text, or a list."""
-    return "~text" if isinstance(value, str) else "~list"
-
-
 class ToolResultBlock(MessagesModel):
     """What a call gave. ``is_error`` reaches no chat template."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[
-        Annotated[str, Tag("~text")] | Annotated[list[ResultBlock], Tag("~list")], Discriminator(text_or_list)
-    ] = ""
+    content: TextOr[list[ResultBlock]] = ""
     is_error: bool | None = None
 
 
@@ -125,10 +117,7 @@ Block = Annotated[
     | Annotated[UnknownPart, Tag("~unknown")],
     Discriminator(_tag),
 ]
-Content = Annotated[Annotated[str, Tag("~text")] | Annotated[list[Block], Tag("~list")], Discriminator(text_or_list)]
-SystemContent = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[Block], Tag("~list")], Discriminator(text_or_list)
-]
+Content = TextOr[list[Block]]
 
 
 class MessagesTool(MessagesModel):
@@ -193,7 +182,7 @@ class MessagesPrompt(MessagesModel):
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[InputMessage]
-    system: SystemContent | None = None
+    system: Content | None = None
     thinking: Thinking | None = None
     tool_choice: ToolChoice | None = None
     tools: list[MessagesTool] = Field(default_factory=list)

@@ -4,14 +4,14 @@ Refused is what cannot be understood, such as a text for a number, and a prompt 
 would have another one than the agent meant.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, first_problem, split_engine_fields
 from forebay.gateway.dialects.responses.tools import Tool, known_choice, known_tools
-from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog, UnknownPart
+from forebay.gateway.dialects.unknown import LenientModel, TextOr, UnknownFieldLog, UnknownPart, kind_of
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -46,19 +46,12 @@ class ImageContent(LenientModel):
     detail: str | None = None
 
 
-def text_or_list(value: object) -> str:
-    """The tag of a content: a text, or a list."""
-    return "~text" if isinstance(value, str) else "~list"
-
-
-ListT = TypeVar("ListT")
-TextOr = Annotated[Annotated[str, Tag("~text")] | Annotated[ListT, Tag("~list")], Discriminator(text_or_list)]
 ContentPart = Annotated[
     Annotated[TextContent, Tag("~text")]
     | Annotated[RefusalContent, Tag("~refusal")]
     | Annotated[ImageContent, Tag("~image")]
     | Annotated[UnknownPart, Tag("~unknown")],
-    Discriminator(lambda value: _PART_TAGS.get(_kind(value), "~unknown")),
+    Discriminator(lambda value: _PART_TAGS.get(kind_of(value), "~unknown")),
 ]
 Content = TextOr[list[ContentPart]]
 _PART_TAGS = {
@@ -141,10 +134,6 @@ ITEMS: dict[str, type[AnyItem]] = {
     "custom_tool_call_output": CallOutput,
     "reasoning": Reasoning,
 }
-
-
-def _kind(value: object) -> str:
-    return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
 
 
 class ReasoningConfig(LenientModel):

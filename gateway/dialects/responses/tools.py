@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import Fields, arguments_object, arguments_text
-from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog
+from forebay.gateway.dialects.unknown import LenientModel, UnknownFieldLog, kind_of
 
 INPUT = "input"
 CUSTOM_PARAMETERS = {
@@ -48,13 +48,9 @@ class CustomTool(LenientModel):
     format: dict[str, Any] | None = None
 
 
-def _kind(value: object) -> str:
-    return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
-
-
 MemberTool = Annotated[
     Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
-    Discriminator(lambda value: "~custom" if _kind(value) == "custom" else "~function"),
+    Discriminator(lambda value: "~custom" if kind_of(value) == "custom" else "~function"),
 ]
 
 
@@ -71,7 +67,7 @@ Tool = Annotated[
     Annotated[FunctionTool, Tag("~function")]
     | Annotated[CustomTool, Tag("~custom")]
     | Annotated[NamespaceTool, Tag("~namespace")],
-    Discriminator(lambda value: {"custom": "~custom", "namespace": "~namespace"}.get(_kind(value), "~function")),
+    Discriminator(lambda value: {"custom": "~custom", "namespace": "~namespace"}.get(kind_of(value), "~function")),
 ]
 
 
@@ -168,7 +164,9 @@ def known_tools(tools: object, unknown: UnknownFieldLog) -> object:
     if not isinstance(kept, list):
         return kept
     return [
-        {**tool, "tools": unknown.known_tools(tool.get("tools"), MEMBER_KINDS)} if _kind(tool) == "namespace" else tool
+        {**tool, "tools": unknown.known_tools(tool.get("tools"), MEMBER_KINDS)}
+        if kind_of(tool) == "namespace"
+        else tool
         for tool in kept
     ]
 
