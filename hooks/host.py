@@ -1,22 +1,20 @@
 """The hook host: the child process in which a run's generator file and the installed plugins answer.
 
-Started as ``python -m forebay.hooks.host FD PARENT_PID``, with one end of a socket pair. It ends when the other end is
-closed, and with its parent. What users' code prints goes where standard error goes, never into the socket.
+It ends when its parent hangs up, and with its parent.
 """
 
 import copy
 import inspect
 import json
-import os
-import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.core.child_process import die_with_parent
 from forebay.core.errors import HookFailed
 from forebay.core.ids import InstanceId
+from forebay.core.processes.parent_link import ParentLink
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.manager import HookManager
 from forebay.hooks.plugin_loading import load_hooks
@@ -54,32 +52,11 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-class Channel:
-    """The child's end of the socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._stream = sock.makefile("rb")
-
-    def receive(self) -> host_messages.ToHost | None:
-        """The next message; None when the server has closed its end."""
-        header = self._stream.read(host_messages.HEADER_BYTES)
-        if len(header) < host_messages.HEADER_BYTES:
-            return None
-        length = host_messages.body_length(header)
-        body = self._stream.read(length)
-        return host_messages.decode_to_host(body) if len(body) == length else None
-
-    def send(self, message: host_messages.FromHost) -> None:
-        """Write one message."""
-        self._sock.sendall(host_messages.frame(message))
-
-
 class Host:
     """Answers requests, one at a time."""
 
-    def __init__(self, setup: host_messages.Setup, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, setup: host_messages.Setup, server: ParentLink[host_messages.ToHost]) -> None:
+        self._server = server
         self._reward_range = setup.reward_range
         self._asked = ""
         self._complete = Completer()
@@ -104,21 +81,26 @@ class Host:
 
     def serve(self) -> None:
         """Answer until the server closes its end."""
-        while (request := self._channel.receive()) is not None:
+        for request in self._requests():
             # The server forgets the last name with each request, and wants to be given the first one anew.
             self._asked = ""
             try:
                 reply = self._answer(request)
             except HookFailed as error:
                 reply = failure_message(error)
-            self._channel.send(reply)
+            self._server.send(reply)
         self._complete.close()
+
+    def _requests(self) -> Iterator[host_messages.ToHost]:
+        with suppress(EOFError):
+            while True:
+                yield self._server.receive()
 
     def _announce(self, hook: str) -> None:
         # A filter is asked once for each item: one announcement is enough.
         if hook != self._asked:
             self._asked = hook
-            self._channel.send(host_messages.Asking(hook))
+            self._server.send(host_messages.Asking(hook))
 
     def _answer(self, request: host_messages.ToHost) -> host_messages.FromHost:
         match request:
@@ -181,20 +163,16 @@ def failure_message(error: HookFailed) -> host_messages.Failed:
 
 def main() -> None:
     """Set up, say hello, serve."""
-    descriptor, parent_pid = map(int, sys.argv[1:])
-    os.set_inheritable(descriptor, False)  # a program that a hook starts must not keep the socket open
-    channel = Channel(socket.socket(fileno=descriptor))
-    # While a hook is busy nobody reads the socket, and its end would go unseen.
-    die_with_parent(parent_pid)
-    setup = channel.receive()
-    if not isinstance(setup, host_messages.Setup):
-        return
+    # While a hook is busy nobody reads the socket, and its end would go unseen: the kernel ends the process then.
+    server = ParentLink[host_messages.ToHost](sys.argv[1:], host_messages.ToHost)
+    setup = server.receive()
+    assert isinstance(setup, host_messages.Setup)
     try:
-        host = Host(setup, channel)
+        host = Host(setup, server)
     except HookFailed as error:
-        channel.send(failure_message(error))
+        server.send(failure_message(error))
         return
-    channel.send(host.hello())
+    server.send(host.hello())
     host.serve()
 
 

@@ -1,4 +1,4 @@
-"""What server and hook host say to each other: msgpack messages, each behind its length (8 bytes, big-endian).
+"""What server and hook host say to each other, over ``forebay.core.processes``.
 
 Bodies, ids and whatever users' hooks answer travel as JSON bytes inside, which msgpack does not look into.
 """
@@ -7,8 +7,6 @@ import msgspec
 
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.hooks.types import Contract, Row
-
-HEADER_BYTES = 8
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -109,18 +107,3 @@ ToHost = Setup | Request
 Reply = Judged | Rows | Described | Notified
 FromHost = Hello | Asking | Reply | Failed
 REPLIES: dict[type[Request], type[Reply]] = {Judge: Judged, Process: Rows, MetaInfo: Described, Notify: Notified}
-
-_encoder = msgspec.msgpack.Encoder()
-decode_to_host = msgspec.msgpack.Decoder(ToHost).decode
-decode_from_host = msgspec.msgpack.Decoder(FromHost).decode
-
-
-def frame(message: ToHost | FromHost) -> bytes:
-    """``message`` as it goes over the socket."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-def body_length(header: bytes) -> int:
-    """How many bytes follow ``header``."""
-    return int.from_bytes(header, "big")

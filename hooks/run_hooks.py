@@ -9,9 +9,10 @@ import msgspec
 
 from forebay.core.errors import ForebayError
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
+from forebay.core.processes.child_link import MAX_MESSAGE_BYTES
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
 from forebay.hooks.contract import ContractChoice
-from forebay.hooks.host_client import MAX_ANSWER_BYTES, HostClient
+from forebay.hooks.host_client import HostClient
 from forebay.hooks.host_output import LIMIT_BYTES
 from forebay.hooks.manager import BUILT_IN
 from forebay.hooks.notifier import Notifier
@@ -53,7 +54,7 @@ class HookRunner:
         start_limit_s: float = 120.0,
         log_path: Path | None = None,
         log_limit_bytes: int = LIMIT_BYTES,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_answer_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         # A file without hooks is never loaded into a host: it may import torch, which takes seconds.
         self._file = module_path if user_hooks else None
