@@ -1,7 +1,7 @@
 """``forebay trace``: the trace of a run in the formats of others."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -12,7 +12,8 @@ from forebay.core.errors import InvalidInput
 from forebay.server.cli.options import DEFAULT_URL, Token, Url
 from forebay.server.cli.output import echo
 from forebay.server.cli.trace_source import DataDir, Given, TraceSource, open_source
-from forebay.telemetry.tracing.read_trace import Sink, TraceFolder, TraceLine
+from forebay.telemetry.trace_db import TraceDB
+from forebay.telemetry.tracing.read_trace import BadLines
 from forebay.telemetry.tracing.records import Dropped
 
 MOST_PROBLEMS = 10
@@ -61,9 +62,9 @@ def _draw(source: TraceSource, output: Path | None) -> None:
     from forebay.telemetry.export.perfetto import PerfettoExport
 
     path = output or Path(f"{_name(source)}.perfetto.json")
-    with _new_file(path) as file:
+    with _new_file(path) as file, _read(source) as db:
         drawing = PerfettoExport(file)
-        _bring(source, drawing)
+        drawing.draw(db)
     echo(str(path))
     echo(f"attempts of rollouts: {drawing.num_attempts:,}; open the file at https://ui.perfetto.dev", err=True)
 
@@ -75,62 +76,28 @@ def _send(source: TraceSource, output: Path | None) -> None:
         hint = "OTEL_EXPORTER_OTLP_ENDPOINT says where the collector is"
         raise InvalidInput("--output is a file, and spans go to a collector", hint=hint)
     sending = OtlpExport()
-    try:
-        _bring(source, sending)
-    finally:
-        sending.close()
+    with closing(sending), _read(source) as db:
+        sending.send(db)
     echo(f"{sending.num_sent:,} spans sent to {sending.endpoint}", err=True)
 
 
-def _bring(source: TraceSource, sink: Sink) -> None:
-    """Export all lines, then report those that were left out."""
-    problems, counting = _Problems(), _Counting(sink)
-    TraceFolder(source.folder, problems.add).export(counting)
-    counting.show()
-    problems.show()
-
-
-class _Counting:
-    """A sink before another one, which counts what the log says that it lacks."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._num_spans = 0
-        self._num_summaries = 0
-        self.finish = sink.finish
-
-    def add(self, line: TraceLine) -> None:
-        if isinstance(line.record, Dropped):
-            self._num_spans += line.record.spans
-            self._num_summaries += line.record.summaries
-        self._sink.add(line)
-
-    def show(self) -> None:
-        if self._num_spans or self._num_summaries:
-            lost = f"{self._num_spans:,} spans and {self._num_summaries:,} summaries of rollouts"
-            echo(f"{lost} are not in the trace: dropped, as it says itself", err=True)
-
-
-class _Problems:
-    """Lines that were left out."""
-
-    def __init__(self) -> None:
-        self._first: list[str] = []
-        self._number = 0
-
-    def add(self, file: str, line: int, what: str) -> None:
-        self._number += 1
-        if len(self._first) < MOST_PROBLEMS:
-            self._first.append(f"{file}:{line}: {what}")
-
-    def show(self) -> None:
-        number = self._number
-        if number:
-            echo(f"{number:,} {'line was' if number == 1 else 'lines were'} left out:", err=True)
-        for text in self._first:
-            echo(f"  {text}", err=True)
-        if number > len(self._first):
-            echo(f"  and {number - len(self._first):,} more", err=True)
+@contextmanager
+def _read(source: TraceSource) -> Iterator[TraceDB]:
+    """The trace to export. Afterwards, what is missing from it is reported."""
+    bad = BadLines()
+    db = TraceDB.read(source.folder, on_bad_line=bad.add)
+    yield db
+    dropped = [line.record for line in db.of_run() if isinstance(line.record, Dropped)]
+    if dropped:
+        spans, summaries = sum(each.spans for each in dropped), sum(each.summaries for each in dropped)
+        lost = f"{spans:,} spans and {summaries:,} summaries of rollouts"
+        echo(f"{lost} are not in the trace: dropped, as it says itself", err=True)
+    if bad.number:
+        echo(f"{bad.number:,} {'line was' if bad.number == 1 else 'lines were'} left out:", err=True)
+    for each in bad.first[:MOST_PROBLEMS]:
+        echo(f"  {Path(each.file).name}:{each.line}: {each.what}", err=True)
+    if bad.number > MOST_PROBLEMS:
+        echo(f"  and {bad.number - MOST_PROBLEMS:,} more", err=True)
 
 
 @contextmanager

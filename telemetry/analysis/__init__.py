@@ -1,6 +1,6 @@
 """From the records of a trace, or logs in the published layout, to a report that names causes.
 
-``load`` (``load_log.py``) makes a ``timeline.py`` of either: steps with their requests, turns and events, whatever
+``load`` (``load_trace.py``) makes a ``timeline.py`` of either: steps with their requests, turns and events, whatever
 wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``step_summary.py`` and
 ``critical_path.py`` for each. Out goes a ``report.py``::
 
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from forebay.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from forebay.telemetry.analysis.load_log import load as load
+    from forebay.telemetry.analysis.load_trace import load as load
     from forebay.telemetry.analysis.make_report import analyse as analyse
 
 __all__ = ["analyse", "load"]
 
 __getattr__ = lazy_names(
     __name__,
-    {"analyse": "forebay.telemetry.analysis.make_report", "load": "forebay.telemetry.analysis.load_log"},
+    {"analyse": "forebay.telemetry.analysis.make_report", "load": "forebay.telemetry.analysis.load_trace"},
 )

@@ -23,13 +23,13 @@ from forebay.telemetry.analysis.published.published_events import (
     is_abort,
     phase_of,
 )
-from forebay.telemetry.analysis.published.published_lines import Leave, PublishedLine, read_lines
+from forebay.telemetry.analysis.published.published_lines import PublishedLine, read_lines
 from forebay.telemetry.analysis.published.published_requests import request_of
-from forebay.telemetry.analysis.timeline import Problem, ProfileStep, Request
+from forebay.telemetry.analysis.timeline import ProfileStep, Request
+from forebay.telemetry.tracing.read_trace import BadLines
 
 MAX_DEPTH = 3
 """Folders between the one that is given and the steps."""
-_MAX_PROBLEMS = 100
 _STEP = re.compile(r"(?:step[_-]?)?(\d+)")
 _GENERATING = ("async_generate_duration", "engine_async_generate")
 
@@ -50,8 +50,7 @@ class PublishedLog:
 
     def __init__(self, folder: Path, *, first: int | None = None, last: int | None = None) -> None:
         self.source = str(folder)
-        self.problems: list[Problem] = []
-        self.num_problems = 0
+        self.problems = BadLines()
         self.notes: list[str] = []
         self._without_total = 0
         self._folders = [
@@ -62,7 +61,7 @@ class PublishedLog:
 
     def steps(self) -> Iterator[ProfileStep]:
         """By their numbers."""
-        self.problems, self.num_problems, self.notes = [], 0, []
+        self.problems, self.notes = BadLines(), []
         self._without_total = 0
         for number, folder in self._folders:
             step = self._step(number, folder)
@@ -77,20 +76,12 @@ class PublishedLog:
     def _step(self, number: int, folder: Path) -> ProfileStep | None:
         lines = _StepLines()
         for path in sorted(folder.glob("*.jsonl")):
-            for line in read_lines(path, path.stem.removeprefix("worker_"), self._leaver(path)):
+            for line in read_lines(path, path.stem.removeprefix("worker_"), self.problems.add):
                 _sort_in(lines, line)
         if lines.begin_s > lines.end_s:
             return None
         self._without_total += not lines.totals
         return _step_of(number, lines)
-
-    def _leaver(self, path: Path) -> Leave:
-        def leave(line: int, what: str) -> None:
-            self.num_problems += 1
-            if len(self.problems) < _MAX_PROBLEMS:
-                self.problems.append(Problem(str(path), line, what))
-
-        return leave
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:

@@ -1,64 +1,57 @@
-"""The trace of a run as a timeline: one pass over all lines for the bounds of its steps, then step by step their spans.
+"""Whatever log is there, as a timeline. Of a run's trace: first the bounds of its steps, then step by step their spans.
 
-``trace_lines/`` knows where lines are, which reads and groups make a step, and makes requests of their lines.
+``trace_lines/`` knows which reads and groups make a step, and makes requests of the attempts of rollouts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
+from typing import cast
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis.timeline import Problem, ProfileStep, ReadTimes, Request
+from forebay.telemetry.analysis.load_published import PublishedLog, find_steps
+from forebay.telemetry.analysis.timeline import ProfileStep, ReadTimes, Request, Timeline
 from forebay.telemetry.analysis.trace_lines.barrier_times import BusyEngines
 from forebay.telemetry.analysis.trace_lines.step_plan import StepPlan, TracePlan, end_of, plan_steps, satisfied_of
 from forebay.telemetry.analysis.trace_lines.trace_index import NS, TraceIndex
-from forebay.telemetry.analysis.trace_lines.trace_requests import requests_of
-from forebay.telemetry.analysis.trace_lines.trace_sources import TraceSources
-from forebay.telemetry.tracing.read_trace import find_trace, trace_files
+from forebay.telemetry.analysis.trace_lines.trace_requests import request_of
+from forebay.telemetry.trace_db import TraceDB, TraceSource
+from forebay.telemetry.tracing.read_trace import BadLines, find_trace
 from forebay.telemetry.tracing.records import Read
 
-LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/)"
-"""What makes a folder a trace."""
 
+def load(*sources: str | PathLike[str] | TraceSource) -> Timeline:
+    """The timeline of a run's trace, or of a log in the published layout.
 
-def load_trace(*given: Path | Iterable[bytes | str], source: str = "") -> "TraceTimeline":
-    """The timeline of folders with trace files, of streams of their lines, or of both.
-
-    ``InvalidInput`` for a folder that is not there, or that has no such file; for streams without a record.
+    Several sources are parts of one trace: folders, files of a trace, or the lines that
+    ``GET /v1/runs/{run_id}/trace`` streams. ``InvalidInput``, which says what was looked for, where there is no such
+    folder, no log in it, or no record among the lines.
     """
-    sources = TraceSources()
-    for each in given:
-        if isinstance(each, Path):
-            _add_folder(sources, each)
-        else:
-            sources.add_lines(each)
-    names = [str(each) for each in given if isinstance(each, Path)]
-    return TraceTimeline(sources, source or ", ".join(names) or "a stream of a trace")
-
-
-def _add_folder(sources: TraceSources, given: Path) -> None:
-    if given.is_file():
-        sources.add_file(given)
-        return
-    folder = find_trace(given)
-    if folder is None:
-        what = "no trace in" if given.is_dir() else "no folder"
-        raise InvalidInput(f"{what} {given}: looked for {LOOKED_FOR}", field="source")
-    for path in trace_files(folder):
-        sources.add_file(path)
+    if not sources:
+        raise InvalidInput("nothing to load: give a folder, or the lines of a trace")
+    given = [Path(each) if isinstance(each, str | PathLike) else each for each in sources]
+    (first, *others) = given
+    if isinstance(first, Path) and not others and find_trace(first) is None and find_steps(first):
+        return cast(Timeline, PublishedLog(first))
+    return TraceTimeline(*given)
 
 
 class TraceTimeline:
-    """A ``Timeline`` of one trace. Only what its steps' bounds need is held, and the step that one looks at."""
+    """A ``Timeline`` of one trace, whose parts may lie in several folders, files and streams.
 
-    def __init__(self, sources: TraceSources, source: str) -> None:
-        self.source = source
-        self._index = TraceIndex(sources)
-        if self._index.is_empty:
-            raise InvalidInput(f"no record of a trace in {source}: looked for lines that {LOOKED_FOR} have")
+    Only what its steps' bounds need is held, and the step that one looks at.
+    """
+
+    def __init__(self, *sources: TraceSource) -> None:
+        """Raises ``InvalidInput`` for a folder without a trace, and where there is no record at all."""
+        self.source = ", ".join(str(each) for each in sources if isinstance(each, Path)) or "a stream of a trace"
+        self.problems = BadLines()
+        self._db = TraceDB.read(*sources, on_bad_line=self.problems.add)
+        if self._db.is_empty:
+            raise InvalidInput(f"no record of a trace in {self.source}", field="source")
+        self._index = TraceIndex(self._db)
         self._plan: TracePlan = plan_steps(self._index)
         self._busy = BusyEngines(self._index.busy)
-        self.problems: list[Problem] = self._index.problems
-        self.num_problems = self._index.num_problems
         self.notes = list(_notes(self._index))
 
     def steps(self) -> Iterator[ProfileStep]:
@@ -81,8 +74,7 @@ class TraceTimeline:
         return step
 
     def _requests(self, groups: Iterable[str]) -> list[Request]:
-        records = self._index.records_of([self._index.groups[name] for name in groups])
-        return sorted(requests_of(records, self._index.last_ns), key=lambda request: request.begin_s)
+        return sorted(map(request_of, self._db.rollouts(groups)), key=lambda request: request.begin_s)
 
     def _add_ready(self, step: ProfileStep, groups: Iterable[str]) -> None:
         for name in groups:

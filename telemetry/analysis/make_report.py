@@ -70,8 +70,8 @@ def _complete(report: ProfileReport, timeline: Timeline) -> None:
     report.total_s = sum(each.seconds for each in report.steps)
     report.phase_shares = mean_shares(ended, [1.0] * len(ended))
     report.phase_shares_by_time = mean_shares(ended, [each.seconds for each in ended])
-    report.problems = [f"{each.file}:{each.line}: {each.what}" for each in timeline.problems]
-    report.num_problems = timeline.num_problems
+    report.problems = [f"{each.file}:{each.line}: {each.what}" for each in timeline.problems.first]
+    report.num_problems = timeline.problems.number
     report.notes = list(timeline.notes)
 
 

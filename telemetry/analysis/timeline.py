@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from forebay.telemetry.tracing.read_trace import BadLines
+
 
 @dataclass(slots=True)
 class Event:
@@ -159,23 +161,13 @@ class ProfileStep:
         return self.end_s - self.begin_s
 
 
-@dataclass(slots=True)
-class Problem:
-    """A line that was left out."""
-
-    file: str
-    line: int
-    what: str
-
-
 class Timeline(Protocol):
     """One step after the other: never more of them in memory than one looks at."""
 
     source: str
     """What the report is about, for its title."""
-    problems: list[Problem]
-    """Complete once all steps were read; at most a hundred are kept."""
-    num_problems: int
+    problems: BadLines
+    """Complete once all steps were read."""
     notes: list[str]
     """Sentences a reader must know: that spans were dropped, that totals are not told."""
 

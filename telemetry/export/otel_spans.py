@@ -8,24 +8,25 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from forebay.telemetry.attempts import Attempt
 from forebay.telemetry.export import semantic_conventions as names
 from forebay.telemetry.export.server_intervals import ServerIntervals, parts_of_read
-from forebay.telemetry.tracing.read_trace import TraceLine
+from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
     PHASES,
-    Head,
     LoopStall,
     Open,
     Read,
-    Record,
     RolloutSummary,
     Span,
     Weights,
 )
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
+from forebay.telemetry.tracing.trace_writers import TraceLine, Writer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -47,65 +48,60 @@ _KNOWN = {
 
 
 class OtelSpans:
-    """Makes spans of records, file by file. The same log makes the same spans, ids included."""
+    """Makes spans of a trace. The same trace makes the same spans, ids included."""
 
     def __init__(self) -> None:
-        self._files: dict[str, Head] = {}
         self._resources: dict[tuple[str, int], Resource] = {}
-        self._open: dict[str, tuple[TraceLine, Open]] = {}
-        self._roots: dict[str, tuple[TraceLine, Span]] = {}
-        """Attempts whose summary has not come yet."""
+        self._open: dict[str, tuple[Writer, Open]] = {}
+        """What belongs to no rollout, and has not ended."""
         self._pauses = ServerIntervals()
-        self._last_ns = 0
 
-    def of(self, line: TraceLine) -> "Iterator[ReadableSpan]":
-        """The finished spans that one more line brings: often none, of a read several."""
-        record = line.record
-        self._note_time(record)
+    def of(self, db: TraceDB) -> "Iterator[ReadableSpan]":
+        """All of them; what never ended lasts until its attempt, or the trace, was over."""
+        for group in db.groups():
+            for attempts in db.rollouts([group.name]):
+                for attempt in attempts:
+                    yield from self._attempt(attempt)
+        for line in db.of_run():
+            yield from self._line(line)
+        for writer, opened in self._open.values():
+            yield self._open_span(writer, opened, db.last_ns)
+
+    def _attempt(self, attempt: Attempt) -> "Iterator[ReadableSpan]":
+        writer = attempt.writer
+        if attempt.summary is not None:
+            yield self._root(writer, attempt.summary)
+        elif attempt.id:
+            begin, lasted, uid = attempt.begin, attempt.end - attempt.begin, attempt.uid
+            root = Span(name="attempt", t=begin, d=lasted, id=attempt.id, uid=uid, group=attempt.group)
+            root.attempt = attempt.number
+            yield self._span(writer, root, {names.IS_OPEN: True} if attempt.is_open else None)
+        for own, span in attempt.spans:
+            yield self._span(own, span) if isinstance(span, Span) else self._open_span(own, span, attempt.end)
+
+    def _line(self, line: TraceLine) -> "Iterator[ReadableSpan]":
+        writer, _, record = line
         match record:
-            case Head():
-                self._files[line.file] = record
             case Open():
-                self._open[record.id] = line, record
-            case Span(name="attempt"):
-                self._roots[record.id] = line, record
+                self._open[record.id] = writer, record
             case Span():
                 self._open.pop(record.id, None)
-                if not self._is_read(line, record):  # of which there is a record of its own
-                    yield self._span(line.file, record)
-            case RolloutSummary():
-                self._roots.pop(record.id, None)
-                self._open.pop(record.id, None)
-                yield self._root(line.file, record)
+                if record.name != "read" or writer.process != "server":  # of which there is a record of its own
+                    yield self._span(writer, record)
             case Read():
-                yield from self._read(line.file, record)
+                self._open.pop(record.id, None)
+                yield from self._read(writer, record)
             case LoopStall(has_ended=True):
                 about = {names.OWN + "stack": record.stack}
                 yield self._of_run(line, "event loop stood still", record.t, record.t + record.d, about)
             case Weights():
                 yield from self._weights(line, record)
 
-    def rest(self) -> "Iterator[ReadableSpan]":
-        """At the end of the log: what never ended, up to there, and attempts that have no summary."""
-        for line, span in self._roots.values():
-            self._open.pop(span.id, None)
-            yield self._span(line.file, span)
-        for line, opened in self._open.values():
-            lasted = max(0, self._last_ns - opened.t)
-            fields = {name: getattr(opened, name) for name in opened.__struct_fields__}
-            yield self._span(line.file, Span(**{**fields, "d": lasted}), {names.IS_OPEN: True})
-        self._roots.clear()
-        self._open.clear()
+    def _open_span(self, writer: Writer, opened: Open, end: int) -> "ReadableSpan":
+        fields = {name: getattr(opened, name) for name in opened.__struct_fields__}
+        return self._span(writer, Span(**fields, d=max(0, end - opened.t)), {names.IS_OPEN: True})
 
-    def _is_read(self, line: TraceLine, span: Span) -> bool:
-        head = self._files.get(line.file)
-        return span.name == "read" and head is not None and head.process == "server"
-
-    def _note_time(self, record: Record) -> None:
-        if not isinstance(record, Head):
-            self._last_ns = max(self._last_ns, record.t + getattr(record, "d", 0))
-
-    def _span(self, file: str, span: Span, more: Mapping[str, Any] | None = None) -> "ReadableSpan":
+    def _span(self, writer: Writer, span: Span, more: Mapping[str, Any] | None = None) -> "ReadableSpan":
         from opentelemetry.trace import SpanKind
 
         name, attributes = _described(span)
@@ -118,10 +114,10 @@ class OtelSpans:
             **(more or {}),
         }
         kind = SpanKind.CLIENT if span.name == "engine" else SpanKind.INTERNAL
-        ids = self._trace(file, span.uid), span.id, span.up
-        return self._make(file, name, ids, (span.t, span.t + span.d), about, kind=kind, link=span.at.get("link"))
+        ids = self._trace(writer, span.uid), span.id, span.up
+        return self._make(writer, name, ids, (span.t, span.t + span.d), about, kind=kind, link=span.at.get("link"))
 
-    def _root(self, file: str, summary: RolloutSummary) -> "ReadableSpan":
+    def _root(self, writer: Writer, summary: RolloutSummary) -> "ReadableSpan":
         about = {
             names.GROUP_ID: summary.group,
             names.UID: summary.uid,
@@ -143,12 +139,11 @@ class OtelSpans:
             names.OWN + "sampled_tokens": summary.sampled,
             **{f"{names.OWN}phase.{phase}_s": ns / 1e9 for phase, ns in summary.phases.items()},
         }
-        ids = self._trace(file, summary.uid), summary.id, ""
-        return self._make(file, "attempt", ids, (summary.t, summary.t + summary.d), about)
+        ids = self._trace(writer, summary.uid), summary.id, ""
+        return self._make(writer, "attempt", ids, (summary.t, summary.t + summary.d), about)
 
-    def _read(self, file: str, read: Read) -> "Iterator[ReadableSpan]":
+    def _read(self, writer: Writer, read: Read) -> "Iterator[ReadableSpan]":
         """One span for all of it, and one for each of its parts."""
-        self._open.pop(read.id, None)
         parts = parts_of_read(read)
         end = parts[-1].end if parts else read.t
         about = {
@@ -162,10 +157,10 @@ class OtelSpans:
             names.OWN + "num_polls": read.num_polls,
             names.ERROR_TYPE: read.worst,
         }
-        yield self._make(file, "read", (self._trace(file, ""), read.id, ""), (read.t, end), about)
+        yield self._make(writer, "read", (self._trace(writer, ""), read.id, ""), (read.t, end), about)
         for part in parts:
-            ids = self._trace(file, ""), _derived_id(read.id, part.name), read.id
-            yield self._make(file, part.name, ids, (part.begin, part.end), {names.PHASE: part.name})
+            ids = self._trace(writer, ""), _derived_id(read.id, part.name), read.id
+            yield self._make(writer, part.name, ids, (part.begin, part.end), {names.PHASE: part.name})
 
     def _weights(self, line: TraceLine, weights: Weights) -> "Iterator[ReadableSpan]":
         """An announcement takes no time, a pause ends with this record."""
@@ -177,12 +172,12 @@ class OtelSpans:
 
     def _of_run(self, line: TraceLine, name: str, begin: int, end: int, about: Attributes) -> "ReadableSpan":
         """Something that has no id of its own."""
-        ids = self._trace(line.file, ""), _derived_id(line.file, str(line.number)), ""
-        return self._make(line.file, name, ids, (begin, end), about)
+        ids = self._trace(line.writer, ""), _derived_id(Path(line.writer.file).name, str(line.number)), ""
+        return self._make(line.writer, name, ids, (begin, end), about)
 
     def _make(
         self,
-        file: str,
+        writer: Writer,
         name: str,
         ids: tuple[str, str, str],
         times: tuple[int, int],
@@ -202,8 +197,8 @@ class OtelSpans:
             name=name,
             context=_context(trace, span),
             parent=_context(trace, up) if up else None,
-            resource=self._resource(file),
-            attributes=_written({names.RUN_ID: self._run_id(file), **about}),
+            resource=self._resource(writer),
+            attributes=_written({names.RUN_ID: _run_id(writer), **about}),
             links=[Link(_context(linked.trace_id, linked.span_id, is_remote=True))] if linked else [],
             kind=kind or SpanKind.INTERNAL,
             status=Status(StatusCode.ERROR, str(error)) if error else Status(StatusCode.UNSET),
@@ -212,25 +207,25 @@ class OtelSpans:
             instrumentation_scope=InstrumentationScope("forebay", _own_version(), names.SCHEMA_URL),
         )
 
-    def _run_id(self, file: str) -> str:
-        head = self._files.get(file)
-        return head.run_id if head else ""
+    @staticmethod
+    def _trace(writer: Writer, uid: str) -> str:
+        return trace_id(_run_id(writer), uid)
 
-    def _trace(self, file: str, uid: str) -> str:
-        return trace_id(self._run_id(file), uid)
-
-    def _resource(self, file: str) -> "Resource":
+    def _resource(self, writer: Writer) -> "Resource":
         from opentelemetry.sdk.resources import Resource
 
-        head = self._files.get(file)
-        key = (head.process, head.pid) if head else ("", 0)
+        key = writer.process, writer.pid
         if key not in self._resources:
             base = Resource.create()  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
-            own: Attributes = {names.PROCESS: key[0], names.PROCESS_ID: key[1]} if head else {}
+            own: Attributes = {names.PROCESS: key[0], names.PROCESS_ID: key[1]} if writer.head else {}
             if str(base.attributes.get(names.SERVICE_NAME, "")).startswith("unknown_service"):
                 own[names.SERVICE_NAME] = "forebay"
             self._resources[key] = base.merge(Resource(own))
         return self._resources[key]
+
+
+def _run_id(writer: Writer) -> str:
+    return writer.head.run_id if writer.head else ""
 
 
 def _described(span: Span) -> tuple[str, Attributes]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forebay.core.addresses import is_http_url, without_login
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 from forebay.telemetry.export.otel_spans import OtelSpans
-from forebay.telemetry.tracing.read_trace import TraceLine
+from forebay.telemetry.trace_db import TraceDB
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -23,7 +23,7 @@ PROTOCOL = "http/protobuf"
 
 
 class OtlpExport:
-    """Sends the spans of the lines that it is given, in batches."""
+    """Sends the spans of traces, in batches."""
 
     def __init__(self) -> None:
         """Raises ``MissingExtra`` without the SDK, ``InvalidInput`` for variables that ask for another protocol."""
@@ -31,19 +31,15 @@ class OtlpExport:
         self.endpoint = _endpoint()
         self._log = _LastMessage()
         self._exporter = self._make_exporter()
-        self._spans = OtelSpans()
         self._waiting: list[ReadableSpan] = []
         self.num_sent = 0
 
-    def add(self, line: TraceLine) -> None:
-        """Take one more line, and send a batch once it is full. Raises ``ForebayError``."""
-        self._waiting.extend(self._spans.of(line))
-        if len(self._waiting) >= BATCH_SIZE:
-            self._send()
-
-    def finish(self) -> None:
-        """Send the rest, with what had not ended when the log did. Raises ``ForebayError``."""
-        self._waiting.extend(self._spans.rest())
+    def send(self, db: TraceDB) -> None:
+        """Send all spans of ``db``, with what had not ended when the trace did. Raises ``ForebayError``."""
+        for span in OtelSpans().of(db):
+            self._waiting.append(span)
+            if len(self._waiting) == BATCH_SIZE:
+                self._send()
         self._send()
 
     def close(self) -> None:
@@ -54,17 +50,17 @@ class OtlpExport:
     def _send(self) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        while self._waiting:
-            batch = self._waiting[:BATCH_SIZE]
-            if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-                reason = self._log.text or "no answer"
-                raise ForebayError(
-                    f"the collector at {self.endpoint} failed after {self.num_sent:,} spans: {reason}",
-                    hint="OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_HEADERS set the address and the key; "
-                    "export again: the spans keep their ids",
-                )
-            del self._waiting[:BATCH_SIZE]
-            self.num_sent += len(batch)
+        if not self._waiting:
+            return
+        if self._exporter.export(self._waiting) is not SpanExportResult.SUCCESS:
+            reason = self._log.text or "no answer"
+            raise ForebayError(
+                f"the collector at {self.endpoint} failed after {self.num_sent:,} spans: {reason}",
+                hint="OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_HEADERS set the address and the key; "
+                "export again: the spans keep their ids",
+            )
+        self.num_sent += len(self._waiting)
+        self._waiting = []
 
     def _make_exporter(self) -> "SpanExporter":
         try:

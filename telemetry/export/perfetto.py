@@ -1,4 +1,4 @@
-"""A trace in the trace-event format, for ui.perfetto.dev and chrome://tracing, written as the log is read.
+"""A trace in the trace-event format, for ui.perfetto.dev and chrome://tracing, written as the trace is read.
 
 Tracks: the trainer (its reads, its weights, pauses of engines), the processes (loops that stood still), each engine
 (its calls), each group (its states, and a track for each attempt of its rollouts). All that lasts are nestable async
@@ -6,108 +6,64 @@ events: a ``b`` and an ``e`` of one name, category and id. Arrows lead from a ca
 engine, and from a read to the groups that went out with it. Times are in microseconds since the log's first head.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import BinaryIO
 
+from forebay.telemetry.attempts import Attempt
 from forebay.telemetry.export.attempt_tracks import TrackSpan
 from forebay.telemetry.export.server_intervals import ServerInterval, ServerIntervals, parts_of_read
 from forebay.telemetry.export.trace_events import Arrow, TraceEvents
-from forebay.telemetry.tracing.read_trace import TraceLine
+from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
     Dropped,
     GroupChange,
-    Head,
     LoopStall,
     Open,
     ProcessChange,
     Read,
     Record,
-    RolloutSummary,
     Span,
     Weights,
 )
-
-LATE_NS = 2_000_000_000
-"""So long after the end of an attempt the spans that other processes have of it are waited for."""
-
-_Key = tuple[str, int]
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What is known of an attempt that is not drawn yet."""
-
-    group: str = ""
-    spans: list[Span] = field(default_factory=list)
-    open: dict[str, Open] = field(default_factory=dict)
-    summary: RolloutSummary | None = None
+from forebay.telemetry.tracing.trace_writers import Writer
 
 
 class PerfettoExport:
-    """Draws the lines that it is given into ``file``; best in the order of time, as ``TraceFolder.merged`` has them."""
+    """Draws a trace into ``file``."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._events = TraceEvents(file)
-        self._attempts: dict[_Key, _Attempt] = {}
-        self._ended: deque[tuple[int, _Key]] = deque()
-        self._drawn: set[_Key] = set()
         self._intervals = ServerIntervals()
         self._states: dict[str, list[ServerInterval]] = {}
         self._of_run: dict[str, Open] = {}
         self._stalls: dict[str, LoopStall] = {}
-        self._last_ns = 0
         self.num_attempts = 0
 
-    def add(self, line: TraceLine) -> None:
-        """Take one more line."""
-        record = line.record
-        if isinstance(record, Head):
-            self._events.begin_at(record.wall_ns)
-            return
-        self._last_ns = max(self._last_ns, record.t + getattr(record, "d", 0))
-        if isinstance(record, Span | Open | RolloutSummary) and record.uid:
-            self._add_to_attempt(record)
-        else:
-            self._add_of_run(line.file, record)
-        while self._ended and self._ended[0][0] + LATE_NS < self._last_ns:
-            self._draw_attempt(self._ended.popleft()[1])
+    def draw(self, db: TraceDB) -> None:
+        """Draw all of ``db``, what had not ended marked as open, and write the end of the file."""
+        if db.begin_ns:
+            self._events.begin_at(db.begin_ns)
+        for group in db.groups():
+            for attempts in db.rollouts([group.name]):
+                for attempt in attempts:
+                    self._draw_attempt(attempt)
+        for line in db.of_run():
+            self._add_of_run(line.writer, line.record)
+        self._draw_rest(db.last_ns)
+        self._events.close()
 
-    def finish(self) -> None:
-        """The log has ended: draw the rest, what had not ended marked as open, and write the end of the file."""
-        for key in list(self._attempts):
-            self._draw_attempt(key)
-        for interval in self._intervals.rest(self._last_ns):
+    def _draw_rest(self, last_ns: int) -> None:
+        for interval in self._intervals.rest(last_ns):
             self._add_interval(interval)
         for group in list(self._states):
             self._draw_states(group)
         for opened in self._of_run.values():
             pid = self._events.trainer() if opened.name == "read" else self._events.processes()
-            self._draw(pid, opened.name, TrackSpan.of(opened, self._last_ns))
+            self._draw(pid, opened.name, TrackSpan.of(opened, last_ns))
         for stall in self._stalls.values():
             self._draw_stall(stall)
-        self._events.close()
 
-    def _add_to_attempt(self, record: Span | Open | RolloutSummary) -> None:
-        key = record.uid, record.attempt
-        if key in self._drawn:
-            if isinstance(record, Span):  # later than others of its attempt: on a track of its own
-                self._draw(self._events.group(record.group), "late", TrackSpan.of(record, 0))
-            return
-        attempt = self._attempts.setdefault(key, _Attempt())
-        attempt.group = record.group or attempt.group
-        match record:
-            case Open():
-                attempt.open[record.id] = record
-            case Span():
-                attempt.open.pop(record.id, None)
-                attempt.spans.append(record)
-            case RolloutSummary():
-                attempt.summary = record
-                self._ended.append((record.t + record.d, key))
-
-    def _add_of_run(self, file: str, record: Record) -> None:
+    def _add_of_run(self, writer: Writer, record: Record) -> None:
         match record:
             case Read():
                 self._of_run.pop(record.id, None)
@@ -116,14 +72,14 @@ class PerfettoExport:
                 self._of_run[record.id] = record
             case Span():
                 self._of_run.pop(record.id, None)
-                if record.name != "read" or not file.startswith("server"):  # those have a record of their own
+                if record.name != "read" or writer.process != "server":  # those have a record of their own
                     self._draw(self._events.processes(), "run", TrackSpan.of(record, 0))
             case LoopStall():
                 if record.has_ended:
-                    self._stalls.pop(file, None)
+                    self._stalls.pop(writer.file, None)
                     self._draw_stall(record)
                 else:
-                    self._stalls[file] = record
+                    self._stalls[writer.file] = record
             case Weights(what="announced"):
                 self._events.moment(self._events.trainer(), f"weights {record.version}", record.t)
             case GroupChange() | Weights():
@@ -132,21 +88,20 @@ class PerfettoExport:
                 if isinstance(record, GroupChange) and record.state in ("acked", "discarded"):
                     self._draw_states(record.group, record.state, record.reason)
             case ProcessChange():
-                process = getattr(record, "process", "") or file.partition("-")[0]
+                process = record.process or writer.process
                 self._events.moment(self._events.processes(), f"{process} {record.what}", record.t)
             case Dropped():
                 about = {"spans": record.spans, "summaries": record.summaries, "why": record.why}
                 self._events.moment(self._events.processes(), "records dropped", record.t, **about)
 
-    def _draw_attempt(self, key: _Key) -> None:
-        attempt = self._attempts.pop(key, None)
-        if attempt is None:
-            return
-        self._drawn.add(key)
+    def _draw_attempt(self, attempt: Attempt) -> None:
         self.num_attempts += 1
-        records: list[Span | Open] = [*attempt.spans, *attempt.open.values()]
-        spans = [TrackSpan.of(each, self._last_ns) for each in records]
-        root = self._root(key, attempt, spans)
+        spans = [TrackSpan.of(each, attempt.end) for _, each in attempt.spans]
+        if attempt.summary is not None:
+            root = TrackSpan.of_summary(attempt.summary)
+        else:
+            id_ = attempt.id or _arrow_id(f"{attempt.uid} {attempt.number}")
+            root = TrackSpan(f"rollout {attempt.uid}", attempt.begin, attempt.end, id_, is_open=attempt.is_open)
         if not spans and attempt.summary is not None:
             spans = [TrackSpan.of_turn(turn, number, root.id) for number, turn in enumerate(attempt.summary.turns)]
         calls = {each.id: each for each in spans if each.name == "engine"}
@@ -154,23 +109,11 @@ class PerfettoExport:
         self._events.nested(self._events.group(attempt.group), "rollout", spans, root, out)
         for call in calls.values():
             within = [each for each in spans if each.up == call.id]
-            self._draw_call(key, call, within)
+            self._draw_call(attempt, call, within)
 
-    def _root(self, key: _Key, attempt: _Attempt, spans: list[TrackSpan]) -> TrackSpan:
-        """The attempt itself; without a summary, as far as it is known."""
-        if attempt.summary is not None:
-            return TrackSpan.of_summary(attempt.summary)
-        for each in spans:
-            if each.name == "attempt":
-                each.name = f"rollout {key[0]}"
-                return each
-        begin, end = min(each.begin for each in spans), max(each.end for each in spans)
-        up = next((each.up for each in spans if each.up), _arrow_id(f"{key}"))
-        return TrackSpan(f"rollout {key[0]}", begin, end, up, is_open=any(each.is_open for each in spans))
-
-    def _draw_call(self, key: _Key, call: TrackSpan, within: list[TrackSpan]) -> None:
+    def _draw_call(self, attempt: Attempt, call: TrackSpan, within: list[TrackSpan]) -> None:
         engine = self._events.engine(str(call.about.get("engine") or "unknown"))
-        about = {"uid": key[0], "attempt": key[1], **call.about}
+        about = {"uid": attempt.uid, "attempt": attempt.number, **call.about}
         root = TrackSpan("call", call.begin, call.end, call.id, is_open=call.is_open, about=about)
         self._events.nested(engine, "engine", within, root, {call.id: ("flow_in", _arrow_id(call.id))})
 

@@ -25,16 +25,15 @@ class TraceEvents:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._is_first = True
-        self._zero: int | None = None
+        self._zero = 0
         self._pids: dict[str, dict[str, int]] = {}
         self._named: set[int] = set()
 
     def begin_at(self, zero: int) -> None:
-        """The first call says which moment is 0: times of years do not fit into a viewer's numbers."""
-        if self._zero is None:
-            self._zero = zero
-            begins = datetime.fromtimestamp(zero / 1e9, UTC).isoformat()
-            self._write(ph="M", name="process_labels", pid=TRAINER, args={"labels": f"0 is {begins}"})
+        """Say which moment is 0: times of years do not fit into a viewer's numbers."""
+        self._zero = zero
+        begins = datetime.fromtimestamp(zero / 1e9, UTC).isoformat()
+        self._write(ph="M", name="process_labels", pid=TRAINER, args={"labels": f"0 is {begins}"})
 
     def trainer(self) -> int:
         """The process of the trainer's reads and weights."""
@@ -90,7 +89,7 @@ class TraceEvents:
         return pid
 
     def _us(self, ns: int) -> float:
-        return (ns - (self._zero or 0)) / 1e3
+        return (ns - self._zero) / 1e3
 
     def _write(self, **event: Any) -> None:
         self._file.write(b"[\n" if self._is_first else b",\n")

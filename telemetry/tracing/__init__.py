@@ -1,7 +1,7 @@
 """Recording: where the time of every rollout and read goes, as lines of JSON below the run's ``trace/`` folder.
 
 ``records.py`` says what a line may be, ``trace_ids.py`` which trace and which share of groups it belongs to.
-``read_trace.py`` reads the files back.
+``read_trace.py`` reads lines back, ``trace_writers.py`` says who wrote them and brings their times to one clock.
 
 In: ``tracer.py`` starts tracing, and has ``span`` for user code; a ``run_tracer.py`` is one run as one process records
 it, with an ``attempt_trace.py`` for each attempt of a rollout. Both are a ``span_scope.py``, which makes a

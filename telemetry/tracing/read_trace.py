@@ -4,12 +4,12 @@ Lines that are broken are left out and reported with their file and number, thos
 Half a line at the end of a file is a broken one.
 """
 
-import heapq
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO
 
 import msgspec
 
@@ -22,6 +22,8 @@ LONGEST_NS = 1 << 63
 
 TOO_LONG = b'{"kind":"longer than 1 MiB"}\n'
 """Stands for a line beyond ``MAX_LINE_BYTES``: every reader reports it as one without a record."""
+HALF_A_LINE = "no record: half a line"
+"""What is wrong with the last line of a file that its process was killed at, or is still writing."""
 _LIKELY_NS = LONGEST_NS >> 1
 _FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
@@ -30,13 +32,29 @@ OnBadLine = Callable[[str, int, str], object]
 """Called with file, line number (from 1) and what is wrong."""
 
 
-class TraceLine(NamedTuple):
-    """A record, and where it stands."""
+@dataclass(slots=True)
+class Problem:
+    """A line that was left out."""
 
     file: str
-    number: int
-    """From 1, as editors count."""
-    record: Record
+    line: int
+    what: str
+
+
+class BadLines:
+    """Lines that were left out: how many, and the first hundred of them."""
+
+    MAX_KEPT = 100
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.first: list[Problem] = []
+
+    def add(self, file: str, line: int, what: str) -> None:
+        """One more. An ``OnBadLine``."""
+        self.number += 1
+        if len(self.first) < self.MAX_KEPT:
+            self.first.append(Problem(file, line, what))
 
 
 def is_trace_file(path: Path) -> bool:
@@ -80,78 +98,13 @@ def decode_line(line: bytes) -> Record | str:
     try:
         record = _decoder.decode(line)
     except (msgspec.DecodeError, ValueError) as error:  # the second is for bytes that are no UTF-8
-        return f"no record: {error}"
+        return f"no record: {error}" if line.endswith(b"\n") else HALF_A_LINE
     return _wrong_times(record) or record
 
 
 def version_text(head: Head) -> str:
     """What is wrong with a file of a version that is not known."""
     return f"version {head.version}, and {VERSION} is the newest that is known here"
-
-
-class Sink(Protocol):
-    """Takes the lines of a trace."""
-
-    def add(self, line: TraceLine) -> None:
-        """Take one line."""
-
-    def finish(self) -> None:
-        """There are no more."""
-
-
-class TraceFolder:
-    """The files of one trace."""
-
-    def __init__(self, folder: Path, on_bad_line: OnBadLine) -> None:
-        self._folder = folder
-        self._on_bad_line = on_bad_line
-        self._of_other_version: set[Path] = set()
-
-    def read(self) -> Iterator[TraceLine]:
-        """The lines, file by file."""
-        yield from self._files(trace_files(self._folder))
-
-    def merged(self) -> Iterator[TraceLine]:
-        """The lines of all processes together, about in the order in which they were written."""
-        processes: dict[str, list[Path]] = {}
-        for path in trace_files(self._folder):
-            processes.setdefault(path.name.partition(".")[0], []).append(path)
-        return heapq.merge(*(self._files(paths) for paths in processes.values()), key=_written_at)
-
-    def export(self, sink: Sink) -> None:
-        """Give all lines to ``sink``, in the order of ``merged``."""
-        for line in self.merged():
-            sink.add(line)
-        sink.finish()
-
-    def _files(self, paths: list[Path]) -> Iterator[TraceLine]:
-        for path in paths:
-            try:
-                with path.open("rb") as file:
-                    yield from self._lines(path, file)
-            except FileNotFoundError:  # the budget took it
-                continue
-
-    def _lines(self, path: Path, file: BinaryIO) -> Iterator[TraceLine]:
-        name = path.name
-        for number, (_, line) in enumerate(bounded_lines(file), 1):
-            if not line.isspace() and path not in self._of_other_version:
-                yield from self._decoded(path, name, number, line)
-
-    def _decoded(self, path: Path, name: str, number: int, line: bytes) -> Iterator[TraceLine]:
-        record = decode_line(line)
-        if isinstance(record, str):
-            self._on_bad_line(name, number, record)
-        elif isinstance(record, Head) and record.version > VERSION:
-            self._of_other_version.add(path)
-            self._on_bad_line(name, number, version_text(record))
-        else:
-            yield TraceLine(name, number, record)
-
-
-def _written_at(line: TraceLine) -> int:
-    record = line.record
-    return record.wall_ns if isinstance(record, Head) else record.t + getattr(record, "d", 0)
 
 
 def _place(path: Path) -> tuple[str, int, int, int, str]:

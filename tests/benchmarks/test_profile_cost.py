@@ -25,7 +25,7 @@ MEMORY_ROLLOUTS = 160
 PEAK = """
 import sys, tracemalloc
 from forebay.telemetry.analysis import analyse, load
-from forebay.telemetry.analysis import load_log, make_report
+from forebay.telemetry.analysis import load_trace, make_report
 tracemalloc.start()
 report = analyse(load(sys.argv[1]))
 assert report.num_steps == int(sys.argv[2]), report.num_steps

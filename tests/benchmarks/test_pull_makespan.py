@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.telemetry.tracing.read_trace import TraceFolder
 from forebay.telemetry.tracing.records import RolloutSummary
 from tests.benchmarks.machines import show
 from tests.conftest import MakeServer
 from tests.kit import ServerProcess, write_generator
+from tests.telemetry.trace_kit import records_in
 
 pytestmark = pytest.mark.bench
 
@@ -60,8 +60,8 @@ async def makespan_s(server: ServerProcess, input_file: Path, policy: str) -> fl
         )
         view = await asyncio.to_thread(run.wait_for_state, "finished")
         assert view["samples"]["member"] == NUM_GROUPS * GROUP_SIZE
-    folder = TraceFolder(server.data_dir / "runs" / run.run_id / "trace", lambda *_: None)
-    summaries = [line.record for line in folder.read() if isinstance(line.record, RolloutSummary)]
+    records = records_in(server.data_dir / "runs" / run.run_id / "trace")
+    summaries = [record for record in records if isinstance(record, RolloutSummary)]
     assert len(summaries) == NUM_GROUPS * GROUP_SIZE
     return (max(one.t + one.d for one in summaries) - min(one.started for one in summaries)) / 1e9
 

@@ -11,12 +11,13 @@ import pytest_asyncio
 from forebay.core.ids import group_id, rollout_uid
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.telemetry.tracing import span_scope
-from forebay.telemetry.tracing.read_trace import TraceFolder, trace_files
+from forebay.telemetry.tracing.read_trace import trace_files
 from forebay.telemetry.tracing.records import Head, LoopStall, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id, read_traceparent, trace_id
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import LIMIT_S, USER, Json, OpenedAt, eventually
 from tests.kit import poll_until
+from tests.telemetry.trace_kit import records_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,10 +58,7 @@ class Traced:
     async def records(self) -> list[Record]:
         """All that was recorded, once the run is over. No line is broken."""
         await self.gateway.forget(RUN)
-        bad: list[tuple[str, int, str]] = []
-        lines = list(TraceFolder(self.folder, lambda *line: bad.append(line)).read())
-        assert bad == []
-        return [line.record for line in lines]
+        return records_in(self.folder)
 
     async def spans(self, name: str = "") -> list[Span]:
         found = [record for record in await self.records() if isinstance(record, Span)]

@@ -13,10 +13,10 @@ from forebay.core.child_process import memory_file, python_argv, read_back
 from forebay.generators.process.code_copy import copy_code
 from forebay.generators.process.run_log import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec, read_report
-from forebay.telemetry.tracing.read_trace import TraceFolder
 from forebay.telemetry.tracing.records import Record, RolloutSummary, Span
 from forebay.telemetry.tracing.tracer import TraceSettings
 from tests.kit import write_generator
+from tests.telemetry.trace_kit import records_in
 
 Json = dict[str, Any]
 R = TypeVar("R", bound=Record)
@@ -43,10 +43,7 @@ class RecordedRun:
 
     def records(self) -> list[Record]:
         """All of them, in the order of the lines."""
-        bad: list[tuple[str, int, str]] = []
-        lines = [line.record for line in TraceFolder(self.trace_dir, lambda *what: bad.append(what)).read()]
-        assert bad == []
-        return lines
+        return records_in(self.trace_dir)
 
     def of(self, kind: type[R], **wanted: object) -> list[R]:
         """The records of one kind with these values, in the order of time."""

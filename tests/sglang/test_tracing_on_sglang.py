@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forebay.telemetry.tracing.read_trace import TraceFolder
 from forebay.telemetry.tracing.records import Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from tests.conftest import MakeServer
@@ -19,6 +18,7 @@ from tests.e2e.reading import start_as_slime
 from tests.gateway.gateway_kit import RUN_ID, USER, gateway_before
 from tests.kit import NativeRun, ServerProcess, poll_until
 from tests.sglang.conftest import engine_with
+from tests.telemetry.trace_kit import records_in
 
 pytestmark = pytest.mark.sglang
 
@@ -49,13 +49,6 @@ def engine(sglang_python: str, sglang_model: Path, tmp_path_factory: pytest.Temp
     log, environ = folder / "engine.log", {"SGLANG_LOG_REQUEST_HEADERS": "traceparent"}
     with engine_with(sglang_python, sglang_model, log, *flags, **environ) as url:
         yield LoggingEngine(url, traceparents)
-
-
-def records_of(folder: Path) -> list[Record]:
-    bad: list[tuple[str, int, str]] = []
-    records = [line.record for line in TraceFolder(folder, lambda *line: bad.append(line)).read()]
-    assert bad == []
-    return records
 
 
 def assert_parts(spans: list[Span], call: Span, names: tuple[str, ...] = PARTS) -> None:
@@ -94,7 +87,7 @@ async def test_calls_through_the_gateway_have_the_engines_parts_and_the_engine_t
             await rollout.post("chat/completions", {**fields, "stream": stream})
         await rollout.close()
         await gateway.forget()
-    spans = [record for record in records_of(tmp_path) if isinstance(record, Span)]
+    spans = [record for record in records_in(tmp_path) if isinstance(record, Span)]
     whole, streamed = [span for span in spans if span.name == "engine"]
     assert_arrived(engine, RUN_ID, [whole, streamed])
     assert_parts(spans, whole)
@@ -141,6 +134,6 @@ def wait_for_samples(run: NativeRun, number: int) -> None:
 
 def whole_trace(folder: Path, num_rollouts: int) -> list[Record]:
     """All records, once so many rollouts have their summaries and nobody writes any more."""
-    records = records_of(folder) if folder.is_dir() else []
+    records = records_in(folder) if folder.is_dir() else []
     ended = {record.uid for record in records if isinstance(record, RolloutSummary) and record.is_last}
     return records if len(ended) >= num_rollouts else []

@@ -11,8 +11,8 @@ from forebay.telemetry.analysis.report import ProfileReport
 from forebay.telemetry.export.otel_spans import OtelSpans
 from forebay.telemetry.export.perfetto import PerfettoExport
 from forebay.telemetry.render.sections import sections_of
-from forebay.telemetry.tracing.read_trace import TraceFolder
 from tests.telemetry.planted_trace import PlantedTrace
+from tests.telemetry.trace_kit import read_whole
 
 NUM_ALIKE = 9
 
@@ -79,14 +79,14 @@ def test_to_be_broken_is_neither_to_be_open_nor_to_be_aborted_nor_an_outlier(
 
 def test_perfetto_shows_how_each_attempt_ended(trace: PlantedTrace) -> None:
     file = io.BytesIO()
-    TraceFolder(trace.folder, lambda *_: None).export(PerfettoExport(file))
+    PerfettoExport(file).draw(read_whole(trace.folder))
     told = [event["args"]["ending"] for event in json.loads(file.getvalue()) if "ending" in event.get("args", {})]
     assert told.count("broken") == 2
 
 
 def test_a_collector_hears_of_no_error(trace: PlantedTrace) -> None:
-    folder, spans = TraceFolder(trace.folder, lambda *_: None), OtelSpans()
-    roots = [span.attributes or {} for line in folder.read() for span in spans.of(line) if span.name == "attempt"]
+    spans = OtelSpans().of(read_whole(trace.folder))
+    roots = [span.attributes or {} for span in spans if span.name == "attempt"]
     broken = [about for about in roots if about["rl.ending"] == "broken"]
     assert len(broken) == 2
     assert not any("error.type" in about for about in broken)

@@ -378,10 +378,10 @@ def test_broken_lines_and_impossible_times_are_named_and_left_out(trace: Planted
     timeline = load(trace.folder)
     (step,) = timeline.steps()
     assert len(step.requests) == 2
-    assert timeline.num_problems == 6
-    assert [problem.line for problem in timeline.problems] == [4, 5, 6, 7, 8, 9]
-    assert {Path(problem.file).name for problem in timeline.problems} == {"run-1-7.0.jsonl"}
-    assert all(problem.what for problem in timeline.problems)
+    assert timeline.problems.number == 6
+    assert [problem.line for problem in timeline.problems.first] == [4, 5, 6, 7, 8, 9]
+    assert {Path(problem.file).name for problem in timeline.problems.first} == {"run-1-7.0.jsonl"}
+    assert all(problem.what for problem in timeline.problems.first)
 
 
 def test_of_many_broken_lines_a_hundred_are_named_and_all_counted(trace: PlantedTrace) -> None:
@@ -389,7 +389,7 @@ def test_of_many_broken_lines_a_hundred_are_named_and_all_counted(trace: Planted
     run.rollout("a/0", 0, 10)
     run.write_line(b"{}\n" * 250)
     timeline = load(trace.folder)
-    assert (len(timeline.problems), timeline.num_problems) == (100, 250)
+    assert (len(timeline.problems.first), timeline.problems.number) == (100, 250)
 
 
 def test_dropped_spans_are_noted(trace: PlantedTrace) -> None:

@@ -10,7 +10,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 from forebay.telemetry.export import semantic_conventions as names
 from forebay.telemetry.export.otlp import OtlpExport
-from forebay.telemetry.tracing.read_trace import TraceFolder
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.telemetry.log_kit import (
     ENGINE,
@@ -26,6 +25,7 @@ from tests.telemetry.log_kit import (
     write_log,
 )
 from tests.telemetry.otlp_receiver import Receiver, attributes
+from tests.telemetry.trace_kit import read_whole
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def send(folder: Path) -> OtlpExport:
     export = OtlpExport()
     try:
-        TraceFolder(folder, lambda *_: None).export(export)
+        export.send(read_whole(folder))
     finally:
         export.close()
     return export

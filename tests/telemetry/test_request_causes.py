@@ -8,7 +8,8 @@ import pytest
 from forebay.telemetry.analysis import analyse
 from forebay.telemetry.analysis.findings.wording import ADVICE
 from forebay.telemetry.analysis.report import Finding, ProfileReport
-from forebay.telemetry.analysis.timeline import Event, Problem, ProfileStep, Request, Standstill, TurnTimes
+from forebay.telemetry.analysis.timeline import Event, ProfileStep, Request, Standstill, TurnTimes
+from forebay.telemetry.tracing.read_trace import BadLines
 
 
 class StepsInMemory:
@@ -16,8 +17,7 @@ class StepsInMemory:
 
     def __init__(self, *steps: ProfileStep) -> None:
         self.source = "memory"
-        self.problems: list[Problem] = []
-        self.num_problems = 0
+        self.problems = BadLines()
         self.notes: list[str] = []
         self._steps = steps
 

@@ -8,6 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from forebay.telemetry.trace_db import TraceDB
+from forebay.telemetry.tracing.read_trace import decode_line, trace_files
+from forebay.telemetry.tracing.records import Record
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings
 
 Json = dict[str, Any]
@@ -24,6 +27,23 @@ def lines_of(folder: Path) -> list[Json]:
     texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
     assert all(text.endswith("\n") for text in texts if text)  # one that was just made is empty
     return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def records_in(folder: Path) -> list[Record]:
+    """All records of the files of a trace, in the order of their lines. Raises where a line is none."""
+    lines = [line for path in trace_files(folder) for line in path.read_bytes().splitlines(keepends=True)]
+    return [record_of(line) for line in lines]
+
+
+def read_whole(folder: Path) -> TraceDB:
+    """The trace in ``folder``, without its broken lines."""
+    return TraceDB.read(folder, on_bad_line=lambda *_: None)
+
+
+def record_of(line: bytes) -> Record:
+    record = decode_line(line)
+    assert not isinstance(record, str), record
+    return record
 
 
 def of_kind(folder: Path, kind: str) -> list[Json]:

@@ -6,11 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, overload
 
-import msgspec
-
 from forebay.core.files import regular_opener
 from forebay.core.scheduling.policy import PastRollout
-from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
+from forebay.telemetry.tracing.read_trace import bounded_lines, decode_line, trace_files, version_text
 from forebay.telemetry.tracing.records import VERSION, Head, RolloutSummary
 
 logger = logging.getLogger(__name__)
@@ -23,8 +21,6 @@ ENDING = "finished"
 SECOND_NS = 1e9
 
 _SUMMARY = b'{"kind":"rollout"'
-_summaries = msgspec.json.Decoder(RolloutSummary)
-_heads = msgspec.json.Decoder(Head)
 
 
 class RecordedHistory(Sequence[PastRollout]):
@@ -82,7 +78,7 @@ def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
     try:
         with open(path, "rb", opener=regular_opener) as file:
             found = [_past(summary, is_own) for summary in _finished(file, bad.append)]
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("what was recorded in %s cannot be read, and is not used: %s", path, error)
         return []
     if bad:
@@ -92,18 +88,18 @@ def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
 
 def _finished(file: BinaryIO, on_bad: Callable[[str], None]) -> Iterator[RolloutSummary]:
     lines = bounded_lines(file)
-    head = _heads.decode(next(lines, (0, b""))[1])
+    head = decode_line(next(lines, (0, b""))[1])
+    if not isinstance(head, Head):
+        raise ValueError("its first line is no head")
     if head.version > VERSION:
-        raise ValueError(f"version {head.version}, and {VERSION} is the newest that is known here")
+        raise ValueError(version_text(head))
     for _, line in lines:
         if not (line.startswith(_SUMMARY) and line.endswith(b"\n")):  # half a line: it is being written
             continue
-        try:
-            summary = _summaries.decode(line)
-        except (msgspec.MsgspecError, ValueError) as error:
-            on_bad(str(error))
-            continue
-        if summary.ending == ENDING:
+        summary = decode_line(line)
+        if isinstance(summary, str):
+            on_bad(summary)
+        elif isinstance(summary, RolloutSummary) and summary.ending == ENDING:
             yield summary
 
 

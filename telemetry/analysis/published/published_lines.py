@@ -6,7 +6,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-Leave = Callable[[int, str], None]
-"""Called with the number of a line that is left out, and with what is wrong with it."""
+from forebay.telemetry.tracing.read_trace import OnBadLine
 
 _WORKER_KEYS = ("workid", "worker", "worker_id")
 _REQUEST_KEYS = ("request_id", "req_id", "rid")
@@ -40,8 +39,8 @@ class PublishedLine:
         return self.end_s - (self.duration_s or 0.0)
 
 
-def read_lines(path: Path, worker: str, leave: Leave) -> Iterator[PublishedLine]:
-    """The lines of one file, whose worker is ``worker`` where they do not say. Broken ones go to ``leave``."""
+def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[PublishedLine]:
+    """The lines of one file, whose worker is ``worker`` where they do not say. Broken ones go to ``on_bad_line``."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.strip():
@@ -49,7 +48,7 @@ def read_lines(path: Path, worker: str, leave: Leave) -> Iterator[PublishedLine]
             try:
                 yield _line(_decode(raw), worker)
             except ValueError as error:
-                leave(number, str(error))
+                on_bad_line(str(path), number, str(error))
 
 
 def _decode(raw: bytes) -> dict[str, Any]:

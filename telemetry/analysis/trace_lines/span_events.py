@@ -5,12 +5,12 @@ rule of ``exclusive_time.py`` names.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from forebay.telemetry.analysis.timeline import Event, TurnTimes
 from forebay.telemetry.analysis.trace_lines.trace_index import NS
-from forebay.telemetry.analysis.trace_lines.trace_sources import Writer
+from forebay.telemetry.attempts import Attempt
 from forebay.telemetry.tracing.exclusive_time import (
     CONTAINERS,
     ENDINGS,
@@ -19,23 +19,8 @@ from forebay.telemetry.tracing.exclusive_time import (
     rollout_pieces,
     rollout_shares,
 )
-from forebay.telemetry.tracing.records import Open, RolloutSummary, Span, TurnSummary
-
-
-@dataclass(slots=True)
-class AttemptSpans:
-    """One attempt of a rollout. Times in ns, on the clock that all share."""
-
-    id: str
-    writer: Writer
-    summary: RolloutSummary | None
-    """None for one that never ended, or whose summary is lost."""
-    begin: int
-    end: int
-    number: int = 0
-    is_open: bool = False
-    spans: list[tuple[Writer, Span | Open]] = field(default_factory=list)
-    """All below it."""
+from forebay.telemetry.tracing.records import Open, Span, TurnSummary
+from forebay.telemetry.tracing.trace_writers import Writer
 
 
 @dataclass(slots=True)
@@ -58,11 +43,10 @@ _by_begin = itemgetter(0)
 _by_moment = attrgetter("begin_s")
 
 
-def events_of(attempt: AttemptSpans) -> EventsOfAttempt:
+def events_of(attempt: Attempt) -> EventsOfAttempt:
     """All of one attempt: from its spans, where they were kept, and from its summary."""
     summary = attempt.summary
-    shift = attempt.writer.shift_ns
-    turns = [turn_times(turn, number, shift) for number, turn in enumerate(summary.turns)] if summary else []
+    turns = [turn_times(turn, number) for number, turn in enumerate(summary.turns)] if summary else []
     worker = summary.engine if summary else ""
     if not attempt.spans:
         phases = _seconds(summary.phases) if summary else {"agent": (attempt.end - attempt.begin) * NS}
@@ -79,13 +63,12 @@ def events_of(attempt: AttemptSpans) -> EventsOfAttempt:
     return EventsOfAttempt(worker or _first_engine(leaves), phases, events, turns)
 
 
-def turn_times(turn: TurnSummary, number: int, shift: int) -> TurnTimes:
+def turn_times(turn: TurnSummary, number: int) -> TurnTimes:
     """A turn as a summary tells it."""
-    begin = turn.t + shift
     return TurnTimes(
         number,
-        begin * NS,
-        (begin + turn.d) * NS,
+        turn.t * NS,
+        (turn.t + turn.d) * NS,
         _seconds(turn.phases),
         turn.engine,
         turn.prompt,
@@ -100,7 +83,7 @@ def _seconds(phases: dict[str, int]) -> dict[str, float]:
     return {name: ns * NS for name, ns in phases.items()}
 
 
-def _is_joined(attempt: AttemptSpans) -> bool:
+def _is_joined(attempt: Attempt) -> bool:
     """Whether another process measured parts of it that its summary cannot know."""
     own = attempt.writer
     return any(
@@ -108,7 +91,7 @@ def _is_joined(attempt: AttemptSpans) -> bool:
     )
 
 
-def _leaves(attempt: AttemptSpans) -> list[_Leaf]:
+def _leaves(attempt: Attempt) -> list[_Leaf]:
     """In the order of their begin."""
     containers = {span.id: span.up for _, span in attempt.spans if span.name in CONTAINERS}
     first, last = attempt.begin, attempt.end
@@ -116,7 +99,7 @@ def _leaves(attempt: AttemptSpans) -> list[_Leaf]:
     for writer, span in attempt.spans:
         if span.name in CONTAINERS:
             continue
-        begin = span.t + writer.shift_ns
+        begin = span.t
         end = begin + span.d if isinstance(span, Span) else _end_of_open(attempt, writer, begin)
         begin, end = max(begin, first), min(end, last)
         up = span.up
@@ -129,9 +112,9 @@ def _leaves(attempt: AttemptSpans) -> list[_Leaf]:
     return _around_turns(attempt, found) if _is_joined(attempt) else found
 
 
-def _around_turns(attempt: AttemptSpans, leaves: list[_Leaf]) -> list[_Leaf]:
+def _around_turns(attempt: Attempt, leaves: list[_Leaf]) -> list[_Leaf]:
     """``environment`` only before an agent's first turn and behind its last: the gateway knows what lies between."""
-    turns = [(span.t + writer.shift_ns, span) for writer, span in attempt.spans if span.name == "turn"]
+    turns = [(span.t, span) for _, span in attempt.spans if span.name == "turn"]
     if not turns:
         return leaves
     first = min(begin for begin, _ in turns)
@@ -147,16 +130,16 @@ def _around_turns(attempt: AttemptSpans, leaves: list[_Leaf]) -> list[_Leaf]:
     return found
 
 
-def _end_of_open(attempt: AttemptSpans, writer: Writer, begin: int) -> int:
+def _end_of_open(attempt: Attempt, writer: Writer, begin: int) -> int:
     """Of a span that never ended. Another process may have died long before the attempt was over."""
     if writer.process == attempt.writer.process:
         return attempt.end
     return max(begin, min(attempt.end, writer.last_ns))
 
 
-def _turns_of_spans(attempt: AttemptSpans) -> Iterator[TurnTimes]:
+def _turns_of_spans(attempt: Attempt) -> Iterator[TurnTimes]:
     """Where no summary tells them: each lasts until the next one begins."""
-    found = [(span.t + writer.shift_ns, span) for writer, span in attempt.spans if span.name == "turn"]
+    found = [(span.t, span) for _, span in attempt.spans if span.name == "turn"]
     found.sort(key=_by_begin)
     for number, (begin, span) in enumerate(found):
         end = found[number + 1][0] if number + 1 < len(found) else attempt.end
@@ -174,16 +157,16 @@ def _turns_of_spans(attempt: AttemptSpans) -> Iterator[TurnTimes]:
         )
 
 
-def _turn_marks(attempt: AttemptSpans, turns: Sequence[TurnTimes], leaves: Sequence[_Leaf]) -> list[TurnInterval]:
+def _turn_marks(attempt: Attempt, turns: Sequence[TurnTimes], leaves: Sequence[_Leaf]) -> list[TurnInterval]:
     """The turns, each until its chat was over: what comes then is a tool's time, or the agent's."""
     chats: list[tuple[int, int]] = []
-    for writer, span in attempt.spans:
+    for _, span in attempt.spans:
         if span.name == "turn":
-            begin = span.t + writer.shift_ns
+            begin = span.t
             chats.append((begin, begin + span.d if isinstance(span, Span) else attempt.end))
     # The summary may tell of turns by the clock of another process, which lies beside that of their spans.
     if attempt.summary is not None and len(chats) != len(turns):
-        begins = [turn.t + attempt.writer.shift_ns for turn in attempt.summary.turns]
+        begins = [turn.t for turn in attempt.summary.turns]
     else:
         begins = sorted(begin for begin, _ in chats)
     if not chats:
@@ -231,7 +214,7 @@ def _uncovered(begin: int, end: int, inner: Sequence[_Leaf]) -> list[tuple[int, 
     return found
 
 
-def _unmeasured(attempt: AttemptSpans, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> list[Event]:
+def _unmeasured(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> list[Event]:
     """What nobody measured, named by the one rule that there is for it."""
     gaps = _uncovered(attempt.begin, attempt.end, leaves)
     if not gaps:
@@ -251,7 +234,7 @@ def _unmeasured(attempt: AttemptSpans, leaves: Sequence[_Leaf], turns: Sequence[
 _MEASURED = "measured"
 
 
-def _count_anew(attempt: AttemptSpans, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
+def _count_anew(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
     """Exclusive seconds by phase, from all spans. Those of ``turns`` are set as well."""
     intervals = [Interval(span.name, begin, end, span.id, up) for begin, end, span, up in leaves]
     shares = rollout_shares(intervals, _turn_marks(attempt, turns, leaves), attempt.begin, attempt.end)

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forebay.telemetry.analysis.trace_lines.trace_index import GroupLines, TraceIndex
+from forebay.telemetry.analysis.trace_lines.trace_index import GroupLife, TraceIndex
 from forebay.telemetry.tracing.records import Read
 
 
@@ -94,8 +94,8 @@ def _comes_again(read: Read, fresh: Sequence[str], known: Sequence[StepPlan]) ->
     return len(known) == 1 or any(not set(before.groups).isdisjoint(read.groups) for before in known[-1].reads)
 
 
-def _group(index: TraceIndex, name: str) -> GroupLines:
-    return index.groups.setdefault(name, GroupLines())
+def _group(index: TraceIndex, name: str) -> GroupLife:
+    return index.groups.setdefault(name, GroupLife())
 
 
 def _set_begins(steps: Sequence[StepPlan], index: TraceIndex) -> None:
@@ -109,7 +109,7 @@ def _spread_others(steps: Sequence[StepPlan], index: TraceIndex) -> list[str]:
     ends = [step.end for step in steps]
     left_over = []
     for name, group in index.groups.items():
-        if group.is_delivered or not (group.offsets or group.ready):
+        if group.is_delivered or not (group.ended or group.ready):
             continue
         number = bisect_left(ends, _over_at(group))
         if number < len(steps):
@@ -122,7 +122,7 @@ def _spread_others(steps: Sequence[StepPlan], index: TraceIndex) -> list[str]:
 _NEVER = 1 << 63
 
 
-def _over_at(group: GroupLines) -> int:
+def _over_at(group: GroupLife) -> int:
     """When it was over; what is known to the server and was neither delivered nor given up is not."""
     if group.discarded:
         return group.discarded

@@ -10,16 +10,9 @@ from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 from forebay.telemetry.analysis.load_published import PublishedLog
 from forebay.telemetry.analysis.timeline import Request, TurnTimes
-from forebay.telemetry.analysis.trace_lines.trace_sources import TraceSources
-from forebay.telemetry.tracing.read_trace import trace_files
-from forebay.telemetry.tracing.records import (
-    Dropped,
-    Read,
-    Record,
-    RolloutSummary,
-    RunPlan,
-    TurnSummary,
-)
+from forebay.telemetry.trace_db import TraceDB
+from forebay.telemetry.tracing.read_trace import HALF_A_LINE, find_trace
+from forebay.telemetry.tracing.records import Dropped, Read, RolloutSummary, RunPlan, TurnSummary
 from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, LoggedTurn, RolloutLog
 
 FIELD = "source"
@@ -33,8 +26,7 @@ def read_log(source: Path, title: str = "") -> RolloutLog:
 
     That is one with a broken line, and one in which no rollout has a length.
     """
-    files = [source] if source.is_file() else trace_files(source)
-    log = _read_trace(files) if files else _read_published(source)
+    log = _read_trace(source) if source.is_file() or find_trace(source) else _read_published(source)
     log.title = title or str(source)
     if not log.rollouts:
         raise InvalidInput(f"no rollout has ended in {log.title}", hint="name the log of another run", field=FIELD)
@@ -48,17 +40,22 @@ def read_log(source: Path, title: str = "") -> RolloutLog:
 # --- traces
 
 
-def _read_trace(files: list[Path]) -> RolloutLog:
-    sources = TraceSources()
-    for path in files:
-        sources.add_file(path)
+def _read_trace(source: Path) -> RolloutLog:
     bad = _BadLines()
-    collected = _TraceCollection()
-    for _, writer, record in sources.scan(bad.add):
-        collected.add(record, writer.shift_ns)
-    log = collected.log()
-    bad.raise_first()
-    log.notes += bad.notes
+    db = TraceDB.read(source, on_bad_line=bad.add)
+    if bad.first is not None:
+        raise bad.first
+    # By their ids: a record that comes again, from a copied file, counts once.
+    summaries = {line.record.id: line.record for line in db.summaries() if isinstance(line.record, RolloutSummary)}
+    rollouts = sorted(map(_of_summary, summaries.values()), key=lambda each: each.started_s)
+    of_run = [line.record for line in db.of_run()]
+    log = RolloutLog("", rollouts, settings=_settings_of([each for each in of_run if isinstance(each, RunPlan)]))
+    reads = {each.id: len(each.groups) for each in of_run if isinstance(each, Read) and each.groups}
+    log.groups_by_read = list(reads.values())
+    num_dropped = sum(each.summaries for each in of_run if isinstance(each, Dropped))
+    if num_dropped:
+        bad.notes.append(f"{num_dropped} summaries of rollouts are not in the trace, as it says itself")
+    log.notes = bad.notes
     return log
 
 
@@ -67,58 +64,18 @@ class _BadLines:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self._first: InvalidInput | None = None
+        self.first: InvalidInput | None = None
 
     def add(self, file: str, line: int, what: str) -> None:
-        if _is_cut_off(Path(file), line):
+        if what == HALF_A_LINE:
             self.notes.append(f"{file}:{line} is half a line, which is left out")
-        elif self._first is None:
-            self._first = broken_line(file, line, what)
-
-    def raise_first(self) -> None:
-        if self._first is not None:
-            raise self._first
+        elif self.first is None:
+            self.first = broken_line(file, line, what)
 
 
 def broken_line(file: str, line: int, what: str) -> InvalidInput:
     """The error for a line that cannot be read."""
     return InvalidInput(f"{file}: line {line} is broken: {what}", hint="mend the line, or take it out", field=FIELD)
-
-
-def _is_cut_off(path: Path, line: int) -> bool:
-    if not path.is_file():
-        return False
-    content = path.read_bytes()
-    return not content.endswith(b"\n") and content.count(b"\n") + 1 == line
-
-
-class _TraceCollection:
-    """What of a trace's records is needed. A record that comes again, from a copied file, counts once."""
-
-    def __init__(self) -> None:
-        self._summaries: dict[str, LoggedRollout] = {}
-        self._plans: list[RunPlan] = []
-        self._reads: dict[str, int] = {}
-        self._num_dropped = 0
-
-    def add(self, record: Record, shift_ns: int) -> None:
-        match record:
-            case RolloutSummary():
-                self._summaries[record.id] = _of_summary(record, shift_ns)
-            case RunPlan():
-                self._plans.append(record)
-            case Read() if record.groups:
-                self._reads[record.id] = len(record.groups)
-            case Dropped():
-                self._num_dropped += record.summaries
-
-    def log(self) -> RolloutLog:
-        rollouts = sorted(self._summaries.values(), key=lambda each: each.started_s)
-        log = RolloutLog("", rollouts, settings=_settings_of(self._plans))
-        log.groups_by_read = list(self._reads.values())
-        if self._num_dropped:
-            log.notes.append(f"{self._num_dropped} summaries of rollouts are not in the trace, as it says itself")
-        return log
 
 
 def _settings_of(plans: list[RunPlan]) -> dict[str, Any]:
@@ -129,9 +86,9 @@ def _settings_of(plans: list[RunPlan]) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value and name != "t"}
 
 
-def _of_summary(record: RolloutSummary, shift_ns: int) -> LoggedRollout:
-    ended = record.t + record.d + shift_ns
-    started = record.started + shift_ns if record.started else ended
+def _of_summary(record: RolloutSummary) -> LoggedRollout:
+    ended = record.t + record.d
+    started = record.started or ended
     left = max(started, ended - record.phases.get("write", 0))
     waited = sum(record.phases.get(name, 0) for name in _WAITS)
     return LoggedRollout(
@@ -147,14 +104,14 @@ def _of_summary(record: RolloutSummary, shift_ns: int) -> LoggedRollout:
         left * NS,
         ended * NS,
         waited * NS,
-        [_of_turn(turn, shift_ns, record) for turn in record.turns],
+        [_of_turn(turn, record) for turn in record.turns],
     )
 
 
-def _of_turn(turn: TurnSummary, shift_ns: int, record: RolloutSummary) -> LoggedTurn:
+def _of_turn(turn: TurnSummary, record: RolloutSummary) -> LoggedTurn:
     seconds = {name: turn.phases.get(name, 0) * NS for name in _ENGINE}
     waited = sum(turn.phases.get(name, 0) for name in _WAITS) * NS
-    logged = _turn((turn.t + shift_ns) * NS + waited, seconds, turn.engine or record.engine, turn)
+    logged = _turn(turn.t * NS + waited, seconds, turn.engine or record.engine, turn)
     logged.group = record.instance, record.epoch
     logged.is_capped = turn.finish_reason == "length"
     return logged
@@ -185,8 +142,7 @@ def _turn(begin_s: float, seconds: dict[str, float], engine: str, counts: TurnSu
 def _read_published(folder: Path) -> RolloutLog:
     published = PublishedLog(folder)
     rollouts = list(_requests(published))
-    if published.problems:
-        first = published.problems[0]
+    for first in published.problems.first:
         raise broken_line(first.file, first.line, first.what)
     rollouts.sort(key=lambda each: each.started_s)
     # An export of ours says which group a request is of; the logs of others know requests alone.

@@ -1,11 +1,13 @@
-"""Traces are read back line by line: whole, broken, growing, gone."""
+"""Traces are read back: whole, broken, growing, gone."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from forebay.telemetry.tracing.read_trace import TraceFolder, TraceLine, find_trace, trace_files
+from forebay.core.errors import ForebayError
+from forebay.telemetry.trace_db import TraceDB
+from forebay.telemetry.tracing.read_trace import OnBadLine, find_trace, trace_files
 from forebay.telemetry.tracing.records import (
     VERSION,
     Head,
@@ -20,6 +22,7 @@ from forebay.telemetry.tracing.records import (
 
 HEAD = Head(version=VERSION, run_id="run-1", process="run", start=1, pid=7, wall_ns=10**18, mono_ns=5)
 SPAN = Span(name="tool", t=10**18, d=5, id="00000000000000aa", uid="u")
+PAUSE = Weights(t=10**18, what="paused")
 
 
 class Bad(list[tuple[str, int, str]]):
@@ -37,14 +40,38 @@ def write(path: Path, *records: Record | bytes) -> Path:
     return path
 
 
-def test_every_line_comes_with_its_place(tmp_path: Path) -> None:
-    write(tmp_path / "run-1-7.0.jsonl", HEAD, SPAN)
+def numbers(folder: Path, bad: OnBadLine) -> list[int]:
+    """The lines of all records but heads, in the order of time."""
+    db = TraceDB.read(folder, on_bad_line=bad)
+    return [line.number for line in db.of_run()]
+
+
+def test_every_record_comes_with_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "run-1-7.0.jsonl", HEAD, SPAN, PAUSE)
     bad = Bad()
-    assert list(TraceFolder(tmp_path, bad).read()) == [
-        TraceLine("run-1-7.0.jsonl", 1, HEAD),
-        TraceLine("run-1-7.0.jsonl", 2, SPAN),
-    ]
+    db = TraceDB.read(tmp_path, on_bad_line=bad)
+    [line] = db.of_run()
+    assert (line.writer.file, line.writer.head, line.number, line.record) == (str(path), HEAD, 3, PAUSE)
+    [[attempt]] = db.rollouts([group.name for group in db.groups()])
+    assert [span for _, span in attempt.spans] == [SPAN]
     assert bad == []
+
+
+def test_records_of_a_group_are_found_under_its_name_or_that_of_its_rollout(tmp_path: Path) -> None:
+    summary = RolloutSummary(t=10**18, d=9, id="a", uid="thing-7", group="g", instance="i")
+    nameless = [msgspec.structs.replace(SPAN, uid=uid, id=uid) for uid in ("thing-7", "run-1-h-2", "alone")]
+    named = msgspec.structs.replace(SPAN, uid="run-1-h-1", group="h", id="b")
+    write(tmp_path / "run-1-7.0.jsonl", HEAD, *nameless, summary, named)
+    db = TraceDB.read(tmp_path, on_bad_line=Bad())
+    found = {group.name: {attempts[0].uid for attempts in db.rollouts([group.name])} for group in db.groups()}
+    assert found == {"g": {"thing-7"}, "h": {"run-1-h-1", "run-1-h-2"}, "alone": {"alone"}}
+
+
+def test_clocks_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    later = msgspec.structs.replace(HEAD, wall_ns=1 << 70, boot="b")
+    write(tmp_path / "run-1-7.0.jsonl", msgspec.structs.replace(HEAD, boot="b"), later, SPAN)
+    with pytest.raises(ForebayError, match="too large"):
+        TraceDB.read(tmp_path, on_bad_line=Bad())
 
 
 @pytest.mark.parametrize(
@@ -66,11 +93,10 @@ def test_every_line_comes_with_its_place(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_line_is_left_out_and_named(tmp_path: Path, line: bytes, what: str) -> None:
-    write(tmp_path / "run-1-7.0.jsonl", HEAD, line, SPAN)
+    path = write(tmp_path / "run-1-7.0.jsonl", HEAD, line, PAUSE)
     bad = Bad()
-    read = list(TraceFolder(tmp_path, bad).read())
-    assert [each.number for each in read] == [1, 3]
-    assert [(file, number) for file, number, _ in bad] == [("run-1-7.0.jsonl", 2)]
+    assert numbers(tmp_path, bad) == [3]
+    assert [(file, number) for file, number, _ in bad] == [(str(path), 2)]
     assert what in bad[0][2]
 
 
@@ -80,7 +106,7 @@ def test_a_summary_with_negative_parts_is_left_out(tmp_path: Path) -> None:
     turns = msgspec.structs.replace(summary, turns=[TurnSummary(t=1, d=-1)])
     write(tmp_path / "run-1-7.0.jsonl", HEAD, phases, turns, summary)
     bad = Bad()
-    assert [line.number for line in TraceFolder(tmp_path, bad).read()] == [1, 4]
+    assert [line.number for line in TraceDB.read(tmp_path, on_bad_line=bad).summaries()] == [4]
     assert [what for _, _, what in bad] == ["a negative time"] * 2
 
 
@@ -105,17 +131,13 @@ def test_a_run_folder_leads_to_its_trace(tmp_path: Path) -> None:
 
 
 def test_a_file_that_the_budget_took_is_passed_over(tmp_path: Path) -> None:
-    path = write(tmp_path / "run-1-7.0.jsonl", HEAD, SPAN)
-    write(tmp_path / "run-1-7.1.jsonl", HEAD)
-    folder = TraceFolder(tmp_path, Bad())
-    lines = folder.read()
-    assert next(lines).file == path.name
-    path.with_name("run-1-7.1.jsonl").unlink()
-    assert [line.number for line in lines] == [2]
+    write(tmp_path / "run-1-7.0.jsonl", HEAD, PAUSE, b"{\n")
+    gone = write(tmp_path / "run-1-7.1.jsonl", HEAD, PAUSE)
+    assert numbers(tmp_path, lambda *_: gone.unlink()) == [2]
 
 
 def test_a_file_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> None:
-    write(tmp_path / "run-1-7.0.jsonl", msgspec.structs.replace(HEAD, version=VERSION + 1), SPAN)
+    write(tmp_path / "run-1-7.0.jsonl", msgspec.structs.replace(HEAD, version=VERSION + 1), PAUSE)
     bad = Bad()
-    assert list(TraceFolder(tmp_path, bad).read()) == []
+    assert numbers(tmp_path, bad) == []
     assert [(number, f"version {VERSION + 1}" in what) for _, number, what in bad] == [(1, True)]

@@ -1,0 +1,157 @@
+"""From the records of a rollout to its attempts.
+
+What the gateway measured stands below the run's attempt: by the ids of spans where they lead there, else by the
+attempt's number, else by its time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forebay.telemetry.tracing.records import Open, RolloutSummary, Span
+from forebay.telemetry.tracing.trace_writers import TraceLine, Writer
+
+_CLOCKS_APART_NS = 10_000_000
+"""So much earlier than its attempt a call may seem to begin that another process noted."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of a rollout. Times in ns, on the clock that all processes share."""
+
+    uid: str
+    group: str
+    id: str
+    writer: Writer
+    summary: RolloutSummary | None
+    """None for one that never ended, or whose summary is lost."""
+    begin: int
+    end: int
+    number: int = 0
+    is_open: bool = False
+    spans: list[tuple[Writer, Span | Open]] = field(default_factory=list)
+    """All below it."""
+
+    @classmethod
+    def ended(cls, writer: Writer, summary: RolloutSummary, group: str) -> "Attempt":
+        """An attempt that has a summary."""
+        begin, end = summary.t, summary.t + summary.d
+        return cls(summary.uid, group, summary.id, writer, summary, begin, end, number=summary.attempt)
+
+
+class _Records:
+    """What was written of one rollout, each span and summary once."""
+
+    def __init__(self, uid: str, lines: Iterable[TraceLine]) -> None:
+        self.uid = uid
+        self.group = ""
+        self.summaries: dict[str, tuple[Writer, RolloutSummary]] = {}
+        self.spans: dict[str, tuple[Writer, Span | Open]] = {}
+        for writer, _, record in lines:
+            if isinstance(record, RolloutSummary):
+                self.summaries[record.id] = writer, record
+            elif isinstance(record, Span) or (isinstance(record, Open) and record.id not in self.spans):
+                self.spans[record.id] = writer, record
+            self.group = self.group or getattr(record, "group", "")
+
+
+def attempts_of(uid: str, lines: Iterable[TraceLine], last_ns: int) -> list[Attempt]:
+    """The attempts of the rollout ``uid``, first to last, from all ``lines`` about it.
+
+    ``last_ns`` is when the log ended: attempts without an end last until then, or until their process died.
+    """
+    records = _Records(uid, lines)
+    attempts = {
+        name: Attempt.ended(writer, summary, records.group) for name, (writer, summary) in records.summaries.items()
+    }
+    first = next(iter(attempts.values()), None)
+    if first is None or len(attempts) > 1 or not _is_all_of(first, records):
+        _Sorting(records, attempts, last_ns).go()
+    return sorted(attempts.values(), key=lambda each: each.begin)
+
+
+def _is_all_of(only: Attempt, records: _Records) -> bool:
+    """Give all spans to the one attempt that has a summary; False if some are of another, which began before."""
+    for name, (writer, span) in records.spans.items():
+        if name == only.id:
+            continue
+        if span.t < only.begin - _CLOCKS_APART_NS or span.name == "attempt":
+            only.spans.clear()
+            return False
+        only.spans.append((writer, span))
+    return True
+
+
+class _Sorting:
+    """Which span belongs to which attempt, where there are several, or one of which there is no summary."""
+
+    def __init__(self, records: _Records, attempts: dict[str, Attempt], last_ns: int) -> None:
+        self._records = records
+        self._attempts = attempts
+        self._last_ns = last_ns
+        self._of_numbers: dict[int, list[Attempt]] = {}
+
+    def go(self) -> None:
+        self._add_unsummarised()
+        for attempt in self._attempts.values():
+            self._of_numbers.setdefault(attempt.number, []).append(attempt)
+        for name, (writer, span) in self._records.spans.items():
+            if name not in self._attempts:
+                self._attempt_of(span).spans.append((writer, span))
+        for attempt in self._attempts.values():
+            self._close(attempt)
+
+    def _add_unsummarised(self) -> None:
+        """Attempts whose process was killed, or goes on: of the first ten seconds nothing but ended spans is known."""
+        for name, (writer, span) in self._records.spans.items():
+            if span.name == "attempt" and name not in self._attempts:
+                self._attempts[name] = self._open_attempt(name, writer, span)
+        for name, (writer, span) in list(self._records.spans.items()):
+            root = self._root(span)
+            if name not in self._attempts and root not in self._attempts and (root or not self._attempts):
+                if self._lies_within(span):
+                    continue  # its parent is an agent's, which is not written here, or was lost
+                self._attempts[root] = self._open_attempt(root, writer, span)
+
+    def _lies_within(self, span: Span | Open) -> bool:
+        ended = (each for each in self._attempts.values() if not each.is_open)
+        return any(each.begin - _CLOCKS_APART_NS <= span.t <= each.end for each in ended)
+
+    def _open_attempt(self, name: str, writer: Writer, span: Span | Open) -> Attempt:
+        records = self._records
+        attempt = Attempt(records.uid, records.group, name, writer, None, span.t, span.t, span.attempt, is_open=True)
+        if span.name == "attempt" and isinstance(span, Span):
+            attempt.end, attempt.is_open = span.t + span.d, False
+        return attempt
+
+    def _root(self, span: Span | Open) -> str:
+        up = span.up
+        for _ in range(64):
+            above = self._records.spans.get(up)
+            if up in self._attempts or above is None:
+                break
+            up = above[1].up or up
+        return up
+
+    def _attempt_of(self, span: Span | Open) -> Attempt:
+        known = self._attempts.get(self._root(span))
+        if known is not None:
+            return known
+        same = self._of_numbers.get(span.attempt) or list(self._attempts.values())
+        return max((each for each in same if each.begin <= span.t), key=lambda each: each.begin, default=same[0])
+
+    def _close(self, attempt: Attempt) -> None:
+        """An attempt without an end lasted until its process's last sign of life, or until the next one began.
+
+        Without a next one: until its process ended, or the log did.
+        """
+        if attempt.summary is not None:
+            return
+        begins = [span.t for _, span in attempt.spans]
+        attempt.begin = min([attempt.begin, *begins])
+        if not attempt.is_open:
+            return
+        ends = [span.t + span.d for _, span in attempt.spans if isinstance(span, Span)]
+        later = [each.begin for each in self._attempts.values() if each.begin > attempt.begin]
+        died = attempt.writer.ended_ns or self._last_ns
+        attempt.end = max([attempt.writer.last_ns if later else died, *ends, *begins])
+        attempt.end = max(min([attempt.end, *later]), attempt.begin)
