@@ -10,9 +10,13 @@ import pytest
 from forebay.core.errors import InvalidInput
 from forebay.workers.groups import (
     NOT_CALLED,
+    Call,
     ClassWithInitArgs,
     Dispatch,
     Execute,
+    MapCall,
+    ResourcePool,
+    ResourcePoolManager,
     Worker,
     WorkerGroup,
     collect_all_to_all,
@@ -21,6 +25,7 @@ from forebay.workers.groups import (
     get_predefined_dispatch_fn,
     register,
     register_dispatch_mode,
+    register_split,
     registration_of,
     update_dispatch_mode,
 )
@@ -96,6 +101,48 @@ def test_its_defaults() -> None:
         ("deadline_s", None),
         ("retries", 0),
     ]
+
+
+ANY = ["*args", "**kwargs"]
+
+
+@pytest.mark.parametrize(
+    ("public", "parameters"),
+    [
+        (WorkerGroup, ["resource_pool", "cls_with_init", "backend='processes'", "env=None", "wait_started=True"]),
+        (WorkerGroup.execute_all, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_all_async, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_all_sync, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_rank_zero, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_rank_zero_async, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_rank_zero_sync, ["self", "method_name", *ANY]),
+        (WorkerGroup.execute_func_rank_zero, ["self", "func", *ANY]),
+        (WorkerGroup.execute_rank, ["self", "rank", "method_name", *ANY]),
+        (WorkerGroup.spawn, ["self", "roles=None"]),
+        (WorkerGroup.replace, ["self", "rank"]),
+        (WorkerGroup.started, ["self", "rank"]),
+        (WorkerGroup.on_lost, ["self", "notify"]),
+        (WorkerGroup.close, ["self", "drain_s=30.0"]),
+        (Call.get, ["self", "timeout_s=None"]),
+        (MapCall.get, ["self", "timeout_s=None"]),
+        (ResourcePool, ["process_on_nodes", "cpus=1.0", "resources=None", "name=''"]),
+        (ResourcePool.split, ["self", "sizes"]),
+        (ResourcePool.merged, ["self", "other"]),
+        (ResourcePoolManager, ["resource_pool_spec", "mapping", "backend=None"]),
+        (ResourcePoolManager.get_resource_pool, ["self", "role"]),
+        (ClassWithInitArgs, ["cls", *ANY]),
+        (create_colocated_worker_cls, ["class_dict"]),
+        (register_dispatch_mode, ["dispatch_mode_name", "dispatch_fn", "collect_fn"]),
+        (update_dispatch_mode, ["dispatch_mode", "dispatch_fn", "collect_fn"]),
+        (get_predefined_dispatch_fn, ["dispatch_mode"]),
+        (Dispatch.remove, ["name"]),
+        (registration_of, ["cls", "name"]),
+        (register_split, ["kind", "split", "join", "length=<built-in function len>"]),
+    ],
+)
+def test_arguments_keep_their_names_and_defaults(public: Any, parameters: list[str]) -> None:
+    found = [each.replace(annotation=each.empty) for each in inspect.signature(public).parameters.values()]
+    assert list(map(str, found)) == parameters
 
 
 def test_methods_are_found_in_the_class_without_evaluating_properties() -> None:

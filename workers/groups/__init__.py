@@ -1,15 +1,14 @@
 """Worker groups: a controller that reads like a script of one process, while its methods run on many workers.
 
-``group`` starts the workers of a pool (``resource_pool``, ``pool_manager``) and has their registered methods
-(``register``, ``bound_method``). A call goes through ``method_caller``: ``dispatch`` lays its arguments out over the
-workers, by ``splitting`` them where its mode says so; ``attempts`` sends each one, again after a failure, and watches
-its deadline; ``group_workers`` knows who is there, busy or lost. What the caller has in hand is a ``call``, or for
-``MAP`` the results of ``mapping``, which ``map_feed`` gets from whoever is idle. ``colocated`` puts several classes
-into one process, ``group_env`` says which variables a group may set.
+``group`` starts the workers of a pool (``resource_pool``) and has their registered methods (``register``,
+``bound_method``). A call goes through ``method_caller``: ``dispatch`` lays its arguments out over the workers, by
+``splitting`` them where its mode says so; ``group_workers`` knows who is there, busy or lost, sends each one, again
+after a failure, and watches its deadline. What the caller has in hand is a ``call``, or for ``MAP`` the results of
+``mapping``, which gets them from whoever is idle.
 """
 
+from forebay.workers.groups.bound_method import ColocatedClasses, create_colocated_worker_cls
 from forebay.workers.groups.call import GroupCall as Call
-from forebay.workers.groups.colocated import ColocatedClasses, create_colocated_worker_cls
 from forebay.workers.groups.dispatch import (
     NOT_CALLED,
     Dispatch,
@@ -21,9 +20,8 @@ from forebay.workers.groups.dispatch import (
 )
 from forebay.workers.groups.group import WorkerGroup
 from forebay.workers.groups.mapping import MapCall
-from forebay.workers.groups.pool_manager import ResourcePoolManager
 from forebay.workers.groups.register import Execute, register, registration_of
-from forebay.workers.groups.resource_pool import ResourcePool
+from forebay.workers.groups.resource_pool import ResourcePool, ResourcePoolManager
 from forebay.workers.groups.splitting import register_split
 from forebay.workers.members.worker import ClassWithInitArgs, Worker
 from forebay.workers.members.worker_errors import PlacementFailed, WorkerError, WorkerFailed, WorkerLost

@@ -1,4 +1,4 @@
-"""Which methods a group has, out of the classes of its workers."""
+"""The classes of a group's workers, one or several in each process, and which methods the group has of them."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +14,7 @@ from forebay.workers.groups.dispatch import (
     get_predefined_dispatch_fn,
 )
 from forebay.workers.groups.register import Execute, Registration, registered_methods, registration_of
-from forebay.workers.members.worker import ClassWithInitArgs
+from forebay.workers.members.worker import ClassWithInitArgs, Worker
 
 UNREGISTERED = Registration(
     dispatch_mode=Dispatch.ONE_TO_ALL,
@@ -25,6 +25,46 @@ UNREGISTERED = Registration(
     retries=0,
 )
 """How ``execute_all`` and its like call a method that says nothing of itself."""
+
+
+class ColocatedClasses:
+    """Classes by role. Of each, every process of the group makes one, in this order; each has the others in ``roles``.
+
+    A group of them has every method as ``role_method``; ``spawn`` gives groups by role.
+    """
+
+    def __init__(self, class_dict: Mapping[str, ClassWithInitArgs[Any]]) -> None:
+        if not class_dict:
+            raise InvalidInput(
+                "there is no class to colocate", field="class_dict", hint="{role: ClassWithInitArgs(cls, ...)}"
+            )
+        for role, each in class_dict.items():
+            if not isinstance(role, str) or not role.isidentifier():
+                raise InvalidInput(f"{role!r} cannot be a role", field="class_dict", hint="a name, as 'actor'")
+            _check_class(each, f"class_dict.{role}")
+        self.classes = dict(class_dict)
+
+
+create_colocated_worker_cls = ColocatedClasses
+"""What a ``WorkerGroup`` is made with, to have one process hold a worker of each class."""
+
+
+def classes_of(cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses) -> Mapping[str, ClassWithInitArgs[Any]]:
+    """Classes by role; a single class has the role ``""``."""
+    if isinstance(cls_with_init, ColocatedClasses):
+        return cls_with_init.classes
+    _check_class(cls_with_init, "cls_with_init")
+    return {"": cls_with_init}
+
+
+def _check_class(value: object, field: str) -> None:
+    """Raise ``InvalidInput`` for what is no worker's class with its arguments."""
+    if not isinstance(value, ClassWithInitArgs):
+        raise InvalidInput(
+            f"{field} is {value!r}", field=field, hint="ClassWithInitArgs(cls, ...): it is made on the worker"
+        )
+    if not (isinstance(value.cls, type) and issubclass(value.cls, Worker)):
+        raise InvalidInput(f"{value.cls!r} is no Worker", field=field, hint="derive the class from Worker")
 
 
 @dataclass(frozen=True)

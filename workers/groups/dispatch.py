@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
 from forebay.core.errors import InvalidInput
-from forebay.workers.groups.splitting import Shares, join, split
+from forebay.workers.groups.splitting import join, split
 
 
 class _NotCalled:
@@ -41,11 +41,77 @@ class DispatchFunctions(TypedDict):
     collect_fn: CollectFn
 
 
-class DispatchMode:
-    """A name for two functions, of ``Dispatch``."""
+def dispatch_one_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument whole to each worker."""
+    size = worker_group.world_size
+    return tuple([value] * size for value in args), {name: [value] * size for name, value in kwargs.items()}
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+
+def dispatch_all_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument is a list, or a tuple, with one value per worker. Raises ``InvalidInput`` for anything else."""
+    for name, value in _named(args, kwargs):
+        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
+            given = f"{len(value)} values" if isinstance(value, list | tuple) else type(value).__name__
+            raise InvalidInput(
+                f"argument {name} must be a list with one value for each of {worker_group.world_size} workers,"
+                f" and is {given}",
+                field=name,
+                hint="ONE_TO_ALL gives every worker the same, DP_COMPUTE_PROTO splits",
+            )
+    return args, dict(kwargs)
+
+
+def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """Each argument split along its first axis; ranks whose share would be empty are not called."""
+    lengths: list[int] = []
+    laid_out: dict[str, Sequence[Any]] = {}
+    for name, value in _named(args, kwargs):
+        parts, sizes = split(value, worker_group.world_size, name)
+        lengths.append(sum(sizes))
+        if lengths[-1] != lengths[0]:
+            raise InvalidInput(
+                f"argument {name} has length {lengths[-1]}, those before it have {lengths[0]}",
+                field=name,
+                hint="all arguments that are split have the same length",
+            )
+        # Rank 0 is called for an empty whole, so that it has a result.
+        called = [size > 0 or (lengths[0] == 0 and rank == 0) for rank, size in enumerate(sizes)]
+        laid_out[name] = [part if is_called else NOT_CALLED for part, is_called in zip(parts, called, strict=True)]
+    positional = tuple(laid_out.pop(str(number)) for number in range(len(args)))
+    return positional, laid_out
+
+
+def dispatch_split_and_function(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
+    """The first argument, a function, whole to each worker, the others split."""
+    if not args or not callable(args[0]):
+        raise InvalidInput(
+            "the first argument must be a function, by position", field="0", hint="group.method(function, data)"
+        )
+    positional, named = dispatch_split(worker_group, *args[1:], **kwargs)
+    return ([args[0]] * worker_group.world_size, *positional), named
+
+
+def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - as all of its kind
+    """The results as they are, by rank."""
+    return outputs
+
+
+def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - as all of its kind
+    """The results joined in the order of ranks; a list where they are not of a kind that is joined."""
+    return join(outputs)
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Arguments with their names; those by position have their number."""
+    yield from ((str(number), value) for number, value in enumerate(args))
+    yield from kwargs.items()
+
+
+class DispatchMode:
+    """A name for two functions, of ``Dispatch``. ``MAP`` has none."""
+
+    def __init__(self, name: str, dispatch_fn: DispatchFn | None = None, collect_fn: CollectFn | None = None) -> None:
+        self.name, self.dispatch_fn, self.collect_fn = name, dispatch_fn, collect_fn
 
     def __repr__(self) -> str:
         return f"Dispatch.{self.name}"
@@ -75,17 +141,17 @@ class _Modes(type):
 class Dispatch(metaclass=_Modes):
     """The dispatch modes. ``register_dispatch_mode`` adds others."""
 
-    ONE_TO_ALL = DispatchMode("ONE_TO_ALL")
+    ONE_TO_ALL = DispatchMode("ONE_TO_ALL", dispatch_one_to_all, collect_all_to_all)
     """Every worker gets every argument whole; a list of the workers' results."""
-    ALL_TO_ALL = DispatchMode("ALL_TO_ALL")
+    ALL_TO_ALL = DispatchMode("ALL_TO_ALL", dispatch_all_to_all, collect_all_to_all)
     """Every argument is a list with one value per worker; a list of their results."""
-    DP_COMPUTE = DispatchMode("DP_COMPUTE")
+    DP_COMPUTE = DispatchMode("DP_COMPUTE", dispatch_all_to_all, collect_all_to_all)
     """As ``ALL_TO_ALL``."""
-    DP_COMPUTE_PROTO = DispatchMode("DP_COMPUTE_PROTO")
+    DP_COMPUTE_PROTO = DispatchMode("DP_COMPUTE_PROTO", dispatch_split, collect_joined)
     """Arguments are split along their first axis, results are joined in order."""
-    DP_COMPUTE_PROTO_WITH_FUNC = DispatchMode("DP_COMPUTE_PROTO_WITH_FUNC")
+    DP_COMPUTE_PROTO_WITH_FUNC = DispatchMode("DP_COMPUTE_PROTO_WITH_FUNC", dispatch_split_and_function, collect_joined)
     """The same after a first argument that is a function, which every worker gets."""
-    DP_COMPUTE_METRIC = DispatchMode("DP_COMPUTE_METRIC")
+    DP_COMPUTE_METRIC = DispatchMode("DP_COMPUTE_METRIC", dispatch_split, collect_all_to_all)
     """Split in the same way; a list of the results."""
     MAP = DispatchMode("MAP")
     """An idle worker takes the next item of the first argument; results come as they finish."""
@@ -102,85 +168,10 @@ class Dispatch(metaclass=_Modes):
                 field="dispatch_mode",
                 hint="register_dispatch_mode gave it a name; those of Dispatch itself stay",
             )
-        del cls._modes[name], _FUNCTIONS[mode]
+        del cls._modes[name]
 
 
-def dispatch_one_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument whole to each worker."""
-    size = worker_group.world_size
-    return tuple([value] * size for value in args), {name: [value] * size for name, value in kwargs.items()}
-
-
-def dispatch_all_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument is a list, or a tuple, with one value per worker. Raises ``InvalidInput`` for anything else."""
-    for name, value in _named(args, kwargs):
-        if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
-            given = f"{len(value)} values" if isinstance(value, list | tuple) else type(value).__name__
-            raise InvalidInput(
-                f"argument {name} must be a list with one value for each of {worker_group.world_size} workers,"
-                f" and is {given}",
-                field=name,
-                hint="ONE_TO_ALL gives every worker the same, DP_COMPUTE_PROTO splits",
-            )
-    return args, dict(kwargs)
-
-
-def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument split along its first axis; ranks whose share would be empty are not called."""
-    shares: Shares | None = None
-    laid_out: dict[str, Sequence[Any]] = {}
-    for name, value in _named(args, kwargs):
-        parts, its_shares = split(value, worker_group.world_size, name)
-        if shares is not None and its_shares.length != shares.length:
-            raise InvalidInput(
-                f"argument {name} has length {its_shares.length}, those before it have {shares.length}",
-                field=name,
-                hint="all arguments that are split have the same length",
-            )
-        shares = its_shares
-        laid_out[name] = [
-            part if called else NOT_CALLED for part, called in zip(parts, its_shares.is_called, strict=True)
-        ]
-    positional = tuple(laid_out.pop(str(number)) for number in range(len(args)))
-    return positional, laid_out
-
-
-def dispatch_split_with_function(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """The first argument, a function, whole to each worker, the others split."""
-    if not args or not callable(args[0]):
-        raise InvalidInput(
-            "the first argument must be a function, by position", field="0", hint="group.method(function, data)"
-        )
-    positional, named = dispatch_split(worker_group, *args[1:], **kwargs)
-    return ([args[0]] * worker_group.world_size, *positional), named
-
-
-def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - as all of its kind
-    """The results as they are, by rank."""
-    return outputs
-
-
-def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - as all of its kind
-    """The results joined in the order of ranks; a list where they are not of a kind that is joined."""
-    return join(outputs)
-
-
-def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Arguments with their names; those by position have their number."""
-    yield from ((str(number), value) for number, value in enumerate(args))
-    yield from kwargs.items()
-
-
-_TO_ALL = DispatchFunctions(dispatch_fn=dispatch_all_to_all, collect_fn=collect_all_to_all)
-_FUNCTIONS: dict[DispatchMode, DispatchFunctions] = {
-    Dispatch.ONE_TO_ALL: {"dispatch_fn": dispatch_one_to_all, "collect_fn": collect_all_to_all},
-    Dispatch.ALL_TO_ALL: _TO_ALL,
-    Dispatch.DP_COMPUTE: _TO_ALL,
-    Dispatch.DP_COMPUTE_PROTO: {"dispatch_fn": dispatch_split, "collect_fn": collect_joined},
-    Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: {"dispatch_fn": dispatch_split_with_function, "collect_fn": collect_joined},
-    Dispatch.DP_COMPUTE_METRIC: {"dispatch_fn": dispatch_split, "collect_fn": collect_all_to_all},
-}
-PREDEFINED = (*_FUNCTIONS, Dispatch.MAP)
+PREDEFINED = tuple(each for each in vars(Dispatch).values() if isinstance(each, DispatchMode))
 Dispatch._modes = {mode.name: mode for mode in PREDEFINED}
 
 
@@ -205,13 +196,13 @@ def check_dispatch_mode(mode: object) -> None:
 def get_predefined_dispatch_fn(dispatch_mode: DispatchMode) -> DispatchFunctions:
     """The two functions of a mode."""
     check_dispatch_mode(dispatch_mode)
-    if dispatch_mode is Dispatch.MAP:
+    if dispatch_mode.dispatch_fn is None or dispatch_mode.collect_fn is None:
         raise InvalidInput(
             "MAP has no two functions: an idle worker takes the next item",
             field="dispatch_mode",
             hint="register_dispatch_mode adds a mode that has",
         )
-    return _FUNCTIONS[dispatch_mode]
+    return DispatchFunctions(dispatch_fn=dispatch_mode.dispatch_fn, collect_fn=dispatch_mode.collect_fn)
 
 
 def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> DispatchMode:
@@ -226,10 +217,8 @@ def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, col
         raise InvalidInput(
             f"{dispatch_mode_name!r} cannot be a name of Dispatch", field="dispatch_mode_name", hint="as 'TWO_TO_ALL'"
         )
-    functions = DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn)
-    check_dispatch_mode(functions)
-    mode = DispatchMode(dispatch_mode_name)
-    _FUNCTIONS[mode] = functions
+    check_dispatch_mode(DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn))
+    mode = DispatchMode(dispatch_mode_name, dispatch_fn, collect_fn)
     Dispatch._modes[dispatch_mode_name] = mode
     return mode
 
@@ -237,6 +226,5 @@ def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, col
 def update_dispatch_mode(dispatch_mode: DispatchMode, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> None:
     """Give a mode other functions, for groups that are made from now on."""
     get_predefined_dispatch_fn(dispatch_mode)
-    functions = DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn)
-    check_dispatch_mode(functions)
-    _FUNCTIONS[dispatch_mode] = functions
+    check_dispatch_mode(DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn))
+    dispatch_mode.dispatch_fn, dispatch_mode.collect_fn = dispatch_fn, collect_fn

@@ -12,14 +12,14 @@ from forebay.workers.backends.by_name import make_backend
 from forebay.workers.groups.bound_method import (
     UNREGISTERED,
     BoundMethod,
+    ColocatedClasses,
     any_method,
     bound_methods,
     check_not_hidden,
+    classes_of,
     missing,
 )
 from forebay.workers.groups.call import GroupCall
-from forebay.workers.groups.colocated import ColocatedClasses, classes_of
-from forebay.workers.groups.group_env import checked_env
 from forebay.workers.groups.group_workers import GroupWorkers, LostFn
 from forebay.workers.groups.method_caller import MethodCaller, got
 from forebay.workers.groups.resource_pool import ResourcePool
@@ -28,6 +28,24 @@ from forebay.workers.members.worker_spec import Vitals, free_port, worker_specs
 
 Classes = Mapping[str, ClassWithInitArgs[Any]]
 DRAIN_S = 30.0
+SYSTEM_VARIABLES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+"""What says where a process stands in its group: of each worker another value, and nobody's choice."""
+SYSTEM_PREFIXES = ("RAY_", "TORCHELASTIC_")
+"""Set by Ray, and by torch's launcher, for processes of their own."""
 
 
 class WorkerGroup:
@@ -52,7 +70,7 @@ class WorkerGroup:
         specs = worker_specs(
             pool.process_on_nodes,
             classes_of(cls_with_init),
-            env=checked_env(env),
+            env=_checked_env(env),
             cpus=pool.cpus,
             resources=pool.resources,
             master=("127.0.0.1", free_port()),
@@ -83,10 +101,6 @@ class WorkerGroup:
         """Ranks whose worker is lost and was not started anew, with the reasons."""
         return self._workers.lost
 
-    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
-        """The same as ``execute_all_async``."""
-        return self.execute_all_async(method_name, *args, **kwargs)
-
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
         """Any method, registered or not, on all workers; a call of all results.
 
@@ -94,18 +108,18 @@ class WorkerGroup:
         """
         return self._caller(method_name).whole(*args, **kwargs)
 
+    execute_all = execute_all_async
+
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """The results of ``execute_all_async``."""
         results: list[Any] = got(self.execute_all_async(method_name, *args, **kwargs))
         return results
 
-    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """The same as ``execute_rank_zero_async``."""
-        return self.execute_rank_zero_async(method_name, *args, **kwargs)
-
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
         """Any method, registered or not, on rank 0; a call of its result."""
         return self.execute_rank(0, method_name, *args, **kwargs)
+
+    execute_rank_zero = execute_rank_zero_async
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """The result of ``execute_rank_zero_async``."""
@@ -194,3 +208,19 @@ class WorkerGroup:
     def _caller(self, method_name: str) -> MethodCaller:
         method = any_method(self._classes, method_name)
         return MethodCaller(self, self._workers, method, method_name)
+
+
+def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy. Raises ``InvalidInput``, by name, for a variable of the system, and for what cannot be a variable."""
+    for name, value in (env or {}).items():
+        if name in SYSTEM_VARIABLES or str(name).startswith(SYSTEM_PREFIXES):
+            raise InvalidInput(
+                f"{name} is a variable of the system, and not to be set",
+                field=f"env.{name}",
+                hint="a worker has its place as self.rank, self.world_size, self.local_rank",
+            )
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise InvalidInput(f"{name!r} is no name of a variable", field="env", hint="a string without '='")
+        if not isinstance(value, str) or "\0" in value:
+            raise InvalidInput(f"{name} is {value!r}", field=f"env.{name}", hint="a variable is a string")
+    return dict(env or {})

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from forebay.core.errors import InvalidInput
-from forebay.workers.groups.attempts import ChooseRank, RepeatedCall
 from forebay.workers.groups.bound_method import BoundMethod, functions_of
 from forebay.workers.groups.call import GroupCall, Outputs, gather, materialized, waits_for
 from forebay.workers.groups.dispatch import NOT_CALLED, DispatchFunctions, LaidOut
-from forebay.workers.groups.group_workers import GroupWorkers
+from forebay.workers.groups.group_workers import ChooseRank, GroupWorkers, RepeatedCall
 from forebay.workers.groups.mapping import MapCall
 from forebay.workers.groups.register import Execute
 from forebay.workers.members.worker_spec import MethodCall
@@ -124,21 +123,18 @@ class MethodCaller:
                 hint=f"group.{self._label}(items)",
             )
         items, *others = args
-        if not self._method.registration["materialize_futures"]:
-            others, kwargs = list(others), dict(kwargs)
-            return MapCall(self._label, _later(items), partial(self._send_item_later, others, kwargs), self._workers)
-        rest, named = _values(others, kwargs)
-        return MapCall(self._label, materialized(items), partial(self._send_item, rest, named), self._workers)
+        values: Callable[[], tuple[list[Any], dict[str, Any]]] = partial(_values, others, kwargs)
+        if self._method.registration["materialize_futures"]:
+            waited = values()
+            items, values = materialized(items), lambda: waited
+        else:
+            items = _later(items)
 
-    def _send_item(
-        self, others: Sequence[Any], kwargs: Mapping[str, Any], item: Any, choose: ChooseRank
-    ) -> RepeatedCall:
-        return self._attempts(choose, [item, *others], kwargs)
+        def send(item: Any, choose: ChooseRank) -> RepeatedCall:
+            rest, named = values()
+            return self._attempts(choose, [item, *rest], named)
 
-    def _send_item_later(
-        self, others: list[Any], kwargs: Mapping[str, Any], item: Any, choose: ChooseRank
-    ) -> RepeatedCall:
-        return self._send_item(*_values(others, kwargs), item, choose)
+        return MapCall(self._label, items, send, self._workers)
 
     def _attempts(
         self,
@@ -156,12 +152,7 @@ class MethodCaller:
             function,
             None if function else registration["deadline_s"],
         )
-        return RepeatedCall(
-            self._workers,
-            call,
-            choose=choose,
-            retries=0 if function else registration["retries"],
-        )
+        return RepeatedCall(self._workers, call, choose=choose, retries=0 if function else registration["retries"])
 
     def _checked(self, laid_out: Any) -> LaidOut:
         try:

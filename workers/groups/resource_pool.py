@@ -1,23 +1,17 @@
-"""Which processes a worker group may start, node by node."""
+"""Which processes a worker group may start, node by node, which role has them, and whether there is room for all."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from forebay.core.errors import InvalidInput
+from forebay.workers.backends.abc import NodeRoom, WorkerBackend
+from forebay.workers.backends.by_name import make_backend
+from forebay.workers.members.worker_errors import PlacementFailed
 
-
-class _Node:
-    """One machine, whichever that will be: pools that were split off keep to the nodes of the whole."""
-
-
-@dataclass(frozen=True)
-class _Process:
-    """A place for one, of one pool and of what is split off."""
-
-    node: _Node
-    number: int
+_Process = tuple[object, int]
+"""A place for one: its node, which parts of a pool share with the whole, and its number there."""
 
 
 class ResourcePool:
@@ -53,7 +47,7 @@ class ResourcePool:
     @property
     def process_on_nodes(self) -> list[int]:
         """How many on each node."""
-        return list(Counter(each.node for each in self._processes).values())
+        return list(Counter(node for node, _ in self._processes).values())
 
     def split(self, sizes: int | Sequence[int]) -> list["ResourcePool"]:
         """Pools over the same nodes, in order: all of one size, or of the given ones, which add up to the whole."""
@@ -78,7 +72,7 @@ class ResourcePool:
         """One pool of the processes of both. Parts of one pool are on common nodes again."""
         if (self.cpus, self.resources) != (other.cpus, other.resources):
             raise InvalidInput(
-                f"processes with {_needs(self)} and {_needs(other)} are no pool together",
+                f"processes with {_said(self)} and {_said(other)} are no pool together",
                 field="other",
                 hint="one pool has one kind of process",
             )
@@ -87,8 +81,8 @@ class ResourcePool:
                 f"both pools have the same {len(shared)} processes", field="other", hint="merge different parts"
             )
         processes = self._processes + other._processes
-        order = {node: number for number, node in enumerate(dict.fromkeys(each.node for each in processes))}
-        return self._part(sorted(processes, key=lambda each: order[each.node]))
+        order = {node: number for number, node in enumerate(dict.fromkeys(node for node, _ in processes))}
+        return self._part(sorted(processes, key=lambda each: order[each[0]]))
 
     def __repr__(self) -> str:
         name = f", name={self.name!r}" if self.name else ""
@@ -100,6 +94,72 @@ class ResourcePool:
         return part
 
 
+class ResourcePoolManager:
+    """Pools by name, and for each role the name of its pool. Roles with one pool share it.
+
+    With a ``backend``, what cannot be placed there is refused at once: ``PlacementFailed``.
+    """
+
+    def __init__(
+        self,
+        resource_pool_spec: Mapping[str, ResourcePool | Sequence[int]],
+        mapping: Mapping[Any, str],
+        *,
+        backend: str | WorkerBackend | None = None,
+    ) -> None:
+        self.pools = {
+            name: pool if isinstance(pool, ResourcePool) else ResourcePool(pool, name=name)
+            for name, pool in resource_pool_spec.items()
+        }
+        self.mapping = dict(mapping)
+        for role, name in self.mapping.items():
+            if name not in self.pools:
+                raise InvalidInput(
+                    f"role {role!r} wants the pool {name!r}; there are {_listed(self.pools)}",
+                    field="mapping",
+                    hint="each role has the name of a pool of resource_pool_spec",
+                )
+        if backend is not None:
+            self.check_room(make_backend(backend).free())
+
+    def get_resource_pool(self, role: Any) -> ResourcePool:
+        """The pool of a role."""
+        if role not in self.mapping:
+            raise InvalidInput(
+                f"there is no role {role!r}; there are {_listed(self.mapping)}",
+                field="role",
+                hint="mapping gives each role the name of its pool",
+            )
+        return self.pools[self.mapping[role]]
+
+    def check_room(self, free: Sequence[NodeRoom] | None) -> None:
+        """Raise ``PlacementFailed``, with role, wanted and free, unless all pools fit in there together.
+
+        None stands for a backend that counts nothing, where everything fits.
+        """
+        if free is None:
+            return
+        left = [Counter(_room(node)) for node in free]
+        wanted = [(count, name) for name, pool in self.pools.items() for count in pool.process_on_nodes]
+        # The most demanding ones first: they fit in the fewest places.
+        for count, name in sorted(wanted, key=lambda each: -each[0] * self.pools[each[1]].cpus):
+            needs = _needs(self.pools[name], count)
+            fitting = [room for room in left if all(room[key] >= amount for key, amount in needs.items())]
+            if not fitting:
+                raise self._failure(name, count, free)
+            max(fitting, key=lambda room: room["CPU"]).subtract(needs)
+
+    def _failure(self, name: str, count: int, free: Sequence[NodeRoom]) -> PlacementFailed:
+        roles = [str(role) for role, pool in self.mapping.items() if pool == name]
+        who = f"role {', '.join(map(repr, roles))}" if roles else "nobody yet"
+        return PlacementFailed(
+            f"there is no place for {who} (pool {name!r}): wanted {count} processes with"
+            f" {_amounts(_needs(self.pools[name], count))} together on one node;"
+            f" free: {'; '.join(f'{node.node} {_amounts(_room(node))}' for node in free) or 'no node'}",
+            hint="fewer processes on a node, or smaller pools; all pools count together",
+        )
+
+
 def _processes(process_on_nodes: Sequence[int]) -> Iterator[_Process]:
     counts = list(process_on_nodes) if isinstance(process_on_nodes, Sequence) else []
     if not counts or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
@@ -109,8 +169,8 @@ def _processes(process_on_nodes: Sequence[int]) -> Iterator[_Process]:
             hint="a list with a count from 1 on for each node, as [2, 4]",
         )
     for count in counts:
-        node = _Node()
-        yield from (_Process(node, number) for number in range(count))
+        node = object()
+        yield from ((node, number) for number in range(count))
 
 
 def _amount(amount: float, field: str) -> float:
@@ -119,5 +179,22 @@ def _amount(amount: float, field: str) -> float:
     return float(amount)
 
 
-def _needs(pool: ResourcePool) -> str:
+def _said(pool: ResourcePool) -> str:
     return ", ".join([f"{pool.cpus:g} CPUs", *(f"{amount:g} {name}" for name, amount in pool.resources.items())])
+
+
+def _needs(pool: ResourcePool, count: int) -> dict[str, float]:
+    each = {"CPU": pool.cpus, **pool.resources}
+    return {name: amount * count for name, amount in each.items()}
+
+
+def _room(node: NodeRoom) -> dict[str, float]:
+    return {"CPU": node.cpus, **node.resources}
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
+
+
+def _listed(names: Mapping[Any, object]) -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -22,19 +22,6 @@ class _Kind:
     join: JoinFn
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How much of a whole each worker gets."""
-
-    length: int
-    sizes: Sequence[int]
-
-    @property
-    def is_called(self) -> Sequence[bool]:
-        """By rank. Nobody is called for nothing, but for rank 0, so that an empty whole has a result."""
-        return [size > 0 or (self.length == 0 and rank == 0) for rank, size in enumerate(self.sizes)]
-
-
 def register_split(
     kind: type, split: SplitFn, join: JoinFn, *, length: Callable[[Any], int] = len
 ) -> Callable[[], None]:
@@ -52,16 +39,14 @@ def register_split(
     return forget
 
 
-def shares_of(length: int, num_workers: int) -> Shares:
-    """As even as it goes, the larger shares first."""
-    least, more = divmod(length, num_workers)
-    return Shares(length, [least + (rank < more) for rank in range(num_workers)])
+def split(value: Any, num_workers: int, name: str) -> tuple[Sequence[Any], Sequence[int]]:
+    """One part for each worker, and their sizes: as even as it goes, the larger ones first.
 
-
-def split(value: Any, num_workers: int, name: str) -> tuple[Sequence[Any], Shares]:
-    """One part for each worker. Raises ``InvalidInput``, with ``name``, for what has no first axis."""
-    shares = shares_of(_length(value, name), num_workers)
-    return _parts(value, shares.sizes), shares
+    Raises ``InvalidInput``, with ``name``, for what has no first axis.
+    """
+    least, more = divmod(_length(value, name), num_workers)
+    sizes = [least + (rank < more) for rank in range(num_workers)]
+    return _parts(value, sizes), sizes
 
 
 def join(outputs: Sequence[Any]) -> Any:
