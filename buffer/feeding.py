@@ -11,9 +11,8 @@ from forebay.buffer.buffer import Entry
 from forebay.buffer.recorded_group import UNSTORED_BYTES, Change, Fed, GroupFeeder
 from forebay.core.backoff import Backoff
 from forebay.core.errors import BufferFull, StorageFailed
-from forebay.core.records.rows import TickRow
+from forebay.core.records.rows import GroupRow, StoredSample, TickRow
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.source import Source
 
 logger = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class Feed:
     """Writes groups of a source into a run. What is there already is left alone: fed again, it changes nothing."""
 
     def __init__(
-        self, find: Callable[[], Entry], source: Source, groups: Sequence[GroupRecord], *, change: Change | None = None
+        self, find: Callable[[], Entry], source: Source, groups: Sequence[GroupRow], *, change: Change | None = None
     ) -> None:
         """``find`` gives the run as it is now, which a recovery of the store replaces.
 
@@ -133,7 +132,7 @@ class Feed:
             for record, samples in zip(part, await self._columns(part), strict=True):
                 yield partial(self._feeder.feed_group, record=record, samples=samples)
 
-    async def _columns(self, groups: Sequence[GroupRecord]) -> Sequence[Sequence[SampleRecord]]:
+    async def _columns(self, groups: Sequence[GroupRow]) -> Sequence[Sequence[StoredSample]]:
         """The samples of each group; those of which a row is damaged are lost."""
         pauses = Backoff(0.2, 5.0)
         while True:

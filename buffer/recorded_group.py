@@ -16,9 +16,9 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import stretches
 from forebay.core.errors import BodyUnreadable
 from forebay.core.group import DiscardReason, GroupState
+from forebay.core.records.rows import GroupRow, SampleRow, StoredSample
 from forebay.core.sample import Incoming
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.provenance import splice
 from forebay.replay.recorded_sample import incoming
 from forebay.replay.sampled_tokens import sampled_tokens
@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20
 UNSTORED_BYTES = 8 << 20
 """Of bodies that may wait for the disk."""
 
-Recorded = tuple[SampleRecord, bytes]
+Recorded = tuple[SampleRow, bytes]
 """A sample's columns and its body."""
 Change = Callable[[Sequence[Recorded]], Awaitable[Sequence[Recorded]]]
 """Makes other samples of those that were recorded, in their order: with another reward, for example."""
@@ -64,11 +64,11 @@ class GroupFeeder:
     lost: dict[str, str] = field(default_factory=dict)
     """By group, why it was not replayed."""
 
-    async def feed_group(self, entry: Entry, record: GroupRecord, samples: Sequence[SampleRecord]) -> Fed:
+    async def feed_group(self, entry: Entry, record: GroupRow, samples: Sequence[StoredSample]) -> Fed:
         """All of a group at once, so that no reader sees a part of it; it is closed if it was closed short."""
         buffer, fed = entry.buffer, Fed()
-        members = await self._fresh(entry, record, [each for each in samples if each.became == "member"])
-        others = await self._fresh(entry, record, [each for each in samples if each.became != "member"])
+        members = await self._fresh(entry, record, [each for each in samples if each.row.outcome == "member"])
+        others = await self._fresh(entry, record, [each for each in samples if each.row.outcome != "member"])
         is_to_close = self._is_to_close(buffer, record)
         known = buffer.groups.by_id.get(record.group_id)
         fed.num_hits = sum(map(_is_rollout, samples))
@@ -89,7 +89,7 @@ class GroupFeeder:
 
     # --- what is to be done
 
-    async def _fresh(self, entry: Entry, record: GroupRecord, samples: Sequence[SampleRecord]) -> list[SampleRecord]:
+    async def _fresh(self, entry: Entry, record: GroupRow, samples: Sequence[StoredSample]) -> list[StoredSample]:
         """Those that are not in the run; what memory must know of their group it knows from then on."""
         gone = entry.buffer.gone
         entry.buffer.check_storage()
@@ -97,9 +97,9 @@ class GroupFeeder:
             await gone.look_up([(record.instance_id, record.epoch)])
         if record.group_id in self.lost:
             return []
-        return [each for each in samples if each.uid not in entry.buffer.uids]
+        return [each for each in samples if each.row.uid not in entry.buffer.uids]
 
-    def _is_to_close(self, buffer: RunBuffer, record: GroupRecord) -> bool:
+    def _is_to_close(self, buffer: RunBuffer, record: GroupRow) -> bool:
         """Whether the group is open, or never was there, and will not be closed by its readers."""
         group, is_lost = buffer.groups.by_id.get(record.group_id), record.group_id in self.lost
         if group is None:
@@ -109,32 +109,33 @@ class GroupFeeder:
         is_stale = record.reason == DiscardReason.STALE
         return is_lost or is_stale or (bool(record.closed_seq) and not buffer.groups.is_full(group))
 
-    def _counted(self, fed: Fed, record: GroupRecord) -> Fed:
+    def _counted(self, fed: Fed, record: GroupRow) -> Fed:
         if record.group_id in self.lost:
             fed.num_hits, fed.num_missing = 0, max(1, record.num_samples)
         return fed
 
-    async def _read(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> Sequence[Recorded]:
+    async def _read(self, record: GroupRow, samples: Sequence[StoredSample]) -> Sequence[Recorded]:
         """Samples with their bodies; none if one of them cannot be read, and then the group is noted as lost."""
         try:
             if not all(map(self.source.has_body, samples)):
                 raise BodyUnreadable("retention has removed it")
             bodies = await self.source.bodies(samples)
         except (BodyUnreadable, RecordingDamaged) as error:
-            if samples[0].became == "member":
+            first = samples[0].row
+            if first.outcome == "member":
                 self.lose(record, str(error))
             else:
-                logger.warning("sample %r, which was %s, is not replayed: %s", samples[0].uid, samples[0].became, error)
+                logger.warning("sample %r, which was %s, is not replayed: %s", first.uid, first.outcome, error)
             return []
-        recorded = list(zip(samples, bodies, strict=True))
+        recorded = [(sample.row, body) for sample, body in zip(samples, bodies, strict=True)]
         return recorded if self.change is None else await self.change(recorded)
 
-    def check_whole(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
+    def check_whole(self, record: GroupRow, samples: Sequence[StoredSample]) -> None:
         """Note a group as lost of whose samples some are not recorded any more: a damaged journal sets them aside."""
         if (num_there := sum(map(_is_rollout, samples))) < record.num_samples:
             self.lose(record, f"{num_there} of its {record.num_samples} samples are there")
 
-    def lose(self, record: GroupRecord, why: str) -> None:
+    def lose(self, record: GroupRow, why: str) -> None:
         """A group cannot be replayed."""
         named = (record.group_id, record.instance_id, record.epoch)
         logger.warning("group %s (%r, epoch %d) is not replayed: %s", *named, why)
@@ -145,9 +146,9 @@ class GroupFeeder:
     async def _put_members(
         self,
         buffer: RunBuffer,
-        record: GroupRecord,
+        record: GroupRow,
         recorded: Sequence[Recorded],
-        rest: Sequence[Sequence[SampleRecord]],
+        rest: Sequence[Sequence[StoredSample]],
         fed: Fed,
     ) -> None:
         """What was read, and what is to be read. With the lock held: nobody looks at a group that is half there."""
@@ -161,7 +162,7 @@ class GroupFeeder:
             num_waiting += self._write_all(buffer, await self._read(record, part), fed)
             await asyncio.sleep(0)
 
-    async def _put(self, buffer: RunBuffer, record: GroupRecord, sample: SampleRecord, fed: Fed) -> bool:
+    async def _put(self, buffer: RunBuffer, record: GroupRow, sample: StoredSample, fed: Fed) -> bool:
         """A single sample; false if its body cannot be read."""
         recorded = await self._read(record, [sample])
         buffer.check_storage()
@@ -177,14 +178,14 @@ class GroupFeeder:
     def _write(self, buffer: RunBuffer, recorded: Recorded, fed: Fed) -> None:
         sample, body = recorded
         body = splice(body, self.source.run.run_id, sample.uid)
-        decide = None if sample.became == "member" else partial(_as_then, sample)
+        decide = None if sample.outcome == "member" else partial(_as_then, sample)
         receipt = write.write(buffer, incoming(sample, body), decide)
         fed.stored = receipt.stored
         fed.num_bytes += len(body)
         if not receipt.is_duplicate:
             fed.num_tokens += sampled_tokens(body)
 
-    async def _close(self, entry: Entry, record: GroupRecord, fed: Fed) -> None:
+    async def _close(self, entry: Entry, record: GroupRow, fed: Fed) -> None:
         buffer, why = entry.buffer, self.lost.get(record.group_id)
         if record.group_id not in buffer.groups.by_id:  # it never had a sample
             await write.announce(buffer, [(record.instance_id, record.epoch)])
@@ -202,16 +203,16 @@ class GroupFeeder:
         fed.stored = buffer.record(group.row)
 
 
-def _is_rollout(sample: SampleRecord) -> bool:
-    return sample.became == "member" and not sample.fork
+def _is_rollout(sample: StoredSample) -> bool:
+    return sample.row.outcome == "member" and not sample.row.fork
 
 
-def stretches_of_bodies(samples: Sequence[SampleRecord]) -> Iterator[Sequence[SampleRecord]]:
+def stretches_of_bodies(samples: Sequence[StoredSample]) -> Iterator[Sequence[StoredSample]]:
     """``samples`` in parts whose bodies may be in memory together: up to ``CHUNK_BYTES``."""
-    return (part for part, _ in stretches(samples, lambda sample: sample.place[-1], CHUNK_BYTES))
+    return (part for part, _ in stretches(samples, lambda sample: sample.location.length, CHUNK_BYTES))
 
 
-def _as_then(sample: SampleRecord, groups: Groups, _sample: Incoming, now_s: float) -> write.Placement:
+def _as_then(sample: SampleRow, groups: Groups, _sample: Incoming, now_s: float) -> write.Placement:
     """Where a late or surplus sample belongs: it was decided by when it came."""
     group = groups.by_id.get(sample.group_id) or SampleGroup(groups.new_row(sample.instance_id, sample.epoch, now_s))
-    return write.Placement(group, sample.slot, "late" if sample.became == "late" else "surplus")
+    return write.Placement(group, sample.slot, sample.outcome)

@@ -20,12 +20,13 @@ from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.write import announce, write_when_room
 from forebay.core.clock import ManualClock
 from forebay.core.group import GroupState
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import Run, RunSettings, RunState
 from forebay.core.sample import Incoming
 from forebay.core.starts.run_start import RunStart
 from forebay.hooks.run_hooks import HookRunner
 from forebay.hooks.types import Event, Stage
-from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.outcomes import DELIVERED, DISCARDED, OPEN, SALVAGED, GroupOutcome, GroupVerdict, SampleOutcome
 
 BUFFER_SAMPLES = 1_024
@@ -73,7 +74,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self, recorded: RunRecord, settings: RunSettings, hooks: RehearsalHooks, *, is_slime: bool = False
+        self, recorded: RecordedRun, settings: RunSettings, hooks: RehearsalHooks, *, is_slime: bool = False
     ) -> None:
         # What is only about all groups together would be logged of groups that are long past.
         quiet = {"alarm_after_groups": NEVER, "alarm_lost_ratio": 1.0}
@@ -94,7 +95,7 @@ class Rehearsal:
         await self._buffers.aclose()
         await self._hooks.close()
 
-    async def judge(self, group: GroupRecord, arrivals: Sequence[Arrival]) -> GroupOutcome:
+    async def judge(self, group: GroupRow, arrivals: Sequence[Arrival]) -> GroupOutcome:
         """What becomes of a group whose samples come so; members first. Raises ``StorageFailed``."""
         entry = await self._roomy_entry()
         opened_s = self._clock.monotonic()

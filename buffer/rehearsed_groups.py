@@ -9,8 +9,8 @@ from forebay.buffer.recorded_group import Change, Recorded
 from forebay.buffer.rehearsal import Arrival, Rehearsal
 from forebay.buffer.store.abc import stretches
 from forebay.core.errors import BodyUnreadable, StorageFailed
+from forebay.core.records.rows import GroupRow, SampleRow, StoredSample
 from forebay.core.run import RunSettings
-from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.outcomes import GroupOutcome
 from forebay.replay.recorded_sample import incoming
 from forebay.replay.source import Source
@@ -27,7 +27,7 @@ IN_TIME = 0.999
 class RehearsedGroup:
     """A group of the recording, and what each rehearsal made of it."""
 
-    group: GroupRecord
+    group: GroupRow
     outcomes: Sequence[GroupOutcome] = ()
     """One for each rehearsal; none where its samples cannot be read."""
     damage: str = ""
@@ -41,7 +41,7 @@ class Treatment:
     rehearsal: Rehearsal
     judge_again: Change | None = None
 
-    async def play(self, group: GroupRecord, recorded: Sequence[Recorded], settings: RunSettings) -> GroupOutcome:
+    async def play(self, group: GroupRow, recorded: Sequence[Recorded], settings: RunSettings) -> GroupOutcome:
         """What becomes of the group in it."""
         if self.judge_again is not None:
             recorded = await self.judge_again(recorded)
@@ -49,7 +49,7 @@ class Treatment:
 
 
 async def rehearse(
-    source: Source, groups: Sequence[GroupRecord], settings: RunSettings, treatments: Sequence[Treatment]
+    source: Source, groups: Sequence[GroupRow], settings: RunSettings, treatments: Sequence[Treatment]
 ) -> AsyncIterator[RehearsedGroup]:
     """Each of the groups, in that order, in all ``treatments``. ``settings`` are those of the recorded run.
 
@@ -70,19 +70,19 @@ async def rehearse(
                     yield RehearsedGroup(group, await asyncio.gather(*playing))
 
 
-async def _columns(source: Source, groups: Sequence[GroupRecord]) -> Mapping[str, Sequence[SampleRecord]]:
+async def _columns(source: Source, groups: Sequence[GroupRow]) -> Mapping[str, Sequence[StoredSample]]:
     try:
         return await source.samples([group.group_id for group in groups])
     except StorageFailed:
         return {}  # then each is read for itself, and the damaged one is found
 
 
-def _num_bytes(columns: Mapping[str, Sequence[SampleRecord]], group: GroupRecord) -> int:
-    return sum(sample.place[-1] for sample in columns.get(group.group_id, ()))
+def _num_bytes(columns: Mapping[str, Sequence[StoredSample]], group: GroupRow) -> int:
+    return sum(sample.location.length for sample in columns.get(group.group_id, ()))
 
 
 async def _read_together(
-    source: Source, groups: Sequence[GroupRecord], columns: Mapping[str, Sequence[SampleRecord]]
+    source: Source, groups: Sequence[GroupRow], columns: Mapping[str, Sequence[StoredSample]]
 ) -> dict[str, list[Recorded]]:
     """What these groups have, each under its id; of none if one of them cannot be read: then each is, for itself."""
     samples = [sample for group in groups for sample in columns.get(group.group_id, ())]
@@ -93,37 +93,35 @@ async def _read_together(
     except StorageFailed:
         return {}
     found: dict[str, list[Recorded]] = {}
-    for each in zip(samples, bodies, strict=True):
-        found.setdefault(each[0].group_id, []).append(each)
+    for sample, body in zip(samples, bodies, strict=True):
+        found.setdefault(sample.row.group_id, []).append((sample.row, body))
     return found
 
 
-async def _recorded(
-    source: Source, group: GroupRecord, columns: Mapping[str, Sequence[SampleRecord]]
-) -> list[Recorded]:
+async def _recorded(source: Source, group: GroupRow, columns: Mapping[str, Sequence[StoredSample]]) -> list[Recorded]:
     """Its samples in the order in which they came. Raises ``StorageFailed``."""
     samples = columns.get(group.group_id)
     if samples is None:
         samples = (await source.samples([group.group_id]))[group.group_id]
     if not all(map(source.has_body, samples)):
         raise BodyUnreadable("retention has removed a body of the group")
-    return list(zip(samples, await source.bodies(samples), strict=True))
+    return [(sample.row, body) for sample, body in zip(samples, await source.bodies(samples), strict=True)]
 
 
-def arrivals(group: GroupRecord, recorded: Sequence[Recorded], settings: RunSettings) -> list[Arrival]:
+def arrivals(group: GroupRow, recorded: Sequence[Recorded], settings: RunSettings) -> list[Arrival]:
     """Its samples with their times: members first, then those that came late or were too many."""
-    members = [each for each in recorded if each[0].became == "member"]
-    others = [each for each in recorded if each[0].became != "member"]
+    members = [each for each in recorded if each[0].outcome == "member"]
+    others = [each for each in recorded if each[0].outcome != "member"]
     times = list(_member_times(group, [record for record, _ in members], settings))
     last = (times[-1], members[-1][0].at_s) if members else None
     times += _other_times(group, [record for record, _ in others], last, settings)
     return [
-        Arrival(incoming(record, body), at_s, is_member=record.became == "member")
+        Arrival(incoming(record, body), at_s, is_member=record.outcome == "member")
         for (record, body), at_s in zip([*members, *others], times, strict=True)
     ]
 
 
-def _member_times(group: GroupRecord, members: Sequence[SampleRecord], settings: RunSettings) -> Iterator[float]:
+def _member_times(group: GroupRow, members: Sequence[SampleRow], settings: RunSettings) -> Iterator[float]:
     """Seconds after the group opened at which its members came.
 
     A recording does not say when none of a group's rollouts was in flight, which is no time of its deadlines. But the
@@ -140,7 +138,7 @@ def _member_times(group: GroupRecord, members: Sequence[SampleRecord], settings:
 
 
 def _other_times(
-    group: GroupRecord, others: Sequence[SampleRecord], last: tuple[float, float] | None, settings: RunSettings
+    group: GroupRow, others: Sequence[SampleRow], last: tuple[float, float] | None, settings: RunSettings
 ) -> Iterator[float]:
     """The same of those that are not members; where the group's time was up before they came, so it is here.
 

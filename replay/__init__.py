@@ -1,14 +1,15 @@
 """What was generated once is used again.
 
-``model`` says what a recording tells of a run, ``source`` how it is read, wherever it lies (a run of the journal:
-``buffer/journal_source.py``), ``options`` what a start may ask of a replay, ``conditions`` what of it must agree with
-what was recorded, ``chosen_groups`` which groups a step means, ``errors`` what can be wrong. ``provenance`` has the
-field by which a replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
+``source`` says how a recording is read, wherever it lies (a run of the journal: ``buffer/journal_source.py``),
+``options`` what a start may ask of a replay, ``conditions`` what of it must agree with what was recorded,
+``chosen_groups`` which groups a step means, ``errors`` what can be wrong. ``provenance`` has the field by which a
+replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
 
-``recording_file`` is an exported file as a source. ``recording_reader`` reads it, row by row (``recording_rows``), and
-``recording_writer`` makes one; ``recording_schema`` has the tables, ``recording_seal`` the last line, and
-``recording_secrets`` says what no file has. ``recorded_sample`` checks what a file says. ``recordings`` is what is done
-with such files: exporting, checking, comparing two.
+``recording`` is an exported file, a log of ``core/records``; ``recording_file`` is one as a source,
+``recording_export`` makes one, with zstandard ``frames``, and ``recording_secrets`` says what no file has.
+``recorded_sample`` checks what a file says, and ``recording_differences`` compares two. ``recorded_calls`` has the
+calls of an engine in a file, and ``call_request`` says which requests are equal, whose they are, and what is a fact
+about the engine.
 
 ``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
 instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
@@ -32,7 +33,7 @@ from forebay.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from forebay.replay.engine.engine_recorder import EngineRecorder
     from forebay.replay.engine.recorded_engine import RecordedEngine
-    from forebay.replay.recordings.recording import Recording
+    from forebay.replay.recording import Recording
 
 __all__ = ["EngineRecorder", "RecordedEngine", "Recording"]
 
@@ -41,6 +42,6 @@ __getattr__ = lazy_names(
     {
         "EngineRecorder": "forebay.replay.engine.engine_recorder",
         "RecordedEngine": "forebay.replay.engine.recorded_engine",
-        "Recording": "forebay.replay.recordings.recording",
+        "Recording": "forebay.replay.recording",
     },
 )

@@ -5,21 +5,21 @@ from itertools import pairwise
 
 from forebay.core.errors import BodiesGone
 from forebay.core.group import BatchState
+from forebay.core.records.rows import BatchRow, GroupRow, StoredSample
 from forebay.replay.errors import NotRecorded, RecordingDamaged
-from forebay.replay.model import BatchRecord, GroupRecord, SampleRecord
 from forebay.replay.options import is_chosen
 from forebay.replay.source import Source
 
 GROUPS_PER_LOOK = 256
 """Of so many groups at a time the samples are looked at."""
 
-_STANDING = frozenset({BatchState.LEASED.value, BatchState.ACKED.value})
-_Number = Callable[[BatchRecord], int | None]
+_STANDING = frozenset({BatchState.LEASED, BatchState.ACKED})
+_Number = Callable[[BatchRow], int | None]
 
 
 def chosen_groups(
-    groups: Sequence[GroupRecord], batches: Sequence[BatchRecord], steps: Sequence[tuple[int, int]] | None
-) -> list[GroupRecord]:
+    groups: Sequence[GroupRow], batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]] | None
+) -> list[GroupRow]:
     """The groups of ``chosen_batches``, each once, in the order in which they went out; without ``steps`` all of them.
 
     Raises ``NotRecorded``.
@@ -31,7 +31,7 @@ def chosen_groups(
     return [known[key] for key in wanted if key in known]
 
 
-def chosen_batches(batches: Sequence[BatchRecord], steps: Sequence[tuple[int, int]]) -> list[BatchRecord]:
+def chosen_batches(batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]]) -> list[BatchRow]:
     """The batches of these steps, by their numbers.
 
     A step is what the trainer said that a batch was for; where it never said so, the checkpoint that holds the batch;
@@ -56,7 +56,7 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-async def check_bodies(source: Source, chosen: Sequence[GroupRecord]) -> None:
+async def check_bodies(source: Source, chosen: Sequence[GroupRow]) -> None:
     """Raise ``BodiesGone`` with the steps that are left, unless the bodies of these groups are all there."""
     gone = set(await _without_bodies(source, chosen))
     if not gone:
@@ -68,29 +68,29 @@ async def check_bodies(source: Source, chosen: Sequence[GroupRecord]) -> None:
     raise BodiesGone([group.group_id for group in chosen if group.group_id in gone], hint=hint)
 
 
-async def weight_versions(source: Source, groups: Sequence[GroupRecord]) -> tuple[int, int] | None:
+async def weight_versions(source: Source, groups: Sequence[GroupRow]) -> tuple[int, int] | None:
     """The oldest and the newest weight version that samples of these groups name; None if they name none."""
     named = [
-        sample.oldest_version
+        sample.row.oldest_version
         async for found in _samples_by_group(source, groups)
         for samples in found.values()
         for sample in samples
-        if sample.oldest_version is not None
+        if sample.row.oldest_version is not None
     ]
     return (min(named), max(named)) if named else None
 
 
-def _by_step(batches: Sequence[BatchRecord]) -> dict[int, list[BatchRecord]]:
+def _by_step(batches: Sequence[BatchRow]) -> dict[int, list[BatchRow]]:
     ways: list[_Number] = [lambda batch: batch.step, lambda batch: batch.checkpoint_step, lambda batch: batch.number]
     number = next((way for way in ways if any(way(batch) is not None for batch in batches)), ways[0])
-    found: dict[int, list[BatchRecord]] = {}
+    found: dict[int, list[BatchRow]] = {}
     for batch in batches:
         if (step := number(batch)) is not None:
             found.setdefault(step, []).append(batch)
     return {step: [b for b in held if b.state in _STANDING] or held for step, held in found.items()}
 
 
-async def _without_bodies(source: Source, groups: Sequence[GroupRecord]) -> list[str]:
+async def _without_bodies(source: Source, groups: Sequence[GroupRow]) -> list[str]:
     gone: list[str] = []
     async for found in _samples_by_group(source, groups):
         gone += [key for key, samples in found.items() if not all(map(source.has_body, samples))]
@@ -98,8 +98,8 @@ async def _without_bodies(source: Source, groups: Sequence[GroupRecord]) -> list
 
 
 async def _samples_by_group(
-    source: Source, groups: Sequence[GroupRecord]
-) -> AsyncIterator[Mapping[str, Sequence[SampleRecord]]]:
+    source: Source, groups: Sequence[GroupRow]
+) -> AsyncIterator[Mapping[str, Sequence[StoredSample]]]:
     for first in range(0, len(groups), GROUPS_PER_LOOK):
         keys = [group.group_id for group in groups[first : first + GROUPS_PER_LOOK]]
         try:

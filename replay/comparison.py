@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from forebay.core.ids import InstanceId
-from forebay.replay.model import GroupRecord, RunRecord
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import GroupRow
 from forebay.replay.outcomes import OPEN, GroupOutcome, GroupVerdict, SampleOutcome, is_undecided, recorded_verdict
 
 LEAST_MOVE = 1e-9
@@ -104,7 +105,7 @@ class Comparison:
     ``has_other_hooks``: as changed, others are asked than as recorded. ``is_changed``: anything at all is.
     """
 
-    def __init__(self, run: RunRecord, *, has_code: bool, has_other_hooks: bool, is_changed: bool) -> None:
+    def __init__(self, run: RecordedRun, *, has_code: bool, has_other_hooks: bool, is_changed: bool) -> None:
         self.run, self.has_code, self.is_changed = run, has_code, is_changed
         self.is_known_only_from_recording = has_other_hooks and not has_code
         """Whether verdicts as recorded are taken from the recording: no hooks that can be asked would find them."""
@@ -112,18 +113,16 @@ class Comparison:
         self.num_as_recorded = self.num_undecided = 0
         self.mismatches: list[Mismatch] = []
         self.damages: list[DamagedGroup] = []
-        self.unreadable: list[str] = []
-        """Rows of the recording's lists that cannot be read, in words: which groups they were of is not known."""
         self.verdicts_before: Counter[str] = Counter()
         self.verdicts_after: Counter[str] = Counter()
         self.changes: list[ChangedGroup] = []
         self.rewards, self.advantages = Move(), Move()
 
-    def add_damaged(self, group: GroupRecord, reason: str) -> None:
+    def add_damaged(self, group: GroupRow, reason: str) -> None:
         """A group that cannot be rehearsed."""
         self.damages.append(DamagedGroup(group.group_id, group.instance_id, group.epoch, reason))
 
-    def add(self, group: GroupRecord, before: GroupOutcome, after: GroupOutcome | None = None) -> None:
+    def add(self, group: GroupRow, before: GroupOutcome, after: GroupOutcome | None = None) -> None:
         """A group as it is with everything as recorded and, if something is changed, with that."""
         self.num_groups += 1
         self.num_samples += len(before.samples)
@@ -135,7 +134,7 @@ class Comparison:
             self.verdicts_after[str(after.verdict)] += 1
             self._compare(group, verdict, before, after)
 
-    def _check(self, group: GroupRecord, recorded: GroupVerdict, found: GroupVerdict) -> None:
+    def _check(self, group: GroupRow, recorded: GroupVerdict, found: GroupVerdict) -> None:
         if recorded == found:
             self.num_as_recorded += 1
         elif is_undecided(group, found):
@@ -143,7 +142,7 @@ class Comparison:
         else:
             self.mismatches.append(Mismatch(group.group_id, group.instance_id, group.epoch, recorded, found))
 
-    def _compare(self, group: GroupRecord, verdict: GroupVerdict, before: GroupOutcome, after: GroupOutcome) -> None:
+    def _compare(self, group: GroupRow, verdict: GroupVerdict, before: GroupOutcome, after: GroupOutcome) -> None:
         largest, has_other_reward = 0.0, False
         for old, new in _pairs(before.samples, after.samples):
             self.rewards.note(old.reward, new.reward)
@@ -180,7 +179,6 @@ class Comparison:
             "num_samples": self.num_samples,
             "self_check": check,
             "damaged": self.damages,
-            "unreadable": self.unreadable,
         }
         before = {"verdicts": self.verdicts_before}
         after = {"verdicts": self.verdicts_after} if self.is_changed else None

@@ -7,8 +7,8 @@ from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
+from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.run import RunSettings
-from forebay.replay.model import RunRecord
 from forebay.replay.recording_secrets import cleaned
 
 Payload = Mapping[str, Any]
@@ -43,7 +43,7 @@ MAX_VALUE_LENGTH = 200
 
 
 def must_agree(
-    recorded: RunRecord, payload: Payload, *, input_sha256: str = "", ignore: Sequence[str] = ()
+    recorded: RecordedRun, payload: Payload, *, input_sha256: str = "", ignore: Sequence[str] = ()
 ) -> list[Difference]:
     """In what a start, of this ``payload``, asks for something else than was recorded, but for what it ``ignore``s.
 
@@ -55,7 +55,7 @@ def must_agree(
     return [each for each in found if not {each["field"], each["field"].partition(".")[0]} & ignored]
 
 
-def may_differ(recorded: RunRecord, payload: Payload, *, input_sha256: str = "") -> list[Difference]:
+def may_differ(recorded: RecordedRun, payload: Payload, *, input_sha256: str = "") -> list[Difference]:
     """What a start may have otherwise, and is told of: the task type, and what only its generator knows.
 
     An input file is among it where its content is not known of both, and it has another path. What is empty or None is
@@ -105,7 +105,7 @@ def _ignored(ignore: Sequence[str]) -> set[str]:
     return names
 
 
-def _rows(recorded: RunRecord, payload: Payload, input_sha256: str) -> Iterator[Difference]:
+def _rows(recorded: RecordedRun, payload: Payload, input_sha256: str) -> Iterator[Difference]:
     if _are_two(recorded.input_sha256, input_sha256):
         old, new = recorded.payload.get(ROWS), payload.get(ROWS)
         yield _difference(ROWS, _content(old, recorded.input_sha256), _content(new, input_sha256))

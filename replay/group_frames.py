@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from forebay.core.binary_sample import join_samples, split_samples
-from forebay.replay.model import SampleRecord
+from forebay.core.records.rows import SampleRow
 
 
 class GroupHead(msgspec.Struct, kw_only=True, frozen=True):
@@ -15,7 +15,7 @@ class GroupHead(msgspec.Struct, kw_only=True, frozen=True):
     group_id: str
     epoch: int
     """Another one than was asked for, where that is missing, and another takes its place."""
-    samples: list[SampleRecord]
+    samples: list[SampleRow]
 
 
 class RecordedBodies(msgspec.Struct, kw_only=True, frozen=True):
@@ -24,10 +24,10 @@ class RecordedBodies(msgspec.Struct, kw_only=True, frozen=True):
     head: GroupHead
     bodies: Sequence[bytes]
 
-    def by_slot(self) -> dict[int, list[tuple[SampleRecord, bytes]]]:
+    def by_slot(self) -> dict[int, list[tuple[SampleRow, bytes]]]:
         """The samples of each slot, forks first, then that of the rollout itself, by which slots are ordered."""
         samples = self.head.samples
-        found: dict[int, list[tuple[SampleRecord, bytes]]] = {record.slot: [] for record in samples if not record.fork}
+        found: dict[int, list[tuple[SampleRow, bytes]]] = {record.slot: [] for record in samples if not record.fork}
         for record, body in zip(samples, self.bodies, strict=True):
             found.setdefault(record.slot, []).append((record, body))
         return {slot: sorted(samples, key=lambda each: not each[0].fork) for slot, samples in found.items()}

@@ -9,11 +9,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import problem_text
-from forebay.replay.recording_schema import SUFFIX
 
 Mode = Literal["only", "cache", "repeat"]
 Rewards = Literal["recorded", "again"]
 Code = Literal["recorded", "today"]
+
+SUFFIX = ".fbr"
+"""Of the name of a recording's file."""
 
 _range = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?").fullmatch
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from forebay.replay.model import GroupRecord
+from forebay.core.records.rows import GroupRow
 
 DELIVERED, DISCARDED, OPEN = "delivered", "discarded", "open"
 SALVAGED = "salvaged"
@@ -43,14 +43,14 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """Those that the group has, in the order in which they came."""
 
 
-def recorded_verdict(group: GroupRecord) -> GroupVerdict:
+def recorded_verdict(group: GroupRow) -> GroupVerdict:
     """The verdict that a recording has."""
     if group.state in (DISCARDED, OPEN):
         return GroupVerdict(group.state, group.reason)
     return GroupVerdict(DELIVERED, SALVAGED if group.is_salvaged else "")
 
 
-def is_undecided(group: GroupRecord, found: GroupVerdict) -> bool:
+def is_undecided(group: GroupRow, found: GroupVerdict) -> bool:
     """Whether the recording ends before the hooks had said what a rehearsal ``found``.
 
     They had not been asked about an open group; nor had those been that filter and normalise a ready one.

@@ -7,13 +7,13 @@ from forebay.core.binary_sample import is_binary
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import MAX_ID_LENGTH, OTHER_UID_DIGITS, group_id, other_uid
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.sample import Incoming, read_any_sample, read_sample
-from forebay.replay.model import GroupRecord, SampleRecord
+from forebay.core.records.rows import ColumnsRow, GroupRow, SampleRow
+from forebay.core.sample import MAX_EPOCH, MAX_SLOT, Incoming, read_any_sample, read_sample
 
 MAX_DEPTH = 200
 
 
-def incoming(sample: SampleRecord, body: bytes) -> Incoming:
+def incoming(sample: SampleRow, body: bytes) -> Incoming:
     """The write of a recorded sample, made of its columns: the body is not decoded."""
     ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
     return Incoming(
@@ -43,17 +43,21 @@ def check_payload(payload: dict[str, Any]) -> None:
         raise ValueError(f"its payload is nested more than {MAX_DEPTH} levels deep")
 
 
-def check_group(record: GroupRecord | SampleRecord) -> None:
-    """Raise ``ValueError`` unless it has the id of its instance and epoch, and a write may name that instance."""
-    text = str(record.instance_id)
+def check_group(row: GroupRow | ColumnsRow) -> None:
+    """Raise ``ValueError`` unless it has the id of its instance and epoch, and a write may name these."""
+    text = str(row.instance_id)
     if not 0 < len(text) <= MAX_ID_LENGTH or "\0" in text:
         raise ValueError("its instance_id is one that no write may have")
-    if record.group_id != group_id(record.instance_id, record.epoch):
+    if not 0 <= row.epoch <= MAX_EPOCH:
+        raise ValueError(f"its epoch is {row.epoch}")
+    if row.group_id != group_id(row.instance_id, row.epoch):
         raise ValueError("its group_id is not that of its instance_id and epoch")
 
 
-def check_sample(sample: SampleRecord, body: bytes) -> None:
+def check_sample(sample: SampleRow, body: bytes) -> None:
     """Raise ``ValueError`` unless a write over HTTP takes the body, and finds in it what is recorded of the sample."""
+    if not -1 <= sample.slot <= MAX_SLOT:
+        raise ValueError(f"its slot is {sample.slot}")
     recorded = incoming(sample, body)
     try:
         # Either route may have taken a JSON body: what the strict one takes, the lenient one reads alike.

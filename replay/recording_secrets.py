@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.replay.model import RunRecord
+from forebay.core.records.recording_rows import RecordedRun
 
 # Not any ``key`` or ``token``: ``prompt_key`` names a column, ``eos_token`` what ends a text.
 _is_secret_name = re.compile(
@@ -28,7 +28,7 @@ _login = re.compile(r"(?<=://)[^/?#\s]*@")
 _key_in_query = re.compile(r"(?<=[?&])((?:api[_-]?key|access[_-]?token|key|token|password)=)[^&\s]+", re.IGNORECASE)
 
 
-def without_secrets(run: RunRecord) -> RunRecord:
+def without_secrets(run: RecordedRun) -> RecordedRun:
     """``run`` as it may be given to others.
 
     Fields that are named like a secret are left out, and addresses lose user name, password and keys in their query.

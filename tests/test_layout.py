@@ -136,7 +136,7 @@ BESIDE = (
     "workers.groups",
     "workers.simulator.scenario",
     "replay.skip",
-    "replay.recordings",
+    "replay.recording",
     "telemetry.analysis.report",
 )
 

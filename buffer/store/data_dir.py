@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.core.errors import StorageFailed
 from forebay.core.files import FILE_MODE, FOLDER_MODE, OTHERS, make_private, sync_directory, write_durably
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT_PREFIX = "forebay data "
 OWN_NAMES = ("format", "lock", "reserve", "index.sqlite", "segments", "quarantine", "runs", "pauses")
 """What the names begin with that the server makes in its data directory."""

@@ -6,12 +6,11 @@ body, directly before it: whoever knows where a body lies can prove it without i
 """
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from forebay.core.errors import EntryTooLarge, InvalidInput, StorageFailed
 from forebay.core.records.disk_files import BytesLike
@@ -19,7 +18,7 @@ from forebay.core.records.rows import GroupRow, Location, Row, SampleRow
 
 MAGIC = b"\xf5FBR"
 """Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 MSGPACK = 0
 JSON = 1
 """Rows that hold an integer beyond 64 bits, which MessagePack cannot."""
@@ -27,10 +26,10 @@ MAX_ROWS_BYTES = 128 << 20
 """Of the rows of one entry. SQLite takes texts of a thousand million bytes, and a byte may be six in its JSON."""
 
 _FIELDS = struct.Struct("<4sHHIQIQ")
-_CHECKSUM = struct.Struct("<I")
-_BODY_CHECKSUM = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<Q")
+"""XXH3, 64 bits."""
 HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
-BODY_CHECKSUM_BYTES = _BODY_CHECKSUM.size
+BODY_CHECKSUM_BYTES = _CHECKSUM.size
 OFFSET_BITS = 40
 """Of an offset within a segment, in the seed of a body's checksum."""
 
@@ -91,7 +90,7 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
     Raises ``InvalidInput`` for an epoch or slot beyond 64 bits, ``EntryTooLarge``, and ``ValueError`` for a wrong call.
     """
     _check_rows(rows, body)
-    packed, encoding = _pack(rows)
+    packed, encoding = pack(rows)
     if len(rows) > 1 or body is None:
         # Reading the rows back frees them from later changes by the caller. A sample's row never changes.
         rows = decode_rows(packed, encoding)
@@ -102,10 +101,11 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
 
 def check_fits(*rows: Row) -> None:
     """Raise ``EntryTooLarge`` if ``rows`` are more than one entry may have."""
-    _pack(rows)
+    pack(rows)
 
 
-def _pack(rows: Sequence[Row]) -> tuple[bytes, int]:
+def pack(rows: Sequence[msgspec.Struct]) -> tuple[bytes, int]:
+    """Rows as bytes, and how they are encoded. Raises ``EntryTooLarge``."""
     try:
         packed, encoding = _packer.encode(rows), MSGPACK
     except OverflowError:
@@ -147,19 +147,30 @@ def body_checksum(body: BytesLike, segment: int, offset: int) -> int:
 
 def checksum_before(data: BytesLike, at: int) -> int:
     """The checksum that stands before the body at ``at`` in ``data``."""
-    found: int = _BODY_CHECKSUM.unpack_from(data, at - BODY_CHECKSUM_BYTES)[0]
+    found: int = _CHECKSUM.unpack_from(data, at - BODY_CHECKSUM_BYTES)[0]
     return found
 
 
 def encode_start(entry: LogEntry, segment: int, offset: int) -> bytes:
     """Everything before the body that makes ``entry`` a record at this place."""
-    packed = entry.packed
-    fields = _FIELDS.pack(MAGIC, RECORD_VERSION, entry.encoding, segment, offset, len(packed), entry.body_length)
-    body_offset = offset + entry.num_bytes - entry.body_length
-    of_body = _BODY_CHECKSUM.pack(body_checksum(entry.body or b"", segment, body_offset))
+    return encode_before(entry.packed, entry.encoding, entry.body or b"", segment, offset)
+
+
+def encode_before(packed: bytes, encoding: int, body: BytesLike, segment: int, offset: int) -> bytes:
+    """Everything before ``body`` that makes it, and ``packed`` rows, a record at this place."""
+    fields = _FIELDS.pack(MAGIC, RECORD_VERSION, encoding, segment, offset, len(packed), len(body))
+    body_offset = offset + HEADER_BYTES + len(packed) + BODY_CHECKSUM_BYTES
+    of_body = _CHECKSUM.pack(body_checksum(body, segment, body_offset))
     # Over the place as well: a record copied elsewhere does not check. Of the body only its checksum, which is enough.
-    fields += _CHECKSUM.pack(zlib.crc32(of_body, zlib.crc32(packed, zlib.crc32(fields))))
-    return b"".join((fields, _CHECKSUM.pack(zlib.crc32(fields)), packed, of_body))
+    fields += _CHECKSUM.pack(_checksum(fields, packed, of_body))
+    return b"".join((fields, _CHECKSUM.pack(_checksum(fields)), packed, of_body))
+
+
+def _checksum(*parts: BytesLike) -> int:
+    digest = xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.intdigest()
 
 
 def decode_header(data: BytesLike, position: Position) -> Header | None:
@@ -169,13 +180,14 @@ def decode_header(data: BytesLike, position: Position) -> Header | None:
     """
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         return None
-    if zlib.crc32(data[: HEADER_BYTES - 4]) != _CHECKSUM.unpack_from(data, HEADER_BYTES - 4)[0]:
+    end = HEADER_BYTES - _CHECKSUM.size
+    if _checksum(data[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
         return None
     _, version, encoding, segment, offset, packed_length, body_length = _FIELDS.unpack_from(data)
     if version != RECORD_VERSION:
         raise StorageFailed(
             f"segment {segment} holds records of version {version}, and this is version {RECORD_VERSION}",
-            what="the journal cannot be read",
+            what="the log cannot be read",
             hint="use the version of forebay that wrote them",
         )
     if (segment, offset) != position:
@@ -185,11 +197,11 @@ def decode_header(data: BytesLike, position: Position) -> Header | None:
 
 def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position: Position) -> Record | None:
     """The record of ``header`` (whose bytes are ``data``) with what follows it, or None if its rows are damaged."""
-    view = memoryview(payload)
-    if zlib.crc32(view[: header.before_body], zlib.crc32(data[: _FIELDS.size])) != header.checksum:
+    packed = packed_rows(header, data, payload)
+    if packed is None:
         return None
     try:
-        rows = decode_rows(view[: header.packed_length], header.encoding)
+        rows = decode_rows(packed, header.encoding)
     except msgspec.MsgspecError:
         return None
     body_offset = position.offset + HEADER_BYTES + header.before_body
@@ -197,9 +209,13 @@ def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position
     has_body = any(isinstance(row, SampleRow) for row in rows)
     location = Location(position.segment, body_offset, header.body_length) if has_body else None
     end = Position(position.segment, body_offset + header.body_length)
-    return Record(rows, location, end, _is_whole(view, header, position.segment, body_offset))
+    stored, body = checksum_before(payload, header.before_body), memoryview(payload)[header.before_body :]
+    return Record(rows, location, end, stored == body_checksum(body, position.segment, body_offset))
 
 
-def _is_whole(payload: memoryview, header: Header, segment: int, body_offset: int) -> bool:
-    stored = checksum_before(payload, header.before_body)
-    return stored == body_checksum(payload[header.before_body :], segment, body_offset)
+def packed_rows(header: Header, data: BytesLike, payload: BytesLike) -> memoryview | None:
+    """The rows at the beginning of ``payload``, or None if they, or the checksum of the body, are damaged."""
+    before_body = memoryview(payload)[: header.before_body]
+    if _checksum(data[: _FIELDS.size], before_body) != header.checksum:
+        return None
+    return before_body[: header.packed_length]

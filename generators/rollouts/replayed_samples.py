@@ -10,10 +10,10 @@ import msgspec
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.binary_sample import Field, is_binary, json_start, value_of
 from forebay.core.ids import rollout_uid
+from forebay.core.records.rows import SampleRow
 from forebay.core.task_row import TaskRow
 from forebay.generators.rollouts.open_group import GroupPlan
 from forebay.replay.group_frames import GroupHead, RecordedBodies
-from forebay.replay.model import SampleRecord
 from forebay.replay.provenance import splice
 
 
@@ -36,7 +36,7 @@ _decode_names = msgspec.json.Decoder(_Names).decode
 class ReplayedSample:
     """One sample, as it was stored."""
 
-    record: SampleRecord
+    record: SampleRow
     body: bytes
 
     @property
@@ -125,7 +125,7 @@ def _says(found: object, wanted: object) -> bool:
     return found == wanted or str(found) == wanted or (found is None and wanted == "")
 
 
-def _own_uid(rollout: ReplayedRollout, record: SampleRecord, planned: GroupPlan, run_id: str) -> str:
+def _own_uid(rollout: ReplayedRollout, record: SampleRow, planned: GroupPlan, run_id: str) -> str:
     own, main = rollout_uid(run_id, planned.group_id, rollout.slot), rollout.main.record.uid
     if not record.fork:
         return own

@@ -14,11 +14,11 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forebay.core.errors import EngineError
-from forebay.replay.engine.call_frames import CallReply
-from forebay.replay.engine.call_request import ADMINISTRATION, FACTS, HEALTH, WORKERS, CallRequest
+from forebay.replay.call_request import ADMINISTRATION, FACTS, HEALTH, WORKERS, CallRequest
 from forebay.replay.engine.call_writer import CallWriter
 from forebay.replay.engine.relay import STREAM, Headers, Upstream
 from forebay.replay.engine.served_engine import ServedEngine, is_answer, is_refusal, send_error
+from forebay.replay.recorded_calls import CallReply
 from forebay.replay.recording_secrets import cleaned
 from forebay.web.serving import entered_in_thread
 
@@ -107,17 +107,17 @@ class UpstreamRecording:
         """Credentials to which the engine does not tell everything."""
         self._asking = asyncio.Lock()
 
-    async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> int | None:
-        """Answer a request as the engine does; the number under which it is recorded, None if it is not.
+    async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> tuple[int, int] | None:
+        """Answer a request as the engine does; its number in the file and its record's offset, None if it has none.
 
         Raises ``EngineUnavailable`` where nobody answers.
         """
-        place = self.writer.reserve(request)
+        position = self.writer.reserve()
         reply = await self._upstream.relay(request, scope, receive, send)
         if not self._is_kept(request, reply):
             return None
-        self.writer.put(place, request, _storable(request, reply))
-        return place.seq
+        offset = self.writer.put(position, request, _storable(request, reply))
+        return None if offset is None else (position.seq, offset)
 
     async def ask_facts(self, headers: Headers) -> None:
         """Record what the engine says of itself, once it answers; nothing happens where that is done.
@@ -152,7 +152,7 @@ class UpstreamRecording:
         request = CallRequest.read("GET", path, b"")
         reply = await self._upstream.get(path, headers)
         if self._is_kept(request, reply):
-            self.writer.put(self.writer.reserve(request), request, _storable(request, reply))
+            self.writer.put(self.writer.reserve(), request, _storable(request, reply))
         return not is_refusal(reply.status)
 
     def _is_kept(self, request: CallRequest, reply: CallReply) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 from forebay.core.errors import InvalidInput
-from forebay.replay.engine.call_request import CallRequest, Match
+from forebay.replay.call_request import CallRequest, Match
 from forebay.replay.engine.call_writer import CallWriter
 from forebay.replay.engine.engine_recorder import UpstreamRecording
 from forebay.replay.engine.known_calls import KnownCalls
@@ -16,7 +16,7 @@ from forebay.replay.engine.relay import Upstream
 from forebay.replay.engine.replay_answers import ReplayAnswers
 from forebay.replay.engine.served_engine import ServedEngine
 from forebay.replay.errors import NotRecorded
-from forebay.replay.recording_schema import open_recording
+from forebay.replay.recording import Recording
 from forebay.web.serving import entered_in_thread
 
 MAX_MISSES = 1_000
@@ -43,8 +43,7 @@ class RecordedEngine(ServedEngine):
 
     Leaving raises ``NotRecorded`` for what is in ``misses``: a test that expects misses looks at them, and clears the
     list. Entering raises ``NotRecorded`` for a file without calls, ``FileNotFoundError``, ``RecordingDamaged`` for what
-    is no recording of this version's, and ``InvalidInput`` where it cannot listen. Damaged calls are in ``damaged``,
-    and a miss for whoever asks for them.
+    is no recording of this version's, or is damaged anywhere, and ``InvalidInput`` where it cannot listen.
     """
 
     def __init__(
@@ -99,11 +98,6 @@ class RecordedEngine(ServedEngine):
         return len(self.misses) + self._num_more_misses if self.misses else 0
 
     @property
-    def damaged(self) -> dict[int, str]:
-        """What is wrong with each damaged call, by its number; 0: with the file itself."""
-        return self._known.damaged
-
-    @property
     def num_recorded(self) -> int:
         """The answers in the file."""
         return len(self._known)
@@ -123,12 +117,9 @@ class RecordedEngine(ServedEngine):
         """Open the file, and serve."""
         self.misses.clear()
         recording = await self._recording(stack)
-        unwritten = recording.writer.unwritten if recording is not None else lambda _: None
-        wraps, match = self._again, self._match
-        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=wraps, match=match, unwritten=unwritten)
-        # Before the writer: it leaves one file behind only where nobody reads it.
+        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again, match=self._match)
         stack.callback(self._known.close)
-        if not len(self._known) and not self._known.damaged and recording is None:
+        if not len(self._known) and recording is None:
             hint = "what was exported of a run is replayed with: forebay start --replay FILE"
             raise NotRecorded(f"{self._file.name} has no calls of an engine", hint=hint)
         self._answers = ReplayAnswers(self._known, self._speed, recording, self._miss)
@@ -145,7 +136,7 @@ class RecordedEngine(ServedEngine):
         if self._upstream is None or (self._record == "once" and not is_new):
             return None
         if not is_new:
-            open_recording(self._file).close()  # else the writer would make it
+            Recording.open(self._file).close()  # else the writer would make it
         writer = await asyncio.to_thread(CallWriter, self._file)
         if is_new:  # a file without calls would be replayed the next time
             stack.callback(lambda: None if len(self._known) else self._file.unlink())

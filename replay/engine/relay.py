@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from forebay.core.errors import EngineError, InvalidInput
 from forebay.engines.connections import EngineConnections
 from forebay.engines.router_workers import root_url, unreachable
-from forebay.replay.engine.call_frames import CallReply, Part
-from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.call_request import CallRequest
 from forebay.replay.engine.served_engine import break_off, target_of
+from forebay.replay.recorded_calls import CallReply, Part
 from forebay.web.replies import until_gone
 
 OF_THE_CONNECTION = frozenset(

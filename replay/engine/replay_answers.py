@@ -13,9 +13,7 @@ from starlette.types import Receive, Scope, Send
 from forebay.core.errors import InvalidInput
 from forebay.engines.fake_sglang.administration import Administration
 from forebay.engines.fake_sglang.routes import app_of
-from forebay.replay.engine.answers import AllGiven
-from forebay.replay.engine.call_frames import CallReply, DamagedRow
-from forebay.replay.engine.call_request import (
+from forebay.replay.call_request import (
     ADMINISTRATION,
     HEALTH,
     LOADS,
@@ -24,11 +22,14 @@ from forebay.replay.engine.call_request import (
     WORKERS,
     CallRequest,
 )
+from forebay.replay.engine.answers import AllGiven
 from forebay.replay.engine.engine_recorder import UpstreamRecording
 from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.engine.relay import STREAM
 from forebay.replay.engine.replayed_state import AnswerInFlight, ReplayedState
 from forebay.replay.engine.served_engine import break_off, send_error
+from forebay.replay.errors import RecordingDamaged
+from forebay.replay.recorded_calls import CallReply
 from forebay.web.http_protocol import OpenReply
 from forebay.web.replies import JSON_HEADER, ClientGone, encode, send_json
 
@@ -80,7 +81,7 @@ class ReplayAnswers:
     async def _tell_fact(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             reply = self._fact(request)
-        except DamagedRow as error:
+        except RecordingDamaged as error:
             await self._miss(request, send, str(error))
             return
         if reply is not None:
@@ -117,7 +118,7 @@ class ReplayAnswers:
         try:
             reply = self._known.take(request)
             reason = "" if reply is not None else self._known.nearest(request)
-        except DamagedRow as error:
+        except RecordingDamaged as error:
             reply, reason = None, str(error)
         except InvalidInput as error:
             await self._miss(request, send, str(error))
@@ -148,9 +149,9 @@ class ReplayAnswers:
         logger.info("not recorded, asked upstream: %s %s", request.method, request.path)
         self._remember(request)  # before its client has the answer, and looks for its call
         await recording.ask_facts(scope["headers"])
-        seq = await recording.relay(request, scope, receive, send)
-        if seq is not None:
-            self._known.add_given(request, seq)
+        written = await recording.relay(request, scope, receive, send)
+        if written is not None:
+            self._known.add_given(request, *written)
 
     async def _miss(self, request: CallRequest, send: Send, reason: str) -> None:
         whose = f" of group and slot {request.lane}" if request.lane else ""

@@ -14,8 +14,8 @@ from forebay.core.errors import ForebayError
 from forebay.core.waiting import Signal
 from forebay.engines.fake_sglang.reply_bodies import error_body
 from forebay.engines.fake_sglang.routes import MAX_BODIES_BYTES, guarded
-from forebay.replay.engine.call_frames import MAX_REQUEST_BYTES
-from forebay.replay.engine.call_request import CallRequest
+from forebay.replay.call_request import CallRequest
+from forebay.replay.recorded_calls import MAX_REQUEST_BYTES
 from forebay.replay.recording_secrets import without_keys
 from forebay.web.bodies import BodyBudget
 from forebay.web.connection_limits import DEFAULT_LIMITS

@@ -13,11 +13,11 @@ from forebay.core.binary_sample import join_samples
 from forebay.core.errors import InputRefused, NotFound, StorageFailed
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.records.rows import SampleRow, StoredSample
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.group_frames import GroupHead
-from forebay.replay.model import SampleRecord
 from forebay.replay.options import ReplayOptions
 from forebay.replay.source import Source
 from forebay.replay.substitutes import substitute
@@ -36,7 +36,7 @@ class UsableGroup:
     source: Source
     group_id: str
     epoch: int
-    samples: Sequence[SampleRecord]
+    samples: Sequence[StoredSample]
     is_whole: bool
     """Whether no other sample would be used, were its body not damaged or gone."""
     damaged: set[str]
@@ -45,8 +45,8 @@ class UsableGroup:
     @property
     def head(self) -> GroupHead:
         """What a run process is told first."""
-        run_id = self.source.run.run_id
-        return GroupHead(run_id=run_id, group_id=self.group_id, epoch=self.epoch, samples=list(self.samples))
+        run_id, rows = self.source.run.run_id, [sample.row for sample in self.samples]
+        return GroupHead(run_id=run_id, group_id=self.group_id, epoch=self.epoch, samples=rows)
 
     async def bodies(self) -> AsyncIterator[bytes]:
         """Their bodies as frames; one that is damaged is an empty one, and is generated anew."""
@@ -57,13 +57,13 @@ class UsableGroup:
                 for each in some:
                     yield join_samples([await self._body(each)])
 
-    async def _body(self, sample: SampleRecord) -> bytes:
+    async def _body(self, sample: StoredSample) -> bytes:
         try:
             return (await self.source.bodies([sample]))[0]
         except StorageFailed as error:
-            if sample.uid not in self.damaged:
-                self.damaged.add(sample.uid)
-                logger.error("sample %s is not replayed: %s", sample.uid, error)
+            if sample.row.uid not in self.damaged:
+                self.damaged.add(sample.row.uid)
+                logger.error("sample %s is not replayed: %s", sample.row.uid, error)
             return b""
 
 
@@ -96,15 +96,19 @@ class _Replayed:
         return found if num_damaged == len(self.damaged_samples) else await self._usable(group, epoch)
 
     async def _usable(self, group: str, epoch: int) -> UsableGroup:
-        members = [each for each in await self._samples(group) if each.became == "member"]
-        gone = {(each.slot, each.rollout_id) for each in members if not self._has_body(each)}
-        mains = [(each.slot, each.rollout_id) for each in members if not each.fork and _is_used(self.options, each)]
+        members = [each for each in await self._samples(group) if each.row.outcome == "member"]
+        gone = {(each.row.slot, each.row.rollout_id) for each in members if not self._has_body(each)}
+        mains = [
+            (each.row.slot, each.row.rollout_id)
+            for each in members
+            if not each.row.fork and _is_used(self.options, each.row)
+        ]
         there = set(mains) - gone
         # The forks of a rollout are in its slot, and go with it.
-        samples = [each for each in members if (each.slot, each.rollout_id) in there]
+        samples = [each for each in members if (each.row.slot, each.row.rollout_id) in there]
         return UsableGroup(self.source, group, epoch, samples, len(there) == len(mains), self.damaged_samples)
 
-    async def _samples(self, group: str) -> Sequence[SampleRecord]:
+    async def _samples(self, group: str) -> Sequence[StoredSample]:
         if group in self.damaged_groups:
             return ()
         try:
@@ -116,8 +120,8 @@ class _Replayed:
             logger.error("group %s is not replayed: %s", group, error)
             return ()
 
-    def _has_body(self, sample: SampleRecord) -> bool:
-        return sample.uid not in self.damaged_samples and self.source.has_body(sample)
+    def _has_body(self, sample: StoredSample) -> bool:
+        return sample.row.uid not in self.damaged_samples and self.source.has_body(sample)
 
 
 class RecordedGroups:
@@ -208,7 +212,7 @@ class RecordedGroups:
             return _Replayed(options, found, source, stack.pop_all(), keys, epochs)
 
 
-def _is_used(options: ReplayOptions, main: SampleRecord) -> bool:
+def _is_used(options: ReplayOptions, main: SampleRow) -> bool:
     if main.reward is not None or options.mode == "only":
         return True
     # The rollout is good: only its judge had failed, and is asked again.

@@ -9,10 +9,10 @@ from pathlib import Path
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.journal_source import JournalSource
 from forebay.core.errors import RunNotFound
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import WORKING
 from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.errors import NotRecorded
-from forebay.replay.model import GroupRecord
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_file import RecordingFile
 from forebay.replay.source import Source
@@ -118,7 +118,7 @@ class ReplaySources:
                 self.hold(run.run_id, run.replay["source"])
 
 
-async def groups_of(source: Source, options: ReplayOptions) -> list[GroupRecord]:
+async def groups_of(source: Source, options: ReplayOptions) -> list[GroupRow]:
     """The groups to be replayed, in the order in which they went out, or ended. Raises ``NotRecorded``."""
     groups = await source.groups()
     if options.steps is not None:

@@ -9,6 +9,8 @@ from typing import Any
 from forebay.buffer.buffer import Buffer
 from forebay.core.errors import InvalidInput, StartRefused
 from forebay.core.group import SLIME_REWARD_RANGE
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import WORKING, Origin, Run
 from forebay.core.starts.payload_text import check_texts
 from forebay.generators.discovery.info import GeneratorInfo
@@ -24,7 +26,6 @@ from forebay.replay.conditions import (
     must_agree,
 )
 from forebay.replay.errors import NotRecorded, ReplayDiffers
-from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_secrets import is_own_affair
 from forebay.replay.source import Source
@@ -42,7 +43,7 @@ class ReplayPlan:
     """What a start is going to replay, after it was compared with what was recorded."""
 
     options: ReplayOptions
-    recorded: RunRecord
+    recorded: RecordedRun
     source: str
     """The run's id, or the file's path."""
     num_groups: int
@@ -206,7 +207,7 @@ class ReplayStarts:
         return run
 
 
-def _nothing_there(recorded: RunRecord, found: str) -> NotRecorded:
+def _nothing_there(recorded: RecordedRun, found: str) -> NotRecorded:
     if recorded.state in WORKING:
         reason, hint = "none of its groups has been read or has ended yet", "replay it later; or once it is read from"
     else:
@@ -214,9 +215,7 @@ def _nothing_there(recorded: RunRecord, found: str) -> NotRecorded:
     return NotRecorded(f"nothing of {found} can be replayed: {reason}", hint=hint, field="replay.source")
 
 
-async def _warnings(
-    source: Source, groups: Sequence[GroupRecord], options: ReplayOptions, most: int | None
-) -> list[str]:
+async def _warnings(source: Source, groups: Sequence[GroupRow], options: ReplayOptions, most: int | None) -> list[str]:
     """What of a recording may surprise a trainer: groups that are not replayed, and versions for ``max_staleness``."""
     found, left_out = list[str](), _left_out(source, groups)
     if left_out is not None:
@@ -234,7 +233,7 @@ async def _warnings(
     return found
 
 
-def _unfinished(run: RunRecord, num_groups: int, num_opened: int) -> list[str]:
+def _unfinished(run: RecordedRun, num_groups: int, num_opened: int) -> list[str]:
     """That ``num_groups`` of a run that was still running are replayed; nothing if these are all that it planned."""
     planned = run.num_groups_total
     num_rest = max(planned or 0, num_opened) - num_groups
@@ -246,7 +245,7 @@ def _unfinished(run: RunRecord, num_groups: int, num_opened: int) -> list[str]:
     return [warning] if num_rest or planned is None else []
 
 
-def _left_out(source: Source, groups: Sequence[GroupRecord]) -> dict[str, Any] | None:
+def _left_out(source: Source, groups: Sequence[GroupRow]) -> dict[str, Any] | None:
     """What of ``groups`` a file has without samples, as a run tells it."""
     reasons = source.left_out()
     missing = [group for group in groups if group.group_id in reasons]
@@ -284,7 +283,7 @@ def _check_own_affairs(taken: Mapping[str, Any]) -> None:
 
 
 def _taken_over(
-    recorded: RunRecord, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
+    recorded: RecordedRun, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
 ) -> dict[str, Any]:
     left_out = OF_ONE_START | payload.keys() | (frozenset() if options.needs_process else NOT_NEEDED)
     if options.is_file and options.mode == "only":  # what is only judged again asks no engine

@@ -8,12 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.replay.recording_writer import RecordingWriter
-from forebay.replay.recordings.recording import Recording
+from forebay.core.records.rows import Location, StoredSample
+from forebay.replay.recording import Recording
+from forebay.replay.recording_export import RecordEncoder
 from tests.attack.hostile_files import forebay_in_time
 from tests.conftest import MakeServer
 from tests.kit import Json, ServerProcess, assert_error, make_sample
-from tests.replay.recordings.recording_kit import group_record, json_of, run_record, sample_record, with_reward_place
+from tests.replay.recordings.recording_kit import (
+    RecordingWriter,
+    group_record,
+    json_of,
+    run_record,
+    sample_record,
+    with_reward_place,
+)
 from tests.replay.replay_kit import groups_of, read_all, start_replay, until_ended
 
 BODIES = {
@@ -30,14 +38,17 @@ FIELDS: dict[str, dict[str, Any]] = {
     "a reward beyond the body": {"reward_start": 20, "reward_end": 1 << 40},
     "a reward in another place": {"reward_start": 1, "reward_end": 3},
     "another reward": {"reward": 0.5},
-    "another instance": {"instance_id": "task-3"},
     "another uid": {"uid": "mine"},
-    "an epoch below 0": {"epoch": -1},
-    "an epoch beyond all": {"epoch": 1 << 63},
     "a slot beyond all": {"slot": 1 << 40},
     "an unknown end": {"rollout_outcome": "??"},
-    "a part of its own": {"became": "leader"},
 }
+REFUSED: dict[str, dict[str, Any]] = {
+    "another instance": {"instance_id": "task-3"},
+    "an epoch below 0": {"epoch": -1},
+    "an epoch beyond all": {"epoch": 1 << 63},
+    "a part of its own": {"outcome": "leader"},
+}
+"""What no row may say: the whole file is refused."""
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +64,28 @@ def target(module_servers: MakeServer) -> Iterator[ServerProcess]:
 
 def write_hostile(path: Path, body: bytes | None = None, **fields: Any) -> None:
     """Three groups of two samples; the first sample of the second is one that no write makes."""
-    with RecordingWriter(path, run_record()) as writer:
-        for number in (1, 2, 3):
-            group = group_record(number)
-            for slot in range(2):
-                sample = sample_record(group, slot)
-                is_hostile = number == 2 and slot == 0
-                text = body if is_hostile and body is not None else json_of(sample)
-                sample = sample if text is body else with_reward_place(sample, text)
-                writer.add_sample(msgspec.structs.replace(sample, **fields) if is_hostile else sample, text)
-            writer.add_group(group)
+    encoder = RecordEncoder(run_record())
+    content = encoder.run()
+    for number in (1, 2, 3):
+        group = group_record(number)
+        for slot in range(2):
+            sample = sample_record(group, slot)
+            is_hostile = number == 2 and slot == 0
+            text = body if is_hostile and body is not None else json_of(sample)
+            sample = sample if text is body else with_reward_place(sample, text)
+            sample = msgspec.structs.replace(sample, **fields) if is_hostile else sample
+            content += encoder.samples([StoredSample(sample, Location(0, 0, 0))], [text])
+        content += encoder.group(group)
+    path.write_bytes(content + encoder.end())
 
 
 def check_refused(server: ServerProcess, path: Path) -> None:
     """The hostile group alone is refused, by every command and by a replay, whose trainer reads the others."""
     verified = forebay_in_time("recording", "verify", path, "--json")
     assert verified.returncode == 1, verified.stdout
-    assert {damage["place"].split(" (")[0] for damage in json.loads(verified.stdout)["damage"]} & {
-        "the body of sample 3",
-        "samples 3",
-        f"group {group_record(2).group_id}",
-    }
+    assert [damage["place"] for damage in json.loads(verified.stdout)["damage"]] == [
+        f"group {group_record(2).group_id}"
+    ]
     assert forebay_in_time("recording", "show", path).returncode == 0
     run = start_replay(server, str(path))
     view = until_ended(run)
@@ -96,10 +108,14 @@ def test_a_row_that_its_body_does_not_prove_costs_its_group(target: ServerProces
     check_refused(target, tmp_path / "a.fbr")
 
 
-def test_the_group_is_named_with_its_number(tmp_path: Path) -> None:
-    write_hostile(tmp_path / "a.fbr", b"[1,2,3]")
-    verified = forebay_in_time("recording", "verify", tmp_path / "a.fbr")
-    assert "of group 2: no write takes its body" in verified.stdout
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_row_that_no_store_has_ends_the_recording(target: ServerProcess, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.fbr"
+    write_hostile(path, **REFUSED[kind])
+    for command in ("verify", "show"):
+        assert forebay_in_time("recording", command, path).returncode == 1
+    error = assert_error(target.client.post("/v1/runs", json={"replay": str(path)}), 507, "recording_damaged")
+    assert "a.fbr: byte " in error["message"]
 
 
 def test_no_body_is_longer_than_that_of_a_write(make_server: MakeServer, tmp_path: Path) -> None:
@@ -147,8 +163,8 @@ def test_a_payload_that_no_start_may_have_is_refused(target: ServerProcess, tmp_
         deep = {"x": deep}
     for payload, status in (({"column": "a\0b"}, 422), ({"deep": deep}, 507)):
         path = tmp_path / f"{next(iter(payload))}.fbr"
-        with RecordingWriter(path, run_record(payload={"task_type": "idle", "group_size": 2, **payload})) as writer:
-            writer.add_group(group_record(1, num_samples=0))
+        encoder = RecordEncoder(run_record(payload={"task_type": "idle", "group_size": 2, **payload}))
+        path.write_bytes(encoder.run() + encoder.group(group_record(1, num_samples=0)) + encoder.end())
         reply = target.client.post("/v1/runs", json={"replay": str(path)})
         assert reply.status_code == status, reply.text
         assert forebay_in_time("recording", "show", path).returncode == (status == 507)

@@ -13,13 +13,14 @@ from forebay.buffer.buffer import Buffer
 from forebay.buffer.feeding import Feed
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.ids import group_id
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import GroupRow, SampleRow
 from forebay.core.sample import read_sample
-from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
 from forebay.replay.recording_file import RecordingFile
-from forebay.replay.recording_writer import RecordingWriter
 from tests.benchmarks.bodies import sample_body
 from tests.benchmarks.machines import show
 from tests.buffer.buffer_kit import built_in_hooks, make_run
+from tests.replay.recordings.recording_kit import RecordingWriter
 
 pytestmark = pytest.mark.bench
 
@@ -35,7 +36,7 @@ MOST_TIMES_THE_FEED = 1.5
 def write_recording(path: Path, num_bytes: int, kilobytes: int = KILOBYTES) -> int:
     """Groups of eight, all delivered; how many."""
     num_groups = num_bytes // (kilobytes * 1_000 * GROUP_SIZE)
-    run = RunRecord(
+    run = RecordedRun(
         run_id="run-0123456789ab",
         name="",
         task_type="task",
@@ -59,11 +60,11 @@ def write_recording(path: Path, num_bytes: int, kilobytes: int = KILOBYTES) -> i
     return num_groups
 
 
-def recorded_group(number: int, kilobytes: int) -> tuple[GroupRecord, list[tuple[SampleRecord, bytes]]]:
+def recorded_group(number: int, kilobytes: int) -> tuple[GroupRow, list[tuple[SampleRow, bytes]]]:
     bodies = [sample_body(number * GROUP_SIZE + slot, kilobytes * 1_000, GROUP_SIZE) for slot in range(GROUP_SIZE)]
     instance_id = f"instance-{number}"
     key = group_id(instance_id, 0)
-    group = GroupRecord(
+    group = GroupRow(
         group_id=key,
         instance_id=instance_id,
         epoch=0,
@@ -82,13 +83,15 @@ def recorded_group(number: int, kilobytes: int) -> tuple[GroupRecord, list[tuple
     for slot, body in enumerate(bodies):
         read = read_sample(body, is_lenient=False)
         start, end = read.reward_span or (0, 0)
-        record = SampleRecord(
+        record = SampleRow(
             uid=read.uid,
             instance_id=instance_id,
             group_id=key,
             epoch=0,
             slot=slot,
-            became="member",
+            run_id="run",
+            received_at_s=0.0,
+            outcome="member",
             reward=read.reward,
             at_s=number + slot / 100,
             error="",

@@ -21,8 +21,8 @@ from forebay.core.binary_sample import pack
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BodyUnreadable
 from forebay.core.group import GroupState
+from forebay.core.records.rows import GroupRow, SampleRow
 from forebay.core.sample import read_any_sample
-from forebay.replay.model import GroupRecord, SampleRecord
 from forebay.replay.provenance import replayed_from, splice, strip
 from tests.buffer.buffer_kit import (
     end_process,
@@ -86,7 +86,7 @@ def put_binary(entry: Entry) -> None:
         write_sample(entry.buffer, read_any_sample(body))
 
 
-def in_order(groups: list[GroupRecord]) -> list[GroupRecord]:
+def in_order(groups: list[GroupRow]) -> list[GroupRow]:
     return sorted(groups, key=lambda group: (not group.closed_seq, group.closed_seq, group.number))
 
 
@@ -109,8 +109,8 @@ async def outcomes(buffer: Buffer, run_id: str) -> dict[tuple[Any, int], tuple[A
         state = "ready" if group.state in ("ready", "leased", "acked") else group.state
         bodies = await source.bodies(found[group.group_id])
         samples = [
-            (each.uid, each.slot, each.became, each.reward, each.fork, each.error, each.reward_start, strip(body))
-            for each, body in zip(found[group.group_id], bodies, strict=True)
+            (row.uid, row.slot, row.outcome, row.reward, row.fork, row.error, row.reward_start, strip(body))
+            for row, body in zip((each.row for each in found[group.group_id]), bodies, strict=True)
         ]
         whole = (state, group.reason, group.is_salvaged, group.num_samples, group.num_failed, sorted(samples))
         told[group.instance_id, group.epoch] = whole
@@ -227,7 +227,7 @@ async def test_a_body_that_is_gone_costs_its_group(
         whole = JournalSource.bodies
 
         async def bodies(self: JournalSource, samples: Any) -> Any:
-            if any(sample.uid == lost for sample in samples):
+            if any(sample.row.uid == lost for sample in samples):
                 raise BodyUnreadable("its checksum is another")
             return await whole(self, samples)
 
@@ -263,7 +263,7 @@ async def test_a_sample_that_is_not_recorded_any_more_costs_its_group(
 
         async def samples(self: JournalSource, group_ids: Any) -> Any:
             found = await whole(self, group_ids)
-            return {key: each[:-1] if each[0].instance_id == "a" else each for key, each in found.items()}
+            return {key: each[:-1] if each[0].row.instance_id == "a" else each for key, each in found.items()}
 
         monkeypatch.setattr(JournalSource, "samples", samples)
         again, fed = await feed(buffer)
@@ -301,7 +301,7 @@ async def test_other_samples_are_made_of_them(clock: ManualClock) -> None:
     async def turned(recorded: Any) -> Any:
         return [(changed(sample), body) for sample, body in recorded]
 
-    def changed(sample: SampleRecord) -> SampleRecord:
+    def changed(sample: SampleRow) -> SampleRow:
         return msgspec.structs.replace(sample, reward=None if sample.reward is None else 1 - sample.reward)
 
     async with open_buffer(MemoryStore(), clock) as buffer:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import InvalidInput
+from forebay.core.records.recording_rows import RecordedRun
 from forebay.replay.conditions import MUST_AGREE, code_in_words, in_words, may_differ, must_agree
 from forebay.replay.errors import ReplayDiffers
-from forebay.replay.model import RunRecord
 
 PAYLOAD = {
     "task_type": "math",
@@ -20,7 +20,7 @@ PAYLOAD = {
 }
 
 
-def record(**changes: Any) -> RunRecord:
+def record(**changes: Any) -> RecordedRun:
     """A run that asked for ``PAYLOAD``."""
     fields: dict[str, Any] = {
         "run_id": "run-1",
@@ -37,7 +37,7 @@ def record(**changes: Any) -> RunRecord:
         "input_sha256": "a" * 64,
         "weight_version": 3,
     }
-    return RunRecord(**fields | changes)
+    return RecordedRun(**fields | changes)
 
 
 def test_the_same_in_other_words_agrees() -> None:

@@ -7,8 +7,8 @@ import pytest
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
+from forebay.core.records.rows import StoredSample
 from forebay.core.settings import Settings
-from forebay.replay.model import SampleRecord
 from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.start_checks import InputCheck
@@ -33,9 +33,9 @@ async def test_a_rollout_of_which_a_body_is_gone_is_left_to_be_generated(
         async with RecordedGroups(sources) as recorded:
             assert len((await recorded.find(run, "a", 0)).samples) == 2 * SIZE
 
-            def has_body(_: JournalSource, sample: SampleRecord) -> bool:
-                return sample.uid != gone
+            def has_body(_: JournalSource, sample: StoredSample) -> bool:
+                return sample.row.uid != gone
 
             monkeypatch.setattr(JournalSource, "has_body", has_body)
             left = await recorded.find(run, "a", 0)
-            assert [sample.uid for sample in left.samples] == ["fork-1-1", "fork-1-0"]
+            assert [sample.row.uid for sample in left.samples] == ["fork-1-1", "fork-1-0"]

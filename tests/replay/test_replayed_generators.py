@@ -1,8 +1,6 @@
 """Whatever made a run, its replay needs neither that nor an engine: our base, and both of slime's contracts."""
 
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from tests.conftest import MakeServer
 from tests.e2e.conftest import TASKS
 from tests.e2e.payloads import make_payload, numbered_rows
 from tests.kit import Json, NativeRun, ServerProcess, assert_error, write_generator
-from tests.replay.recordings.recording_kit import write_recording
+from tests.replay.recordings.recording_kit import damage_body, flip_bit, group_record, write_recording
 from tests.replay.replay_kit import groups_of, plain, read_all, start_replay, until_ended
 
 WRITES = """
@@ -141,9 +139,7 @@ def test_of_a_damaged_file(server: ServerProcess, tmp_path: Path) -> None:
     """What is damaged costs its group; the others are replayed, and the run says what it could not."""
     path = tmp_path / "sums.fbr"
     bodies = write_recording(path, num_groups=3)
-    with closing(sqlite3.connect(path)) as file, file:
-        seq, body = file.execute("SELECT seq, body FROM samples ORDER BY seq LIMIT 1").fetchone()
-        file.execute("UPDATE samples SET body = ? WHERE seq = ?", (body[:-1] + bytes([body[-1] ^ 1]), seq))
+    damage_body(path, group_record(1).group_id)
     run = start_replay(server, str(path))
     view = until_ended(run)
     assert view["state"] == "finished"
@@ -161,27 +157,19 @@ def test_of_a_damaged_file(server: ServerProcess, tmp_path: Path) -> None:
     ("damage", "status", "code", "said", "hint"),
     [
         ("", 507, "recording_damaged", "is no recording", "forebay recording export"),
-        ("PRAGMA user_version = 99", 507, "recording_damaged", "99", "version of Forebay"),
-        ("DELETE FROM meta", 404, "not_recorded", "has no run", "forebay recording export"),
-        (
-            "UPDATE meta SET json = replace(json, 'idle', 'idol')",
-            507,
-            "recording_damaged",
-            "run",
-            "forebay recording verify",
-        ),
+        ("empty", 404, "not_recorded", "has no run", "forebay recording export"),
+        ("flipped", 507, "recording_damaged", "byte", "export the run again"),
     ],
 )
 def test_files_that_are_no_recording_of_a_run_are_refused(
     server: ServerProcess, tmp_path: Path, damage: str, status: int, code: str, said: str, hint: str
 ) -> None:
     path = tmp_path / "bad.fbr"
-    if damage:
+    path.write_text("" if damage else "{}")
+    if damage == "flipped":
+        path.unlink()
         write_recording(path)
-        with closing(sqlite3.connect(path)) as file, file:
-            file.execute(damage)
-    else:
-        path.write_text("{}")
+        flip_bit(path, path.stat().st_size - 10)
     error = assert_error(server.client.post("/v1/runs", json={"replay": str(path)}), status, code)
     assert "bad.fbr" in error["message"]
     assert said in error["message"]

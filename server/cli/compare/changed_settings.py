@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.core.errors import InvalidInput
+from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.run import RunSettings
-from forebay.replay.model import RunRecord
 from forebay.server.cli.start_command import parse_assignment
 
 GROUP_SIZE, ITS_ALIAS = "group_size", "num_repeat_per_sample"
@@ -46,7 +46,7 @@ def _wrong_name(name: str) -> InvalidInput:
     return InvalidInput(f"--set {name:.100}: a run has no such setting{meant}", hint=hint, field=name)
 
 
-def settings_of(run: RunRecord, changes: Mapping[str, Any] | None = None) -> RunSettings:
+def settings_of(run: RecordedRun, changes: Mapping[str, Any] | None = None) -> RunSettings:
     """The settings that a run was recorded with, with ``changes`` in place of some. Raises ``InvalidInput``."""
     payload = dict(run.payload)
     for name, value in (changes or {}).items():

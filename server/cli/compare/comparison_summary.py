@@ -46,7 +46,6 @@ def _notes(comparison: Comparison) -> list[str]:
             else "the built-in ones are asked in their place; --code FILE asks those of a file"
         )
         notes.append(f"the recording does not have the hooks of its generator file ({hooks}): {used}")
-    notes += [f"left out: {each}" for each in comparison.unreadable[:MOST_SHOWN]]
     for damage in comparison.damages[:MOST_SHOWN]:
         group = f"group {damage.group_id} ({damage.instance_id!r}, epoch {damage.epoch})"
         notes.append(f"{group} is left out: {damage.reason}")

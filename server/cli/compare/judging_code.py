@@ -7,12 +7,12 @@ from typing import cast
 
 from forebay.buffer.rehearsal import RehearsalHooks
 from forebay.core.errors import InvalidInput
+from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.run import RunSettings
 from forebay.generators.discovery.catalog import inspect_alone
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.hooks.types import Contract
-from forebay.replay.model import RunRecord
 from forebay.server.cli.options import own_command
 
 
@@ -27,7 +27,7 @@ class JudgingCode:
     def __str__(self) -> str:
         return f"{', '.join(self.hooks)} of {self.path}" if self.path is not None and self.hooks else "built-in"
 
-    def make_hooks(self, run: RunRecord, settings: RunSettings) -> RehearsalHooks:
+    def make_hooks(self, run: RecordedRun, settings: RunSettings) -> RehearsalHooks:
         """Its hooks, as the server would ask them for this run."""
         return RehearsalHooks(
             task_type=run.task_type,
@@ -56,7 +56,7 @@ class JudgingCodes:
         return self.recorded != self.changed
 
 
-async def find_codes(run: RunRecord, file: Path | None, inspect_timeout_s: float) -> JudgingCodes:
+async def find_codes(run: RecordedRun, file: Path | None, inspect_timeout_s: float) -> JudgingCodes:
     """Who judges, where ``file`` is what ``--code`` names. Raises ``InvalidInput`` if it cannot be used."""
     built_in = JudgingCode(None, contract=cast("Contract | None", run.generator_contract))
     given = None if file is None else await _inspected(file, inspect_timeout_s)

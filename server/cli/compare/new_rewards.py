@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from forebay.buffer.recorded_group import Recorded
 from forebay.core.errors import InvalidInput
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import SampleRow
 from forebay.generators.discovery.module_loading import (
     import_roots,
     is_stdlib_name,
@@ -23,13 +25,12 @@ from forebay.generators.discovery.module_loading import (
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.rejudging import check_judge, judged_again
 from forebay.generators.rollouts.replayed_samples import ReplayedSample
-from forebay.replay.model import RunRecord, SampleRecord
 
 TIMEOUT_S = 30.0
 """As of runs that say nothing else."""
 
 
-def open_rewarder(given: str, run: RunRecord) -> Rewarder:
+def open_rewarder(given: str, run: RecordedRun) -> Rewarder:
     """The function that ``given`` names, to be asked. Raises ``InvalidInput`` if there is none, or it cannot be."""
     timeout_s = run.payload.get("reward_timeout_s")
     function = load_function(given)
@@ -125,7 +126,7 @@ class NewRewards:
         return f"{text}; {self.failures.total():,} have none now, and count as failed: {kinds}"
 
 
-def _rollout(record: SampleRecord) -> tuple[int, str]:
+def _rollout(record: SampleRow) -> tuple[int, str]:
     return (record.slot, record.rollout_id) if record.rollout_id else (-1, record.uid)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from forebay.buffer.rehearsal import Rehearsal
 from forebay.buffer.rehearsed_groups import Treatment, rehearse
+from forebay.core.records.recording_rows import RecordedRun
+from forebay.core.records.rows import GroupRow
 from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.comparison import Comparison
-from forebay.replay.model import GroupRecord, RunRecord
 from forebay.replay.options import parse_steps
 from forebay.replay.source import Source
 from forebay.server.cli.compare.changed_settings import settings_of
@@ -51,7 +52,6 @@ async def compare(source: Source, changes: WhatChanges, steps: str | None) -> tu
     is_changed = bool(codes.differ or changes.reward or changes.settings)
     comparison = Comparison(run, has_code=codes.has_recorded, has_other_hooks=codes.differ, is_changed=is_changed)
     groups = await _chosen(source, steps)
-    comparison.unreadable += source.damage()
     async with AsyncExitStack() as stack:
         rewards = await _open_rewards(stack, changes.reward, run)
         is_slime = await _is_read_by_slime(source)
@@ -77,11 +77,11 @@ async def compare(source: Source, changes: WhatChanges, steps: str | None) -> tu
     return which | changes.facts(codes) | asked, comparison
 
 
-async def _open_rewards(stack: AsyncExitStack, given: str | None, run: RunRecord) -> NewRewards | None:
+async def _open_rewards(stack: AsyncExitStack, given: str | None, run: RecordedRun) -> NewRewards | None:
     return None if given is None else NewRewards(await stack.enter_async_context(open_rewarder(given, run)))
 
 
-async def _chosen(source: Source, steps: str | None) -> Sequence[GroupRecord]:
+async def _chosen(source: Source, steps: str | None) -> Sequence[GroupRow]:
     groups = await source.groups()
     return groups if steps is None else chosen_groups(groups, await source.batches(), parse_steps(steps))
 

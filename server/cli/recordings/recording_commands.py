@@ -53,7 +53,7 @@ def export(
 @app.command("show", short_help="Tell what is in a recording.")
 def show(file: FileName, as_json: AsJson = False) -> None:
     """Tell which run a file is a recording of, and how much it has: groups by state, samples, steps, engine calls."""
-    from forebay.replay.recordings.recording import Recording
+    from forebay.replay.recording import Recording
     from forebay.server.cli.recordings.recording_summary import facts, summary
 
     with Recording.open(file) as recording:
@@ -67,10 +67,16 @@ def show(file: FileName, as_json: AsJson = False) -> None:
 @app.command("verify", short_help="Check that a recording is what was written.")
 def verify(file: FileName, as_json: AsJson = False) -> None:
     """Read a file, byte by byte, and name all that is not what was written. The exit code is 1 if there is any."""
-    from forebay.replay.recordings.recording import Recording
+    from forebay.replay.errors import RecordingDamaged
+    from forebay.replay.recording import Damage, Recording
 
-    with Recording.open(file) as recording:
-        damage = recording.verify()
+    try:
+        with Recording.open(file) as recording:
+            damage = recording.verify()
+    except RecordingDamaged as error:
+        if not error.place:
+            raise
+        damage = [Damage.of(error)]
     if as_json:
         print_json({"file": str(file), "damage": [{"place": each.place, "reason": each.reason} for each in damage]})
     else:
@@ -85,7 +91,7 @@ def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_j
     Groups are paired by their ids. The first difference of each kind follows: code, settings, groups, samples, rewards,
     tokens, bodies. Names, addresses, times, how the processes worked, and how far a trainer has read are ignored.
     """
-    from forebay.replay.recordings.recording_differences import COUNTED, compare_recordings
+    from forebay.replay.recording_differences import COUNTED, compare_recordings
     from forebay.server.cli.recordings.recording_download import open_recording_of
 
     with ExitStack() as stack:

@@ -7,15 +7,14 @@ from pathlib import Path, PurePath
 from urllib.parse import urlencode
 
 from forebay.core.errors import InvalidInput
-from forebay.replay.options import parse_steps
-from forebay.replay.recording_reader import RecordingMade
-from forebay.replay.recording_schema import SUFFIX
-from forebay.replay.recordings.recording import Recording
-from forebay.replay.recordings.recording_stream import RecordingDownload
+from forebay.core.records.recording_rows import EndRow
+from forebay.replay.options import SUFFIX, parse_steps
+from forebay.replay.recording import Recording
+from forebay.replay.recording_export import NewRecording
 from forebay.server.cli.client import ServerClient
 
 
-def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> RecordingMade:
+def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> EndRow:
     """Write the run that ``run`` names into the new file ``path``; what it has.
 
     Raises ``InvalidInput`` for a file that is there, steps that are none, or a ``run`` that several have; what the
@@ -23,11 +22,11 @@ def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> R
     """
     if steps:
         parse_steps(steps, "--steps")
-    with RecordingDownload(path) as download:
+    with NewRecording(path) as new:
         run_id = server.find_run(run)["run_id"]
         asked = f"?{urlencode({'steps': steps})}" if steps else ""
-        server.save(f"/v1/runs/{run_id}/recording{asked}", download)
-        return download.made
+        server.save(f"/v1/runs/{run_id}/recording{asked}", new)
+    return new.made
 
 
 def is_recording(given: str) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
+from forebay.core.records.recording_rows import EndRow
+from forebay.core.records.rows import BatchRow
 from forebay.replay.chosen_groups import ranges_text
-from forebay.replay.model import BatchRecord
-from forebay.replay.recording_reader import RecordingMade
-from forebay.replay.recordings.recording import Recording
+from forebay.replay.recording import Recording
 from forebay.server.cli.output import counts_text
 
 MOST_SHOWN = 20
 
 
-def counts(made: RecordingMade) -> dict[str, Any]:
+def counts(made: EndRow) -> dict[str, Any]:
     """What `export` tells of a file as JSON values: how much it has, and which groups it has without their samples."""
     found = {name: getattr(made, name) for name in ("num_groups", "num_samples", "num_batches")}
     return found | {"left_out": msgspec.to_builtins(made.left_out)}
@@ -36,12 +36,11 @@ def summary(recording: Recording) -> dict[str, Any]:
         "exported_steps": made.steps,
         **counts(made),
         "num_body_bytes": made.num_bytes,
-        "states": dict(Counter(group.state for group in groups)),
+        "states": dict(Counter(group.state.value for group in groups)),
         "reasons": dict(Counter(group.reason for group in groups if group.reason)),
         "num_salvaged": sum(group.is_salvaged for group in groups),
         "steps": _steps(batches, "step"),
         "checkpoints": _steps(batches, "checkpoint_step"),
-        "damage": [str(each) for each in recording.damage],
     }
 
 
@@ -64,7 +63,6 @@ def facts(found: dict[str, Any]) -> dict[str, Any]:
             "steps": found["steps"],
             "checkpoints": found["checkpoints"],
             "left out": _left_out(found["left_out"]),
-            "damaged": "\n".join(found["damage"]),
         }
     return shown | {"engine calls": f"{found['num_calls']:,}" if found["num_calls"] else ""}
 
@@ -80,7 +78,7 @@ def _left_out(groups: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + (f"\n… and {len(groups) - MOST_SHOWN:,} more" if len(groups) > MOST_SHOWN else "")
 
 
-def _steps(batches: Sequence[BatchRecord], field: str) -> str:
+def _steps(batches: Sequence[BatchRow], field: str) -> str:
     return ranges_text(step for batch in batches if (step := getattr(batch, field)) is not None)
 
 

@@ -11,11 +11,11 @@ from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.store.memory import MemoryStore
 from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
+from forebay.core.records.rows import GroupRow
 from forebay.core.run import Run
 from forebay.hooks.run_hooks import HookRunner
-from forebay.replay.model import GroupRecord
-from forebay.replay.recording_writer import RecordingWriter
 from tests.buffer.buffer_kit import MakeHooks, end_process, fill, make_run, open_buffer, read, take
+from tests.replay.recordings.recording_kit import RecordingWriter
 
 GROUP_SIZE = 4
 TIMEOUT_S = 10.0
@@ -41,7 +41,7 @@ class Recorder:
         self.clock.advance(seconds)
         await self.buffer.tick()
 
-    async def save(self, path: Path) -> list[GroupRecord]:
+    async def save(self, path: Path) -> list[GroupRow]:
         """Write the file; its groups."""
         source = JournalSource(self.entry.run, self.store)
         groups = list(await source.groups())
@@ -49,14 +49,14 @@ class Recorder:
             for group in groups:
                 samples = (await source.samples([group.group_id]))[group.group_id]
                 for sample, body in zip(samples, await source.bodies(samples), strict=True):
-                    writer.add_sample(sample, body)
+                    writer.add_sample(sample.row, body)
                 writer.add_group(group)
             for batch in await source.batches():
                 writer.add_batch(batch)
         return groups
 
 
-async def record_every_verdict(path: Path) -> list[GroupRecord]:
+async def record_every_verdict(path: Path) -> list[GroupRow]:
     """A file with a group of each verdict that built-in hooks and deadlines bring about."""
     clock, store = ManualClock(), MemoryStore()
     async with open_buffer(store, clock) as buffer:
@@ -87,7 +87,7 @@ async def record_groups(
     *,
     step_of: int = 0,
     **run: Any,
-) -> list[GroupRecord]:
+) -> list[GroupRow]:
     """A file with groups of these rewards, each read as soon as it is there; ``step_of`` of them make a step."""
     clock, store = ManualClock(), MemoryStore()
     given = {} if make_hooks is None else {"make_hooks": make_hooks}
@@ -106,7 +106,7 @@ async def record_groups(
         return await Recorder(clock, store, buffer, entry).save(path)
 
 
-async def record_by_chance(path: Path, seed: int) -> list[GroupRecord]:
+async def record_by_chance(path: Path, seed: int) -> list[GroupRow]:
     """A file of a run whose samples, pauses and reads are drawn."""
     chance = random.Random(seed)
     is_slime, has_places = chance.random() < 0.5, chance.random() < 0.7

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.core.errors import MissingExtra
+from forebay.core.group import GroupState
+from forebay.core.ids import group_id
+from forebay.core.records.recording_rows import FileRow
+from forebay.core.records.rows import GroupRow
 from forebay.replay import comparison_plots
-from forebay.replay.recording_schema import checksum
 from tests.buffer.buffer_kit import file_hooks
 from tests.cli.conftest import Forebay, forebay
 from tests.replay.compare.compare_kit import HOOKS, TIMEOUT_S, record_by_chance, record_every_verdict, record_groups
+from tests.replay.recordings.recording_kit import damage_body, rewrite
 
 __all__ = ["forebay"]
 
@@ -231,25 +235,23 @@ def test_only_the_groups_of_some_steps(forebay: Forebay, tmp_path: Path) -> None
 
 
 def test_what_is_damaged_is_named_and_everything_else_is_compared(forebay: Forebay, file: Path) -> None:
-    with sqlite3.connect(file) as connection:
-        (group_id,) = connection.execute("SELECT group_id FROM groups WHERE json LIKE '%\"plain\"%'").fetchone()
-        connection.execute("UPDATE samples SET body = substr(body, 2) WHERE group_id = ?", (group_id,))
-        connection.execute("UPDATE groups SET json = replace(json, 'failed', 'fooled') WHERE json LIKE '%\"failed\"%'")
+    group = group_id("plain", 0)
+    damage_body(file, group)
     document = compared(forebay, file)
     assert [each["instance_id"] for each in document["damaged"]] == ["plain"]
-    assert len(document["unreadable"]) == 1
-    assert (document["self_check"]["num_groups"], document["self_check"]["mismatches"]) == (7, [])
+    assert (document["self_check"]["num_groups"], document["self_check"]["mismatches"]) == (8, [])
     shown = forebay("compare", file).out
-    assert f"group {group_id} ('plain', epoch 0) is left out: " in shown
+    assert f"group {group} ('plain', epoch 0) is left out: " in shown
 
 
 def test_a_group_that_was_ready_and_is_not_now_is_no_group_without_a_verdict(forebay: Forebay, file: Path) -> None:
     """``is_valid_group`` had been asked about it: that it says something else now must not be hidden."""
-    with sqlite3.connect(file) as connection:
-        (row,) = connection.execute("SELECT number, group_id, num_rows, json FROM groups WHERE json LIKE '%invalid%'")
-        text = row[3].replace('"state":"discarded"', '"state":"ready"').replace('"reason":"invalid"', '"reason":""')
-        values = (text, checksum((*row[:3], text)), row[0])
-        connection.execute("UPDATE groups SET json = ?, checksum = ? WHERE number = ?", values)
+
+    def as_ready(row: FileRow, body: bytes) -> tuple[FileRow, bytes]:
+        is_invalid = isinstance(row, GroupRow) and row.reason == "invalid"
+        return replace(row, state=GroupState.READY, reason="") if is_invalid else row, body
+
+    rewrite(file, as_ready)
     check = compared(forebay, file)["self_check"]
     assert [(each["instance_id"], each["found"]["reason"]) for each in check["mismatches"]] == [("invalid", "invalid")]
     assert check["num_undecided"] == 1

@@ -147,7 +147,7 @@ async def test_calls_wait_behind_new_weights(tmp_path: Path) -> None:
 
 def test_the_buffer_reads_recordings_without_a_web_framework() -> None:
     code = (
-        "import sys, forebay.buffer.journal_source, forebay.replay.recording_reader, forebay.replay; "
+        "import sys, forebay.buffer.journal_source, forebay.replay.recording_file, forebay.replay; "
         "found = {'starlette', 'uvicorn', 'httpx'} & set(sys.modules); assert not found, found; "
         "from forebay.replay import EngineRecorder, RecordedEngine; assert 'starlette' in sys.modules"
     )

@@ -5,7 +5,6 @@ import json
 import random
 import resource
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -17,9 +16,7 @@ import httpx
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.replay import EngineRecorder, RecordedEngine
-from forebay.replay.engine.known_calls import KnownCalls
-from forebay.replay.recording_schema import open_recording
+from forebay.replay import EngineRecorder, RecordedEngine, Recording
 from tests.kit import TIME_LIMIT_S, first_line, poll_until
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS, all_of, chat, numbered, post, recorded
 
@@ -27,12 +24,8 @@ STREAM = {**SAYS, "stream": True}
 
 
 def count_calls(file: Path) -> int:
-    connection = open_recording(file)
-    try:
-        (count,) = connection.execute("SELECT count(*) FROM calls WHERE method = 'POST'").fetchone()
-        return int(count)
-    finally:
-        connection.close()
+    with Recording.open(file) as recording:
+        return sum(call.request.method == "POST" for call in recording.calls())
 
 
 async def test_a_recording_is_one_private_file_without_headers_of_requests(tmp_path: Path) -> None:
@@ -45,14 +38,12 @@ async def test_a_recording_is_one_private_file_without_headers_of_requests(tmp_p
         await http.post(f"{recorder.url}/v1/chat/completions", json=SAYS, headers=headers)
     assert [path.name for path in tmp_path.iterdir()] == ["calls.fbr"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    connection = sqlite3.connect(file)
-    rows = connection.execute("SELECT method, path, status, headers FROM calls WHERE method = 'POST'").fetchall()
-    connection.close()
-    assert rows == [("POST", "/v1/chat/completions", 200, '{"content-type":"application/json"}')]
-    known = KnownCalls(file)
-    for (request,) in known._connection.execute("SELECT seq FROM calls").fetchall():
-        assert b"sk-secret" not in repr(known._read(request)).encode()
-    known.close()
+    with Recording.open(file) as recording:
+        calls = list(recording.calls())
+    (asked,) = [call for call in calls if call.request.method == "POST"]
+    assert (asked.request.path, asked.reply.status) == ("/v1/chat/completions", 200)
+    assert asked.reply.content_type == "application/json"
+    assert b"sk-secret" not in repr(calls).encode()
 
 
 def test_killed_while_it_records_the_file_has_what_was_answered(tmp_path: Path) -> None:
@@ -92,7 +83,7 @@ async def test_where_the_disk_is_full_calls_go_on_with_one_warning(
     ):
         first = await chat(recorder.url, 0)
         await asyncio.to_thread(poll_until, lambda: count_calls(file) == 1, LIMIT_S)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file.with_name("calls.fbr-wal").stat().st_size, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, limits[1]))
         try:
             for slot in range(1, 4):
                 await chat(recorder.url, slot)

@@ -10,9 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.engines.detect import DetectedEngine
-from forebay.replay import EngineRecorder, RecordedEngine
-from forebay.replay.engine.call_frames import decode_call
-from forebay.replay.engine.known_calls import KnownCalls
+from forebay.replay import EngineRecorder, RecordedEngine, Recording
 from forebay.web.serving import serve_app
 from tests.replay.engine.calls_kit import LIMIT_S, SAYS
 
@@ -46,13 +44,8 @@ ENGINE.state.queries = []
 
 def stored(file: Path) -> bytes:
     """Everything that is in the file, unfolded."""
-    known = KnownCalls(file)
-    try:
-        seqs = [seq for (seq,) in known._connection.execute("SELECT seq FROM calls")]
-        rows = [known._row(seq) for seq in seqs]
-        return repr([(row, decode_call(row, known._frames)) for row in rows]).encode()
-    finally:
-        known.close()
+    with Recording.open(file) as recording:
+        return repr(list(recording.calls())).encode()
 
 
 async def test_no_key_is_in_the_file_and_a_replay_wants_none(tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 import pytest
 
 from forebay.core.errors import InvalidInput
+from forebay.core.records.rows import BatchRow
 from forebay.replay.chosen_groups import chosen_batches, chosen_groups, ranges_text
 from forebay.replay.errors import NotRecorded
-from forebay.replay.model import BatchRecord
 from forebay.replay.options import parse_steps
 from tests.replay.recordings.recording_kit import batch_record, group_record
 
 GROUPS = [group_record(number) for number in range(1, 9)]
 
 
-def numbers(*steps: tuple[int, int], batches: list[BatchRecord]) -> list[int]:
+def numbers(*steps: tuple[int, int], batches: list[BatchRow]) -> list[int]:
     return [group.number for group in chosen_groups(GROUPS, batches, steps)]
 
 

@@ -1,25 +1,26 @@
 """Files that somebody else made, to do harm: none of them is believed, and none of them is run."""
 
-import json
 import os
 import resource
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.core.errors import StorageFailed
-from forebay.replay import EngineRecorder, RecordedEngine, Recording
+from forebay.core.ids import group_id
+from forebay.core.records.record_file import encode_record
+from forebay.core.records.recording_rows import CallRow, EndRow, FileRow, RecordedRun
+from forebay.core.records.rows import ColumnsRow, GroupRow
+from forebay.replay import RecordedEngine, Recording
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.recording_schema import GROUPS, META, SAMPLES, RecordingTable, checksum, create
 from tests.cli.conftest import Forebay, forebay
-from tests.replay.recordings.recording_kit import group_record, write_recording
+from tests.replay.recordings.recording_kit import group_record, rewrite, write_recording
 
 __all__ = ["forebay"]
 
-ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
 HUGE = 100 << 30
 
 
@@ -29,79 +30,88 @@ def bomb(num_bytes: int) -> bytes:
     return head + (1 << 17 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
 
 
-def forge(path: Path, table: RecordingTable, where: str, /, **columns: object) -> None:
-    """Change a row, and let its checksum agree."""
-    with closing(sqlite3.connect(path)) as database, database:
-        for name, value in columns.items():
-            database.execute(f"UPDATE {table.name} SET {name} = ? WHERE {where}", (value,))
-        row = database.execute(f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {where}").fetchone()
-        database.execute(f"UPDATE {table.name} SET checksum = ? WHERE {where}", (checksum(row),))
-
-
 def test_a_frame_that_unfolds_to_more_than_there_is_room_for_is_not_unfolded(tmp_path: Path) -> None:
     path = tmp_path / "a.fbr"
     write_recording(path)
-    forge(path, SAMPLES, "seq = 2", num_bytes=HUGE, body=bomb(HUGE))
+
+    def inflated(row: FileRow, body: bytes) -> tuple[FileRow, bytes]:
+        if not isinstance(row, ColumnsRow) or row.group_id != group_record(2).group_id:
+            return row, body
+        return replace(row, samples=[replace(row.samples[0], length=HUGE)]), bomb(HUGE)
+
+    rewrite(path, inflated)
     with Recording.open(path) as recording:
-        first, second = recording.samples(group_record(1).group_id)
-        assert recording.body(first)
+        assert recording.bodies(recording.samples(group_record(1).group_id))
         with pytest.raises(RecordingDamaged, match=r"to hold 107,374,182,400 bytes: more than .* are never written"):
-            recording.body(second)
-        assert any("are never written" in each.reason for each in recording.verify())
+            recording.bodies(recording.samples(group_record(2).group_id))
+        assert [each.place for each in recording.verify()] == [f"group {group_record(2).group_id}"]
 
 
-async def test_a_recorded_call_is_not_unfolded_either(tmp_path: Path) -> None:
+def test_a_recorded_call_is_not_unfolded_either(tmp_path: Path) -> None:
     path = tmp_path / "calls.fbr"
-    values = (1, "", b"0" * 16, 0, "POST", "/generate", bomb(HUGE), 200, "{}", bomb(HUGE), 1.0)
-    with closing(create(path)) as connection:
-        connection.execute(f"INSERT INTO calls VALUES ({', '.join('?' * len(values))})", values)
-    async with RecordedEngine(path) as engine:
-        assert "are never written" in engine.damaged[1]
+    call = CallRow(
+        seq=1,
+        began_s=1.0,
+        method="POST",
+        path="/generate",
+        request_bytes=2,
+        status=200,
+        content_type="",
+        parts=[(HUGE, 0.0)],
+        is_whole=True,
+    )
+    path.write_bytes(encode_record(call, bomb(HUGE), 0))
+    with pytest.raises(RecordingDamaged, match="are never written"), RecordedEngine(path).in_thread():
+        pass
 
 
-def _view(database: sqlite3.Connection) -> None:
-    database.execute("DROP TABLE groups")
-    columns = "x AS number, 'a' AS group_id, 1 AS num_rows, '{}' AS json, x'' AS checksum"
-    database.execute(f"CREATE VIEW groups AS {ENDLESS} SELECT {columns} FROM n")
+def _other_group(row: FileRow) -> FileRow:
+    is_meant = isinstance(row, ColumnsRow) and row.group_id == group_record(1).group_id
+    return replace(row, group_id=group_record(2).group_id) if is_meant else row
 
 
-def _trigger(database: sqlite3.Connection) -> None:
-    database.execute("CREATE TRIGGER t AFTER INSERT ON calls BEGIN DELETE FROM calls WHERE seq < new.seq; END")
+def _twice(row: FileRow) -> FileRow:
+    return group_record(1) if isinstance(row, GroupRow) else row
 
 
-@pytest.mark.parametrize(("plant", "what"), [(_view, "a view"), (_trigger, "a trigger")])
-def test_a_file_with_more_than_tables_is_refused_before_any_of_it_runs(
-    tmp_path: Path, plant: Callable[[sqlite3.Connection], None], what: str
-) -> None:
-    path = tmp_path / "a.fbr"
-    create(path).close()
-    with closing(sqlite3.connect(path)) as database, database:
-        plant(database)
-    before = path.read_bytes()
-    with pytest.raises(RecordingDamaged, match=f"it has {what}"):
-        Recording.open(path)
-    for engine in (RecordedEngine(path), EngineRecorder(path, "http://127.0.0.1:9")):
-        with pytest.raises(RecordingDamaged, match=f"it has {what}"), engine.in_thread():
-            pass
-    assert path.read_bytes() == before
+def _deep(row: FileRow) -> FileRow:
+    deep: Any = "x"
+    for _ in range(700):
+        deep = {"x": deep}
+    return replace(row, payload={"deep": deep}) if isinstance(row, RecordedRun) else row
 
 
-def test_rows_that_say_what_no_row_says_are_damaged_and_break_nothing(tmp_path: Path) -> None:
+def _any_epoch(row: FileRow) -> FileRow:
+    return (
+        replace(row, epoch=1 << 63, group_id=group_id(row.instance_id, 1 << 63)) if isinstance(row, GroupRow) else row
+    )
+
+
+def _more_groups(row: FileRow) -> FileRow:
+    return replace(row, num_groups=17) if isinstance(row, EndRow) else row
+
+
+@pytest.mark.parametrize("change", [_other_group, _twice, _deep, _any_epoch, _more_groups])
+def test_rows_that_no_export_makes_are_refused(tmp_path: Path, change: Callable[[FileRow], FileRow]) -> None:
     path = tmp_path / "a.fbr"
     write_recording(path, 4)
-    forge(path, META, "name = 'run'", json='{"payload":' + "[" * 100_000)
-    forge(path, GROUPS, "number = 4", json=17)
-    forge(path, SAMPLES, "seq = 1", group_id=group_record(2).group_id)
-    forge(path, SAMPLES, "seq = 5", num_bytes="many")
+    rewrite(path, lambda row, body: (change(row), body))
+    with pytest.raises(RecordingDamaged):
+        Recording.open(path)
+
+
+def test_places_outside_of_the_bodies_of_a_record_are_no_places(tmp_path: Path) -> None:
+    path = tmp_path / "a.fbr"
+    write_recording(path)
+
+    def moved(row: FileRow, body: bytes) -> tuple[FileRow, bytes]:
+        if isinstance(row, ColumnsRow):
+            row = replace(row, samples=[replace(each, offset=each.offset - 7) for each in row.samples])
+        return row, body
+
+    rewrite(path, moved)
     with Recording.open(path) as recording:
-        with pytest.raises(RecordingDamaged):
-            _ = recording.run
-        assert [group.number for group in recording.groups()] == [1, 2, 3]
-        for number in (1, 2, 3):
-            with pytest.raises(RecordingDamaged):
-                recording.samples(group_record(number).group_id)
-        named = {each.place for each in recording.verify()}
-        assert {"meta run", "groups 4", "samples 1", "samples 5"} <= named
+        assert len(recording.verify()) == 3
 
 
 def test_a_time_that_no_calendar_has_is_shown(tmp_path: Path, forebay: Forebay) -> None:
@@ -131,16 +141,3 @@ def test_a_disk_that_is_full_from_the_beginning_has_nothing_left_on_it(tmp_path:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_promises_any_number_of_rows_is_not_searched_for_all_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "a.fbr"
-    write_recording(path)
-    with closing(sqlite3.connect(path)) as database:
-        (text,) = database.execute("SELECT json FROM meta WHERE name = 'made'").fetchone()
-        database.execute("DROP TABLE groups")
-        database.commit()
-    forge(path, META, "name = 'made'", json=json.dumps({**json.loads(text), "last_group": 2**62}))
-    with Recording.open(path) as recording:
-        assert recording.groups() == []
-        assert f"-{2**62}: they are not looked for" in str(recording.damage[-1])

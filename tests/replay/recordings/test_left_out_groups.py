@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.recording_writer import RecordingWriter
-from forebay.replay.recordings.recording import Recording
+from forebay.replay.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, make_group
-from tests.replay.recordings.recording_kit import batch_record, body_of, group_record, run_record, written_sample
+from tests.replay.recordings.recording_kit import (
+    RecordingWriter,
+    batch_record,
+    body_of,
+    group_record,
+    run_record,
+    written_sample,
+)
 from tests.replay.replay_kit import read_all, start_replay, until_ended
 
 __all__ = ["forebay"]
@@ -134,7 +140,7 @@ def test_what_was_written_of_such_a_group_is_dropped_and_a_whole_file_differs(tm
             assert recording.verify() == []
             assert list(recording.left_out) == [group_record(number).group_id]
             others = [group for group in recording.groups("7") if group.number != number]
-            bodies = {s.uid: recording.body(s) for group in others for s in recording.samples(group.group_id)}
+            bodies = {s.row.uid: recording.body(s) for group in others for s in recording.samples(group.group_id)}
             assert bodies == {s.uid: body_of(s) for g in others for s in (written_sample(g, 0), written_sample(g, 1))}
             assert (recording.made.num_samples, recording.made.num_bytes) == (4, sum(map(len, bodies.values())))
         outcome = forebay("recording", "diff", tmp_path / "a.fbr", path)

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from forebay.core.binary_sample import as_json
-from forebay.replay.recording_writer import RecordingWriter
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.replay.modes_kit import Answers, finished, scripted, start, write_rows, write_words
 from tests.replay.recordings.recording_kit import (
+    RecordingWriter,
     body_of,
     group_record,
     run_record,

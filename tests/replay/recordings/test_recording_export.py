@@ -10,9 +10,9 @@ import pytest
 
 from forebay.core.binary_sample import SAMPLES_TYPE, join_samples, pack
 from forebay.core.errors import ForebayError
+from forebay.replay.recording import Recording
+from forebay.replay.recording_export import NewRecording, RecordEncoder
 from forebay.replay.recording_secrets import without_secrets
-from forebay.replay.recordings.recording import Recording
-from forebay.replay.recordings.recording_stream import RecordingDownload, StreamFailure, StreamRun, frame
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until
@@ -48,7 +48,7 @@ def exported(forebay: Forebay, run: NativeRun, path: Path, *flags: str) -> Path:
 
 def bodies_of(recording: Recording) -> dict[str, bytes]:
     samples = [sample for group in recording.groups() for sample in recording.samples(group.group_id)]
-    return {sample.uid: recording.body(sample) for sample in samples}
+    return {sample.row.uid: recording.body(sample) for sample in samples}
 
 
 def shown(run: NativeRun, group_id: str) -> list[Json]:
@@ -81,10 +81,10 @@ def test_a_run_is_exported_with_everything_it_has(server: ServerProcess, forebay
         assert bodies["b/0"] == binary
         for group_id in groups:
             found = shown(run, group_id)
-            assert [each.uid for each in recording.samples(group_id)] == [each["uid"] for each in found]
+            assert [each.row.uid for each in recording.samples(group_id)] == [each["uid"] for each in found]
             for each in found:
                 assert each["uid"] == "b/0" or json.loads(bodies[each["uid"]]) == each["body"]
-        became = Counter(each.became for group_id in groups for each in recording.samples(group_id))
+        became = Counter(each.row.outcome for group_id in groups for each in recording.samples(group_id))
         assert became == {"member": 12, "surplus": 1, "late": 1}
         assert [(batch.number, batch.step, len(batch.group_ids)) for batch in recording.batches()] == [
             (1, 1, 2),
@@ -184,22 +184,20 @@ def test_what_a_newcomer_gets_wrong(server: ServerProcess, forebay: Forebay, tmp
     run.stop()
 
 
-def download(content: bytes, path: Path) -> None:
-    """As it comes: in pieces that are no frames."""
-    with RecordingDownload(path) as downloading:
+def write_all(content: bytes, path: Path) -> None:
+    """As it comes: in pieces that are no records."""
+    with NewRecording(path) as new:
         for at in range(0, len(content), 7):
-            downloading.write(content[at : at + 7])
+            new.write(content[at : at + 7])
 
 
 def test_a_reply_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
-    head = frame(StreamRun(run_record()))
-    for rest, text in [
-        (b"", "broke off"),
-        (frame(StreamFailure("body_unreadable", "a body is gone", "check the disk")), "a body is gone"),
-        (frame(b"[]"), "sent no recording"),
-    ]:
+    encoder = RecordEncoder(run_record())
+    head = encoder.run()
+    failed = encoder.end(ForebayError("a body is gone", hint="check the disk"))
+    for content, text in [(head, "cut off"), (head + failed, "a body is gone"), (b"[]" * 100, "is no recording")]:
         with pytest.raises(ForebayError, match=text):
-            download(head + rest, tmp_path / "a.fbr")
+            write_all(content, tmp_path / "a.fbr")
         assert list(tmp_path.iterdir()) == []
 
 
@@ -209,12 +207,12 @@ def test_a_run_that_goes_on_can_be_exported_meanwhile(server: ServerProcess, tmp
     run.write(make_sample(instance_id="open", uid="open"))
     with (
         httpx.stream("GET", f"{server.url}{run.path}/recording", timeout=TIME_LIMIT_S) as reply,
-        RecordingDownload(tmp_path / "a.fbr") as download,
+        NewRecording(tmp_path / "a.fbr") as new,
     ):
         for piece in reply.iter_bytes():
-            download.write(piece)
+            new.write(piece)
     with Recording.open(tmp_path / "a.fbr") as recording:
         assert recording.groups()[-1].state == "open"
-        assert [each.uid for each in recording.samples(recording.groups()[-1].group_id)] == ["open"]
+        assert [each.row.uid for each in recording.samples(recording.groups()[-1].group_id)] == ["open"]
         assert recording.verify() == []
     run.stop()

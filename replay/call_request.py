@@ -6,7 +6,7 @@ The engine ids of a run's calls name their group and slot, the same in every run
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.abc import MARK
 from forebay.engines.capture.request_fields import without_asking
 
-DIGEST_BYTES = 16
 NOT_COUNTED = frozenset({"rid", "extra_key", "user"})
 """Names of one call, of one run's cache, and of who asks."""
 REPEATABLE = frozenset(
@@ -66,7 +65,7 @@ class CallRequest:
     counts: Any
     """What counts of ``value``."""
     digest: bytes
-    """16 bytes, the same for all requests that count as equal."""
+    """SHA-256, the same for all requests that count as equal."""
 
     @classmethod
     def read(cls, method: str, path: str, body: bytes) -> "CallRequest":
@@ -134,7 +133,7 @@ class CallRequest:
 
 
 def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=DIGEST_BYTES).digest()
+    return sha256(text).digest()
 
 
 def _counted(value: Any) -> Any:

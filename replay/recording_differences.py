@@ -9,12 +9,12 @@ import msgspec
 
 from forebay.core.binary_sample import as_json, is_binary
 from forebay.core.group import SLIME_REWARD_RANGE
+from forebay.core.records.recording_rows import LeftOutGroup, RecordedRun
+from forebay.core.records.rows import GroupRow, StoredSample
 from forebay.replay.conditions import NOT_NEEDED, OF_ONE_START
 from forebay.replay.differences import Difference, first_difference
-from forebay.replay.model import GroupRecord, RunRecord, SampleRecord
 from forebay.replay.provenance import strip
-from forebay.replay.recording_reader import LeftOutGroup
-from forebay.replay.recordings.recording import Recording
+from forebay.replay.recording import Recording
 
 COUNTED = ("groups", "samples", "tokens", "rewards")
 KINDS = ("code", "settings", *COUNTED, "bodies")
@@ -27,7 +27,7 @@ _NEED_NOT_SHARE = OF_ONE_START | NOT_NEEDED | {"engine_url", "num_reward_workers
 _VERDICT_FIELDS = ("state", "reason", "is_salvaged")
 """Of a group that is not open any more."""
 _GROUP_FIELDS = ("instance_id", "epoch", "num_samples", "num_failed")
-_SAMPLE_FIELDS = ("uid", "slot", "became", "error", "rollout_id", "oldest_version", "fork", "rollout_outcome")
+_SAMPLE_FIELDS = ("uid", "slot", "outcome", "error", "rollout_id", "oldest_version", "fork", "rollout_outcome")
 
 
 class RecordingComparison:
@@ -66,7 +66,7 @@ def compare_recordings(one: Recording, other: Recording) -> RecordingComparison:
     found, runs = RecordingComparison(), (one.run, other.run)
     found.note("code", "the code", runs[0].generator_files, runs[1].generator_files)
     found.note("settings", "the run", _asked(*runs), _asked(*reversed(runs)))
-    ours, theirs = ({group.group_id: group for group in _groups(each)} for each in (one, other))
+    ours, theirs = ({group.group_id: group for group in each.groups()} for each in (one, other))
     for group_id in ours | theirs:
         _compare_groups(found, ours.get(group_id), theirs.get(group_id))
         if group_id in ours and group_id in theirs:
@@ -74,7 +74,7 @@ def compare_recordings(one: Recording, other: Recording) -> RecordingComparison:
     return found
 
 
-def _asked(run: RunRecord, other: RunRecord) -> dict[str, Any]:
+def _asked(run: RecordedRun, other: RecordedRun) -> dict[str, Any]:
     """What ``run`` was started for, as far as both runs say."""
     known = [name for name in _RUN_FIELDS if "" not in (getattr(run, name), getattr(other, name))]
     payload = {"reward_range": SLIME_REWARD_RANGE if run.origin == "slime" else None} | run.payload
@@ -82,14 +82,7 @@ def _asked(run: RunRecord, other: RunRecord) -> dict[str, Any]:
     return {**_fields(run, known), "payload": payload}
 
 
-def _groups(recording: Recording) -> list[GroupRecord]:
-    groups = recording.groups()
-    if recording.damage:
-        raise recording.tables.damaged(recording.damage[0])
-    return groups
-
-
-def _compare_groups(found: RecordingComparison, one: GroupRecord | None, other: GroupRecord | None) -> None:
+def _compare_groups(found: RecordingComparison, one: GroupRow | None, other: GroupRow | None) -> None:
     there = [each for each in (one, other) if each is not None]
     names = _GROUP_FIELDS if any(each.state == "open" for each in there) else (*_VERDICT_FIELDS, *_GROUP_FIELDS)
     outcomes = [_fields(each, names) for each in (one, other)]
@@ -115,26 +108,27 @@ def _compare_samples(found: RecordingComparison, group_id: str, one: Recording, 
         found.num_different["samples"] += _differ(found, one, other, ours.get(place), theirs.get(place))
 
 
-def _by_place(samples: Sequence[SampleRecord]) -> dict[tuple[bool, int, int, int], SampleRecord]:
+def _by_place(samples: Sequence[StoredSample]) -> dict[tuple[bool, int, int, int], StoredSample]:
     """Samples by what pairs them: their slot and fork, members of the group first."""
-    found: dict[tuple[bool, int, int, int], SampleRecord] = {}
+    found: dict[tuple[bool, int, int, int], StoredSample] = {}
     numbers = Counter[tuple[bool, int, int]]()
     for sample in samples:
-        place = (sample.became != "member", sample.slot, sample.fork)
+        place = (sample.row.outcome != "member", sample.row.slot, sample.row.fork)
         found[*place, numbers[place]] = sample
         numbers[place] += 1
     return found
 
 
 def _differ(
-    found: RecordingComparison, one: Recording, other: Recording, a: SampleRecord | None, b: SampleRecord | None
+    found: RecordingComparison, one: Recording, other: Recording, a: StoredSample | None, b: StoredSample | None
 ) -> bool:
     """Whether two samples differ in anything. The caller counts them; all else is noted."""
-    sample = f"sample {next(each.uid for each in (a, b) if each)}"
-    differ = found.note("samples", sample, _fields(a, _SAMPLE_FIELDS), _fields(b, _SAMPLE_FIELDS), 0)
+    ours, theirs = (None if each is None else each.row for each in (a, b))
+    sample = f"sample {next(row.uid for row in (ours, theirs) if row)}"
+    differ = found.note("samples", sample, _fields(ours, _SAMPLE_FIELDS), _fields(theirs, _SAMPLE_FIELDS), 0)
     if a is None or b is None:
         return True
-    differ |= found.note("rewards", sample, {"reward": a.reward}, {"reward": b.reward})
+    differ |= found.note("rewards", sample, {"reward": a.row.reward}, {"reward": b.row.reward})
     bodies = strip(one.body(a)), strip(other.body(b))
     if bodies[0] == bodies[1]:
         return differ
