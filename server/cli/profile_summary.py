@@ -113,4 +113,5 @@ def _show_notes(console: Console, report: ProfileReport) -> None:
         _line(console, f"note: {note}", style="yellow")
     if report.num_problems:
         first = "; ".join(report.problems[:MOST_PROBLEMS])
-        _line(console, f"left out: {counted(report.num_problems, 'line')} ({first}, …)", style="yellow")
+        more = "; …" if report.num_problems > MOST_PROBLEMS else ""
+        _line(console, f"left out: {counted(report.num_problems, 'line')} ({first}{more})", style="yellow")

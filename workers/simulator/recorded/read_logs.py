@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.core.ids import InstanceId
 from forebay.telemetry.analysis.load_published import PublishedLog
 from forebay.telemetry.analysis.timeline import Request, TurnTimes
 from forebay.telemetry.trace_db import TraceDB
@@ -18,7 +17,6 @@ from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, Logged
 FIELD = "source"
 NS = 1e-9
 _WAITS = ("hold", "engine_wait", "retry")
-_ENGINE = ("engine_queue", "prefill", "decode", "engine")
 
 
 def read_log(source: Path, title: str = "") -> RolloutLog:
@@ -109,30 +107,22 @@ def _of_summary(record: RolloutSummary) -> LoggedRollout:
 
 
 def _of_turn(turn: TurnSummary, record: RolloutSummary) -> LoggedTurn:
-    seconds = {name: turn.phases.get(name, 0) * NS for name in _ENGINE}
-    waited = sum(turn.phases.get(name, 0) for name in _WAITS) * NS
-    logged = _turn(turn.t * NS + waited, seconds, turn.engine or record.engine, turn)
-    logged.group = record.instance, record.epoch
-    logged.is_capped = turn.finish_reason == "length"
-    return logged
+    def seconds(*phases: str) -> float:
+        return sum(turn.phases.get(name, 0) for name in phases) * NS
 
-
-def _turn(begin_s: float, seconds: dict[str, float], engine: str, counts: TurnSummary | TurnTimes) -> LoggedTurn:
-    tokens = (
-        (counts.prompt, counts.cached, counts.sampled)
-        if isinstance(counts, TurnSummary)
-        else (counts.prompt_tokens, counts.cached_tokens, counts.sampled_tokens)
-    )
-    is_split = seconds.get("decode", 0.0) > 0
     return LoggedTurn(
-        begin_s,
-        engine,
-        *tokens,
-        queue_s=seconds.get("engine_queue", 0.0),
-        prefill_s=seconds.get("prefill", 0.0),
-        decode_s=seconds.get("decode", 0.0),
-        unsplit_s=seconds.get("engine", 0.0),
-        is_split=is_split,
+        turn.t * NS + seconds(*_WAITS),
+        turn.engine or record.engine,
+        turn.prompt,
+        turn.cached,
+        turn.sampled,
+        queue_s=seconds("engine_queue"),
+        prefill_s=seconds("prefill"),
+        decode_s=seconds("decode"),
+        unsplit_s=seconds("engine"),
+        is_split=seconds("decode") > 0,
+        group=(record.instance, record.epoch),
+        is_capped=turn.finish_reason == "length",
     )
 
 
@@ -141,11 +131,11 @@ def _turn(begin_s: float, seconds: dict[str, float], engine: str, counts: TurnSu
 
 def _read_published(folder: Path) -> RolloutLog:
     published = PublishedLog(folder)
-    rollouts = list(_requests(published))
+    rollouts = [_of_summary(summary) for summary in _summaries(published)]
     for first in published.problems.first:
         raise broken_line(first.file, first.line, first.what)
     rollouts.sort(key=lambda each: each.started_s)
-    # An export of ours says which group a request is of; the logs of others know requests alone.
+    # A log may say which group a request is of; verl's knows requests alone.
     is_grouped = len({each.instance for each in rollouts}) < len(rollouts)
     log = RolloutLog("", rollouts, is_grouped=is_grouped, settings=_steps_of(rollouts))
     log.notes += published.notes
@@ -163,51 +153,57 @@ def _steps_of(rollouts: list[LoggedRollout]) -> dict[str, Any]:
     return {"oversampling": {"groups_per_step": min(sizes.values())}} if len(sizes) > 1 and min(sizes.values()) else {}
 
 
-def _requests(published: PublishedLog) -> Iterator[LoggedRollout]:
-    numbers: dict[InstanceId, int] = {}
+def _summaries(published: PublishedLog) -> Iterator[RolloutSummary]:
+    numbers: dict[str, int] = {}
     for count, step in enumerate(published.steps()):
         for request in sorted(step.requests, key=lambda each: each.begin_s):
             if request.ending == "open":
                 continue
             instance = request.group or request.request_id
             number = numbers[instance] = numbers.get(instance, -1) + 1
-            yield _of_request(request, instance, number, count)
+            yield _summary_of(request, instance, number, count)
 
 
-def _of_request(request: Request, instance: str, number: int, step: int) -> LoggedRollout:
-    def seconds(*names: str) -> float:
-        return sum(request.phases.get(name, 0.0) for name in names)
-
-    turns = [_turn(turn.begin_s, dict(turn.phases), turn.engine or request.worker, turn) for turn in request.turns]
-    if request.sampled_tokens and not sum(turn.sampled for turn in turns):
-        turns = [_whole_turn(request)]
-    for turn in turns:
-        turn.group = instance, 0
-    return LoggedRollout(
-        instance,
-        0,
-        number,
-        max(0, request.num_attempts - 1),
-        step,
-        request.ending,
-        request.reward,
-        request.is_capped,
-        request.begin_s + seconds("queue", "admission"),
-        max(request.begin_s, request.end_s - seconds("write")),
-        request.end_s,
-        seconds(*_WAITS),
-        turns,
+def _summary_of(request: Request, instance: str, number: int, step: int) -> RolloutSummary:
+    """What a run of ours would have written of ``request``."""
+    turns = request.turns
+    if request.sampled_tokens and not sum(turn.sampled_tokens for turn in turns):
+        # Its turns are not told, or tell no tokens: all its calls are one.
+        tokens = request.prompt_tokens, request.cached_tokens, request.sampled_tokens
+        turns = [TurnTimes(0, request.begin_s, request.end_s, request.phases, "", *tokens)]
+    begin, phases = round(request.begin_s / NS), _in_ns(request.phases)
+    return RolloutSummary(
+        t=begin,
+        d=round(request.duration_s / NS),
+        id="",
+        uid=request.request_id,
+        group=instance,
+        instance=instance,
+        number=number,
+        attempt=max(0, request.num_attempts - 1),
+        step=step,
+        engine=request.worker,
+        ending=request.ending,
+        reward=request.reward,
+        started=begin + phases.get("queue", 0) + phases.get("admission", 0),
+        is_capped=request.is_capped,
+        phases=phases,
+        turns=[_turn_summary(turn) for turn in turns],
     )
 
 
-def _whole_turn(request: Request) -> LoggedTurn:
-    """Of a request whose turns are not told, or tell no tokens: all its calls as one."""
-    counts = TurnTimes(
-        0,
-        request.begin_s,
-        request.end_s,
-        prompt_tokens=request.prompt_tokens,
-        cached_tokens=request.cached_tokens,
-        sampled_tokens=request.sampled_tokens,
+def _turn_summary(turn: TurnTimes) -> TurnSummary:
+    return TurnSummary(
+        t=round(turn.begin_s / NS),
+        d=round((turn.end_s - turn.begin_s) / NS),
+        engine=turn.engine,
+        prompt=turn.prompt_tokens,
+        cached=turn.cached_tokens,
+        sampled=turn.sampled_tokens,
+        finish_reason=turn.finish_reason,
+        phases=_in_ns(turn.phases),
     )
-    return _turn(request.begin_s, dict(request.phases), request.worker, counts)
+
+
+def _in_ns(phases: dict[str, float]) -> dict[str, int]:
+    return {name: round(seconds / NS) for name, seconds in phases.items()}
