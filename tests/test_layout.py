@@ -161,7 +161,6 @@ SHORT = {
     "replay/substitutes.py": "the one rule of repeat, for whatever is numbered",
     "server/cli/demo/child.py": "a main",
     "telemetry/analysis/intervals.py": "the one way to merge stretches of time, for reports and the simulator",
-    "telemetry/log.py": "the log's form, for all processes",
 }
 """Modules below 40 lines, and why each of them is one."""
 
