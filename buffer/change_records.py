@@ -77,7 +77,7 @@ class ChangeRecords:
                 state=row.state.value,
                 reason="salvaged" if row.is_salvaged and source is GroupState.OPEN else "",
                 batch=row.batch_id,
-                last=group.samples[-1].uid if is_by_sample and group.samples else "",
+                last=group.samples[-1].row.uid if is_by_sample and group.samples else "",
                 judged=self._sink.at(now_s),
             )
         )

@@ -196,7 +196,7 @@ class _Trial:
         for staged in batch.staged:
             for row in staged.rows:
                 if row.source is not None and row.reward is not None:
-                    uid = staged.samples[row.source].uid
+                    uid = staged.samples[row.source].row.uid
                     self._advantages[uid] = self._advantages.get(uid, 0.0) + row.reward
         await delivery.leases.ack(batch.batch_id)
 

@@ -46,9 +46,8 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
         last_sample_s = max((last_sample_s, *(row.last_sample_s or 0.0 for row in page)))
     windows = {row.batch_id: buffer.new_window() for row in buffer.batches.in_state(BatchState.LEASED)}
     for stored in await store.load_samples(run_id):
-        sample = to_sample(stored)
-        group = groups.by_id[stored.row.group_id]
-        groups.restore_sample(stored.row.group_id, sample, stored.row.at_s)
+        sample = Sample(stored.row, stored.location)
+        group = groups.restore_sample(sample)
         # What is with a trainer was in its reply's meta info, unless the batch comes back.
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
     # Their oldest version follows from the samples, which were not there when the groups were restored.
@@ -100,26 +99,6 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
             raise BodiesGone(gone)
 
 
-def to_sample(stored: StoredSample) -> Sample:
-    """The sample in memory of a stored one."""
-    row = stored.row
-    span = (row.reward_start, row.reward_end) if row.reward_end else None
-    size, where = stored.location.length, stored.location
-    return Sample(
-        row.uid,
-        row.slot,
-        row.reward,
-        size,
-        span,
-        where,
-        rollout_id=row.rollout_id,
-        oldest_version=row.oldest_version,
-        fork=row.fork,
-        rollout_outcome=row.rollout_outcome,
-        is_foreign=row.is_foreign,
-    )
-
-
 def members(stored: Iterable[StoredSample]) -> list[Sample]:
     """Those of a group's stored samples that are in it."""
-    return [to_sample(sample) for sample in stored if sample.row.outcome == "member"]
+    return [Sample(sample.row, sample.location) for sample in stored if sample.row.outcome == "member"]

@@ -313,7 +313,7 @@ class Retention:
                 for group_id, samples in groups.items():
                     places = {each.row.uid: each.location for each in stored[group_id]}
                     for sample in samples:
-                        sample.location = places.get(sample.uid, sample.location)
+                        sample.location = places.get(sample.row.uid, sample.location)
         raise StorageFailed("memory still needs bodies in it", what=f"segment {number} cannot be removed")
 
     # --- what is there

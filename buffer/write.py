@@ -68,28 +68,25 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
     buffer.store.check_room()  # before memory knows of the sample: it would be ahead of the disk
     note_sample(buffer.run, sample)
     now_s = buffer.active.now_s()
-    rows: list[Row]
     if buffer.run.has_ended:
-        key, slot = group_id(sample.instance_id, sample.epoch or 0), -1 if sample.slot is None else sample.slot
-        rows = [_row(buffer, sample, key, sample.epoch or 0, slot, "late", now_s)]
-        return _store(buffer, sample, key, rows, "late", None)
+        late = buffer.groups.new_row(sample.instance_id, sample.epoch or 0, now_s)
+        slot = -1 if sample.slot is None else sample.slot
+        return _store(buffer, sample, _row(buffer, sample, late, slot, "late", now_s))
     # After the duplicates, which take no room, and before a group is opened.
     check_room(buffer, sample.instance_id, sample.epoch, now_s)
     placement = (decide or place)(buffer.groups, sample, now_s)
-    row = placement.group.row
-    rows = [_row(buffer, sample, row.group_id, row.epoch, placement.slot, placement.outcome, now_s, row.number)]
-    if placement.is_group_changed:
-        rows.append(row)
+    group = placement.group.row
+    row = _row(buffer, sample, group, placement.slot, placement.outcome, now_s)
     kept: Sample | None = None
     if placement.outcome == "member":
-        kept = _in_memory(sample, placement.slot)
+        kept = Sample(row, None, sample.body, head_of(sample.body))
         # In its group at once: a group may be full, judged and leased before the disk has its last sample.
         buffer.groups.add(placement.group, kept, now_s)
         placement.group.last_sample_at_s = monotonic()
         buffer.window.add(placement.group, kept)
     buffer.last_sample_s = buffer.last_progress_s = now_s
     buffer.is_stalled = False
-    receipt = _store(buffer, sample, row.group_id, rows, placement.outcome, kept)
+    receipt = _store(buffer, sample, row, kept, [group] if placement.is_group_changed else [])
     buffer.news.notify()
     return receipt
 
@@ -146,10 +143,10 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
 
 
 def _store(
-    buffer: RunBuffer, sample: Incoming, key: str, rows: Sequence[Row], outcome: Outcome, kept: Sample | None
+    buffer: RunBuffer, sample: Incoming, row: SampleRow, kept: Sample | None = None, changed: Sequence[Row] = ()
 ) -> Receipt:
-    """``key`` is the group that it names; ``kept`` is what memory has of it, and of its body until the disk has it."""
-    uid, is_failed, counts = sample.uid, sample.reward is None, buffer.counts
+    """``kept`` is what memory has of it, and of its body until the disk has it; ``changed`` is stored with it."""
+    uid, key, outcome, is_failed, counts = row.uid, row.group_id, row.outcome, row.reward is None, buffer.counts
     # Before the disk has it: the same uid may come again in the same turn of the loop.
     buffer.uids.add(uid, key)
     if kept is None and key not in buffer.groups.by_id:
@@ -157,15 +154,14 @@ def _store(
     counts["bytes"] += len(sample.body)
     buffer.outcomes[sample.outcome] += not sample.fork
     counts["failed" if is_failed and outcome == "member" else outcome] += 1
-    if sample.reward is not None and outcome == "member" and not sample.fork:
-        buffer.rewards.note(sample.reward)
+    if row.reward is not None and outcome == "member" and not row.fork:
+        buffer.rewards.note(row.reward)
     if buffer.run.has_ended:
-        rows = [*rows, *buffer.run_rows()]
+        changed = buffer.run_rows()
     # Known as pending before it is submitted: a store without a disk is done at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
-    buffer.store.submit(rows, sample.body, partial(_store_done, buffer, uid, stored, kept))
-    row = rows[0]
-    return Receipt(uid, outcome, is_failed, stored, row=row if isinstance(row, SampleRow) else None)
+    buffer.store.submit([row, *changed], sample.body, partial(_store_done, buffer, uid, stored, kept))
+    return Receipt(uid, outcome, is_failed, stored, row=row)
 
 
 def _store_done(
@@ -186,23 +182,15 @@ def _store_done(
     finish(stored, None, error)
 
 
-def _row(
-    buffer: RunBuffer,
-    sample: Incoming,
-    key: str,
-    epoch: int,
-    slot: int,
-    outcome: Outcome,
-    now_s: float,
-    group_number: int = 0,
-) -> SampleRow:
+def _row(buffer: RunBuffer, sample: Incoming, group: GroupRow, slot: int, outcome: Outcome, now_s: float) -> SampleRow:
     start, end = sample.reward_span or (0, 0)
     return SampleRow(
         run_id=buffer.run.run_id,
         uid=sample.uid,
-        instance_id=sample.instance_id,
-        group_id=key,
-        epoch=epoch,
+        # The group's: its samples share one in memory.
+        instance_id=group.instance_id,
+        group_id=group.group_id,
+        epoch=group.epoch,
         slot=slot,
         outcome=outcome,
         reward=sample.reward,
@@ -213,30 +201,10 @@ def _row(
         reward_end=end,
         rollout_id=sample.rollout_id,
         oldest_version=sample.oldest_version,
-        group_number=group_number,
+        group_number=group.number,
         fork=sample.fork,
         rollout_outcome=sample.outcome.value,
         is_foreign=sample.is_foreign,
-    )
-
-
-def _in_memory(sample: Incoming, slot: int) -> Sample:
-    # By position: with keywords it takes a third longer, and each write comes here.
-    body = sample.body
-    return Sample(
-        sample.uid,
-        slot,
-        sample.reward,
-        len(body),
-        sample.reward_span,
-        None,
-        body,
-        sample.rollout_id,
-        sample.oldest_version,
-        head_of(body),
-        sample.fork,
-        sample.outcome.value,
-        sample.is_foreign,
     )
 
 
@@ -291,7 +259,7 @@ async def expect_repeats(buffer: RunBuffer) -> None:
     groups = buffer.groups
     for group in groups.by_id.values():
         is_incomplete = group.state is GroupState.OPEN and not groups.is_full(group)
-        group.repeats = {sample.uid for sample in group.samples if not sample.fork} if is_incomplete else set()
+        group.repeats = {sample.row.uid for sample in group.samples if not sample.row.fork} if is_incomplete else set()
         if group.row.surplus_due != len(group.repeats):
             # Samples get new uids if the generator draws them by chance: what counts is how many come.
             group.row.surplus_due = len(group.repeats)
@@ -325,10 +293,11 @@ def _place_at(groups: Groups, sample: Incoming, epoch: int, now_s: float) -> Pla
         return Placement(group, slot, "surplus")
     if sample.fork:
         # A fork shares its slot with the main sample of its own rollout, whichever of the two comes first.
-        mains = (other for other in group.samples if other.slot == slot and not other.fork)
+        mains = (other.row for other in group.samples if other.row.slot == slot and not other.row.fork)
         is_of_another = any(main.rollout_id != sample.rollout_id for main in mains)
         return Placement(group, slot, "surplus" if is_of_another else "member")
-    return Placement(group, slot, "surplus" if groups.is_full(group) or slot in group.slots else "member")
+    is_taken = groups.is_full(group) or group.filled[slot : slot + 1] == b"\1"
+    return Placement(group, slot, "surplus" if is_taken else "member")
 
 
 def _place_next(groups: Groups, instance_id: InstanceId, now_s: float) -> Placement:

@@ -189,7 +189,7 @@ class Groups:
         # Memory holds what may be delivered; whatever comes back later is read from the store.
         self.num_live_samples -= len(group.samples)
         self.num_live_bytes -= group.num_bytes
-        group.samples, group.slots, group.staged = [], set(), None
+        group.samples, group.filled, group.staged = [], bytearray(), None
 
     def revive(self, group: SampleGroup, samples: Iterable[Sample]) -> None:
         """Give a delivered group its samples back, before it becomes ready again."""
@@ -291,16 +291,18 @@ class Groups:
         elif row.state is GroupState.DISCARDED and not row.is_reported:
             self.unreported[row.group_id] = self.by_id[row.group_id]
 
-    def restore_sample(self, key: str, sample: Sample, at_s: float) -> None:
+    def restore_sample(self, sample: Sample) -> SampleGroup:
         """Give a live group a stored sample, in the order in which they came."""
+        key = sample.row.group_id
         group = self.by_id[key]
         group.take(sample)
         self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
         if group.state is GroupState.OPEN:
             _count(group.row, sample)
-            group.row.last_sample_s = at_s
+            group.row.last_sample_s = sample.row.at_s
             self.changed[key] = group
+        return group
 
     def restored(self) -> None:
         """Every stored sample is where it was: note of which weights the ready groups are."""
@@ -322,8 +324,8 @@ class Groups:
 
 def _count(row: GroupRow, sample: Sample) -> None:
     """Count another sample of an open group: a fork fills no slot."""
-    if sample.fork:
+    if sample.row.fork:
         row.num_forks += 1
     else:
         row.num_samples += 1
-        row.num_failed += sample.reward is None
+        row.num_failed += sample.row.reward is None

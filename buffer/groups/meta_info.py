@@ -32,8 +32,8 @@ class MetaWindow:
 
     def add(self, group: SampleGroup, sample: Sample) -> None:
         """Count a sample that did not fail; a fork is of a rollout that its main sample counts."""
-        reward = sample.reward
-        if reward is None or sample.fork:
+        reward = sample.row.reward
+        if reward is None or sample.row.fork:
             return
         self.num_samples += 1
         self.instances[group.instance_id] += 1

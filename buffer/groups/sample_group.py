@@ -7,42 +7,34 @@ import msgspec
 
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
-from forebay.core.records.rows import GroupRow, Location
-from forebay.core.reward_place import Span
+from forebay.core.records.rows import GroupRow, Location, SampleRow
 
 
 class Sample(msgspec.Struct, gc=False):
-    """A sample in memory: its index columns, and its body until the disk has it."""
+    """A sample in memory: its row, and its body until the disk has it."""
 
-    uid: str
-    slot: int
-    reward: float | None
-    num_bytes: int
-    reward_span: Span | None = None
+    row: SampleRow
     location: Location | None = None
     body: bytes | None = None
-    rollout_id: str = ""
-    oldest_version: int | None = None
     head: bytes | None = None
     """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
-    fork: int = 0
-    """Which fork of the rollout in its slot it is; 0 for the main sample."""
-    rollout_outcome: str = ""
-    """How its rollout ended."""
-    is_foreign: bool = False
-    """Whether ``rollout_id``, ``fork`` and their like in its body mean something else than ours."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of its body."""
+        return self.location.length if self.location is not None else len(self.body or b"")
 
 
 class SampleGroup:
     """A group and, while it lives, its samples."""
 
-    __slots__ = ("last_sample_at_s", "ready_at_s", "repeats", "row", "samples", "slots", "staged")
+    __slots__ = ("filled", "last_sample_at_s", "ready_at_s", "repeats", "row", "samples", "staged")
 
     def __init__(self, row: GroupRow) -> None:
         self.row = row
         self.samples: list[Sample] = []
-        self.slots: set[int] = set()
-        """Those that have their main sample."""
+        self.filled = bytearray()
+        """1 for each slot that has its main sample. A set would take ten times as much memory."""
         self.staged: object | None = None
         """What the last hooks made of it, kept until it is delivered or changes."""
         self.repeats: set[str] = set()
@@ -65,18 +57,23 @@ class SampleGroup:
         return self.row.state
 
     @property
+    def slots(self) -> set[int]:
+        """Those that have their main sample."""
+        return {slot for slot, is_filled in enumerate(self.filled) if is_filled}
+
+    @property
     def completed(self) -> list[Sample]:
         """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
 
         A fork without one that did not fail is left out: what is not judged is not trained on.
         """
-        kept = [sample for sample in self.samples if sample.reward is not None]
+        kept = [sample for sample in self.samples if sample.row.reward is not None]
         return _with_forks(kept) if self.row.num_forks else kept
 
     @property
     def completed_mains(self) -> list[Sample]:
         """The same without forks."""
-        return [sample for sample in self.samples if sample.reward is not None and not sample.fork]
+        return [sample for sample in self.samples if sample.row.reward is not None and not sample.row.fork]
 
     @property
     def num_completed(self) -> int:
@@ -86,12 +83,14 @@ class SampleGroup:
     def take(self, sample: Sample) -> None:
         """Add a sample; a fork fills no slot."""
         self.samples.append(sample)
-        if not sample.fork:
-            self.slots.add(sample.slot)
+        if not sample.row.fork:
+            self.filled.extend(bytes(max(0, sample.row.slot + 1 - len(self.filled))))
+            self.filled[sample.row.slot] = 1
 
     def failures_text(self) -> str:
         """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
-        failed = (s.rollout_outcome or "failed" for s in self.samples if s.reward is None and not s.fork)
+        rows = (sample.row for sample in self.samples)
+        failed = (row.rollout_outcome or "failed" for row in rows if row.reward is None and not row.fork)
         return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
 
     @property
@@ -101,26 +100,23 @@ class SampleGroup:
     @property
     def oldest_version(self) -> int | None:
         """The oldest weight version among the samples that did not fail; None if none of them tells."""
-        versions = (sample.oldest_version for sample in self.completed)
+        versions = (sample.row.oldest_version for sample in self.completed)
         return min((version for version in versions if version is not None), default=None)
 
     def free_slot(self) -> int:
         """The lowest slot without a sample."""
-        # Samples mostly fill slots in order: then it is this one.
-        slot = len(self.slots)
-        if slot not in self.slots:
-            return slot
-        return next(slot for slot in range(len(self.slots) + 1) if slot not in self.slots)
+        slot = self.filled.find(0)
+        return len(self.filled) if slot < 0 else slot
 
 
 def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
     forks: dict[tuple[int, str], list[Sample]] = {}
     for sample in samples:
-        if sample.fork:
-            forks.setdefault((sample.slot, sample.rollout_id), []).append(sample)
+        if sample.row.fork:
+            forks.setdefault((sample.row.slot, sample.row.rollout_id), []).append(sample)
     ordered: list[Sample] = []
     for sample in samples:
-        if not sample.fork:
-            of_it = forks.get((sample.slot, sample.rollout_id), ())
-            ordered += (sample, *sorted(of_it, key=lambda fork: fork.fork))
+        if not sample.row.fork:
+            of_it = forks.get((sample.row.slot, sample.row.rollout_id), ())
+            ordered += (sample, *sorted(of_it, key=lambda fork: fork.row.fork))
     return ordered

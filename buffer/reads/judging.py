@@ -54,11 +54,11 @@ class Staged:
     def are_foreign(self) -> list[bool]:
         """For each row whether names of ours in it mean something else (``core.sample.WRITER_HEADER``)."""
         # A row that a user's hook made up is like its group.
-        of_group = any(sample.is_foreign for sample in self.samples)
-        return [of_group if row.source is None else self.samples[row.source].is_foreign for row in self.rows]
+        of_group = any(sample.row.is_foreign for sample in self.samples)
+        return [of_group if row.source is None else self.samples[row.source].row.is_foreign for row in self.rows]
 
     def _is_fork(self, row: Row) -> bool:
-        return row.source is not None and self.samples[row.source].fork > 0
+        return row.source is not None and self.samples[row.source].row.fork > 0
 
     @property
     def num_bytes(self) -> int:
@@ -164,7 +164,7 @@ class Pipeline:
         hooks = self._hooks
         if hooks.in_host("process"):
             return
-        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        rewards = [sample.row.reward for sample in group.samples if sample.row.reward is not None]
         outside = [reward for reward in rewards if not is_valid_reward(reward, hooks.reward_range)]
         if outside:
             await self.stage(group)
@@ -201,9 +201,9 @@ class Pipeline:
         return self._cached_sizes
 
     def _input(self, instance_id: InstanceId, completed: Sequence[Sample]) -> HookInput:
-        rewards = [sample.reward for sample in completed if sample.reward is not None]
-        rollout_ids = [sample.rollout_id for sample in completed]
-        forks = [sample.fork for sample in completed]
+        rewards = [sample.row.reward for sample in completed if sample.row.reward is not None]
+        rollout_ids = [sample.row.rollout_id for sample in completed]
+        forks = [sample.row.fork for sample in completed]
         return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids, forks)
 
     # --- what goes out
@@ -245,7 +245,7 @@ class Pipeline:
 
     def _note_rewards(self, group: SampleGroup) -> str:
         """What the rewards are of a group that is dropped because of their range."""
-        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        rewards = [sample.row.reward for sample in group.samples if sample.row.reward is not None]
         group.row.lowest_reward, group.row.highest_reward = low, high = min(rewards), max(rewards)
         seen, allowed = range_text((low, high)), range_text(self._hooks.reward_range)
         return f": its rewards are within {seen}, reward_range is {allowed}"

@@ -187,15 +187,15 @@ class ReplyRows:
 
 def _is_read_whole(planned: Planned) -> bool:
     """Whether the body must be seen to make the row."""
-    return planned.finish is not None or (planned.sample is not None and planned.sample.reward_span is None)
+    return planned.finish is not None or (planned.sample is not None and planned.sample.row.reward_span is None)
 
 
 def _edited(planned: Planned) -> Piece | None:
     """The row as a stored body with other rewards; None if it must be made in another way."""
     row, sample = planned.row, planned.sample
-    if sample is None or planned.finish is not None or sample.location is None or sample.reward_span is None:
+    if sample is None or planned.finish is not None or sample.location is None or sample.row.reward_span is None:
         return None
-    start, stop = sample.reward_span
+    start, stop = sample.row.reward_span
     return Edited(sample.location, start, stop, rewards_text(row.reward, row.raw_reward))
 
 
@@ -205,16 +205,16 @@ def _piece(planned: Planned, bodies: Iterator[bytes]) -> Piece:
     if sample is None:
         made: Parts = (row.body or b"",)
     elif _is_read_whole(planned):
-        made = set_reward(next(bodies), sample.reward_span, row.reward, row.raw_reward)
+        made = set_reward(next(bodies), sample.row.reward_span, row.reward, row.raw_reward)
     else:  # the disk does not have it yet
-        made = set_reward(sample.body or b"", sample.reward_span, row.reward, row.raw_reward)
+        made = set_reward(sample.body or b"", sample.row.reward_span, row.reward, row.raw_reward)
     return b"".join(planned.finish(made) if planned.finish else made)
 
 
 def _size(planned: Planned) -> int:
     """The length of a row that is not read whole."""
     row, sample = planned.row, planned.sample
-    if sample is None or sample.reward_span is None:
+    if sample is None or sample.row.reward_span is None:
         return planned.num_bytes
-    start, end = sample.reward_span
+    start, end = sample.row.reward_span
     return sample.num_bytes - (end - start) + len(rewards_text(row.reward, row.raw_reward))

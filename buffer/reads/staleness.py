@@ -49,7 +49,7 @@ def discard(buffer: RunBuffer, group: SampleGroup) -> None:
 
 def distribution(groups: Iterable[SampleGroup], current: int | None) -> dict[str, int] | None:
     """How many of the groups' samples are how stale, ``unknown`` last; None if no sample names a version."""
-    versions = [sample.oldest_version for group in groups for sample in group.completed]
+    versions = [sample.row.oldest_version for group in groups for sample in group.completed]
     if all(version is None for version in versions):
         return None
     counts = Counter(None if v is None or current is None else current - v for v in versions)

@@ -6,6 +6,7 @@ import msgspec
 
 from forebay.core.group import BatchState, GroupState
 from forebay.core.ids import InstanceId
+from forebay.core.reward_place import Span
 
 Outcome = Literal["member", "late", "surplus"]
 """What became of a sample: in a group; after its group had closed; beyond what its group can hold."""
@@ -169,6 +170,11 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     """How its rollout ended (``core.outcome``)."""
     is_foreign: bool = False
     """Whether the names of ours that its body may have mean something else there (``core.sample.WRITER_HEADER``)."""
+
+    @property
+    def reward_span(self) -> Span | None:
+        """Where the reward's number stands in the body; None if the text leaves it in doubt."""
+        return (self.reward_start, self.reward_end) if self.reward_end else None
 
 
 class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):

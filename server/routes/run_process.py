@@ -80,7 +80,8 @@ async def _replay(run: Run, recorded: RecordedGroups) -> dict[str, Any] | None:
 
 def _other_uids(run_id: str, group: SampleGroup) -> list[str]:
     """The uids that a group's samples have, but for those made of their slot: no other rollout may take them."""
-    return [s.uid for s in group.samples if s.uid != rollout_uid(run_id, group.group_id, s.slot)]
+    rows = (sample.row for sample in group.samples)
+    return [row.uid for row in rows if row.uid != rollout_uid(run_id, row.group_id, row.slot)]
 
 
 @router.post("/gateway")

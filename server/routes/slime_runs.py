@@ -77,7 +77,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
         samples = group.samples[:2]
         bodies = await entry.buffer.json_bodies(samples)
         # A reward of true is 1 for whoever reads.
-        rewards = [{} if sample.reward is None else {"reward": sample.reward} for sample in samples]
+        rewards = [{} if sample.row.reward is None else {"reward": sample.row.reward} for sample in samples]
         data += [parse_object(body) | reward for body, reward in zip(bodies, rewards, strict=True)]
     return {"success": True, "message": f"{len(data)} samples", "data": {"data": data, "meta_info": {}}}
 

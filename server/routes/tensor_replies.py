@@ -137,15 +137,15 @@ async def stored_blob(
 def _location(planned: Planned) -> Location | None:
     """Where the binary sample lies of which only the reward is to be changed."""
     sample = planned.sample
-    is_plain = sample is not None and sample.head and sample.reward_span is not None and not planned.finish
+    is_plain = sample is not None and sample.head and sample.row.reward_span is not None and not planned.finish
     return sample.location if sample is not None and is_plain else None
 
 
 def _row(planned: Planned, at: Location, places: Places, text: bytes, response_length: Any) -> TokenRow[Slice]:
     sample, row = planned.sample, planned.row
     assert sample is not None
-    assert sample.reward_span is not None
-    start, end = sample.reward_span
+    assert sample.row.reward_span is not None
+    start, end = sample.row.reward_span
     # The span counts from the beginning of the body, and ``text`` is its JSON alone.
     rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
     return make_row(
@@ -153,7 +153,7 @@ def _row(planned: Planned, at: Location, places: Places, text: bytes, response_l
         _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
         _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
         rest,
-        Numbers(row.reward, row.raw_reward, response_length, sample.oldest_version),
+        Numbers(row.reward, row.raw_reward, response_length, sample.row.oldest_version),
     )
 
 

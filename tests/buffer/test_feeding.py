@@ -122,7 +122,7 @@ async def drain(entry: Entry) -> list[tuple[Any, list[str]]]:
     groups = []
     while batch := await read(entry, num_groups=1):
         samples = batch.staged[0].samples
-        groups.append((batch.groups[0].instance_id, [sample.uid for sample in samples]))
+        groups.append((batch.groups[0].instance_id, [sample.row.uid for sample in samples]))
         entry.delivery.leases.ack_soon(batch.batch_id)
     return groups
 
@@ -308,7 +308,8 @@ async def test_other_samples_are_made_of_them(clock: ManualClock) -> None:
         entry = await buffer.add(make_run("run-1", **PAYLOAD))
         await fill(entry, "a", [0.0, 0.0, 0.0, 1.0])
         again, _ = await feed(buffer, change=turned)
-        assert [sample.reward for sample in again.buffer.groups.in_state(GroupState.OPEN)[0].samples] == [1, 1, 1, 0]
+        [group] = again.buffer.groups.in_state(GroupState.OPEN)
+        assert [sample.row.reward for sample in group.samples] == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"  \r\n"])

@@ -69,7 +69,7 @@ def snapshot(entry: Entry) -> dict[str, Any]:
         group.group_id: (
             *(group.state, group.row.reason, group.row.order, group.row.closed_seq, group.row.is_reported),
             *(group.row.batch_id, group.row.num_samples, group.row.num_failed, group.row.surplus_due),
-            *(group.row.is_salvaged, [sample.uid for sample in group.samples], sorted(group.slots)),
+            *(group.row.is_salvaged, [sample.row.uid for sample in group.samples], sorted(group.slots)),
         )
         for group in entry.buffer.groups.by_id.values()
     }
@@ -182,7 +182,7 @@ async def test_write_that_failed_is_refused_and_not_in_memory(tmp_path: Path) ->
         assert not buffer.is_healthy
         files.refuses_sync = False
         entry = await healthy(buffer)
-        assert [s.uid for s in next(iter(entry.buffer.groups.by_id.values())).samples] == ["a"]
+        assert [s.row.uid for s in next(iter(entry.buffer.groups.by_id.values())).samples] == ["a"]
         assert await fill(entry, 1, [1.0]) == ["member"]
         assert len((await take(entry)).rows) == 2
 

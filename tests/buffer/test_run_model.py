@@ -231,7 +231,7 @@ class RunModel(RuleBasedStateMachine):
         kept = {g.group_id for batch in self.held for g in batch.groups if not batch.row.is_self_acking}
         states = {g.group_id: "ready" if g.state == "leased" else g.state.value for g in self.groups}
         states |= {g.group_id: g.state.value for g in self.groups if g.group_id in kept}
-        samples = {group.group_id: [sample.uid for sample in group.samples] for group in self.groups}
+        samples = {group.group_id: [sample.row.uid for sample in group.samples] for group in self.groups}
         return {"states": states, "samples": samples, "uids": sorted(self.entry.buffer.uids)}
 
     # --- what always holds
@@ -242,14 +242,14 @@ class RunModel(RuleBasedStateMachine):
             return
         check_books(self.entry)
         assert set(self.entry.buffer.uids) == set(self.accepted)
-        in_groups = Counter(sample.uid for group in self.groups for sample in group.samples)
+        in_groups = Counter(sample.row.uid for group in self.groups for sample in group.samples)
         assert all(count == 1 and self.accepted[uid] == "member" for uid, count in in_groups.items())
         for group in self.groups:
-            mains = [sample for sample in group.samples if not sample.fork]
+            mains = [sample for sample in group.samples if not sample.row.fork]
             assert len(group.slots) == len(mains) <= GROUP_SIZE
             assert group.slots <= set(range(GROUP_SIZE))
             if group.samples:
-                num_failed = sum(sample.reward is None for sample in mains)
+                num_failed = sum(sample.row.reward is None for sample in mains)
                 counted = (group.row.num_samples, group.row.num_failed, group.row.num_forks)
                 assert counted == (len(mains), num_failed, len(group.samples) - len(mains))
 
