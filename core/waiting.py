@@ -1,7 +1,9 @@
 """Waking those who wait for news, or for one result, within one event loop."""
 
 import asyncio
-from typing import TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -15,6 +17,24 @@ def finish(future: "asyncio.Future[ResultT]", result: ResultT, error: Exception 
     else:
         future.set_exception(error)
         future.exception()  # whoever does not wait for it must not find it in the log as never retrieved
+
+
+@asynccontextmanager
+async def timeout_when(event: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Timeout]:
+    """``asyncio.timeout`` that expires once ``event`` returns."""
+    # To cancel the task itself would look like the end of the process.
+    async with asyncio.timeout(None) as limit:
+
+        async def watch() -> None:
+            await event
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        watching = asyncio.create_task(watch())
+        watching.add_done_callback(lambda _: event.close())  # a task that is cancelled at once never starts it
+        try:
+            yield limit
+        finally:
+            watching.cancel()
 
 
 class Signal:

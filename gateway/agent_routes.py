@@ -21,11 +21,11 @@ from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
 from forebay.gateway.off_loop import LARGE_BYTES, decoded_bytes, off_loop
 from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, Stalled, TooLarge
-from forebay.gateway.runs.foreign_runs import CapturedCall
+from forebay.gateway.runs.foreign_runs import CapturedSession
 from forebay.gateway.runs.notes import UNRECORDED
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun
-from forebay.gateway.runs.sessions import Agent, TurnLog
+from forebay.gateway.runs.sessions import Session, TurnLog
 from forebay.gateway.streaming import ChatCall
 from forebay.gateway.unrecorded import COMPLETIONS, EMBEDDINGS, UnrecordedCall
 from forebay.web.bodies import BodyBudget, RequestBody
@@ -43,7 +43,7 @@ ANTHROPIC = f"{BASE}/anthropic"
 VERSIONS = ("/v1", "")
 """Some clients of Anthropic's API leave the version out."""
 
-Found = tuple[GatewayRun, Agent]
+Found = tuple[GatewayRun, Session]
 Handler = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
 
 
@@ -121,13 +121,13 @@ class AgentRoutes:
         return Exchange(_call(request, found), dialect, chat)
 
     async def _unrecorded(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
-        (run, agent), content = found, await self._body(request)
+        (run, session), content = found, await self._body(request)
         path = EMBEDDINGS if request.url.path.endswith(EMBEDDINGS) else COMPLETIONS
         body = await off_loop(read_chat, content)
         if body is None:
             return PassedOn(_call(request, found), dialect, "POST", path, content)
         _note(found, [UNRECORDED + path.rpartition("/")[2]])
-        return UnrecordedCall(run, agent.session, path, body, request.headers.get(TRACEPARENT))
+        return UnrecordedCall(run, session, path, body, request.headers.get(TRACEPARENT))
 
     async def _models(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         return PassedOn(_call(request, found), dialect, "GET", _models_path(request))
@@ -156,8 +156,8 @@ class AgentRoutes:
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
         """A sample of a generator that is captured; the server's reply to it."""
-        run, agent = found
-        if not isinstance(agent, CapturedCall):  # the agent of a rollout writes nothing: its generator does
+        run, session = found
+        if not isinstance(session, CapturedSession):  # the agent of a rollout writes nothing: its generator does
             raise NoSuchRoute(request.method, request.url.path)
         reply = await run.write(await self._body(request), request.headers.get(WRITER_HEADER, ""))
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
@@ -214,13 +214,13 @@ def _models_path(request: Request) -> str:
 
 
 def _note(found: Found, kinds: list[str]) -> None:
-    run, agent = found
-    run.notes.add(kinds, agent.session.notes)
+    run, session = found
+    run.notes.add(kinds, session.notes)
 
 
 def _call(request: Request, found: Found) -> ChatCall:
-    run, agent = found
-    call = ChatCall(run, agent.session, request.headers.get(TRACEPARENT))
+    run, session = found
+    call = ChatCall(run, session, request.headers.get(TRACEPARENT))
     if is_left_out(request.headers):
         call.turns = TurnLog(lambda _: None)
         _note(found, [UNRECORDED + "chats"])

@@ -4,7 +4,6 @@
 returns, and that end the engine's work when the agent goes away.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
@@ -13,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from forebay.core.waiting import timeout_when
 from forebay.engines.read_json import UNREADABLE
 from forebay.gateway.calls import EngineRefused, Json
 from forebay.gateway.dialects.chunks import AnswerStream
@@ -178,19 +178,9 @@ def translated_error(dialect: Dialect, reply: EngineReply, *headers: Header) -> 
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
     """Ends what is inside with ``ClientGone`` when the client goes away. Its body must have been read."""
     try:
-        # A timeout that only the watcher sets off: to cancel the task itself would look like the server's end.
-        async with asyncio.timeout(None) as limit:
-            watching = asyncio.create_task(_watch(receive, limit))
-            try:
-                yield
-            finally:
-                watching.cancel()
+        async with timeout_when(until_gone(receive)) as limit:
+            yield
     except TimeoutError:
         if not limit.expired():
             raise
         raise ClientGone from None
-
-
-async def _watch(receive: Receive, limit: asyncio.Timeout) -> None:
-    await until_gone(receive)
-    limit.reschedule(asyncio.get_running_loop().time())

@@ -17,7 +17,6 @@ from forebay.core.clock import ActiveClock
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
-from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import Capturing
 from forebay.gateway.runs.conversations import RowPrompts, TurnStore, beginnings, digests
 from forebay.gateway.runs.foreign_traces import Calls, ForeignRollout, HeldCall
@@ -64,14 +63,6 @@ class CapturedSession(Session):
             self._captured.sessions.discard(self)
 
 
-class CapturedCall:
-    """One call of such a generator. Nothing is remembered from one to the next."""
-
-    def __init__(self, session: CapturedSession) -> None:
-        self.session = session
-        self.memory = Memory()
-
-
 class Captured:
     """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
 
@@ -104,8 +95,8 @@ class Captured:
             except OSError as error:
                 logger.warning("calls cannot be assigned to their rows: %s", error)
 
-    def call(self) -> CapturedCall:
-        """A new call."""
+    def call(self) -> CapturedSession:
+        """A new call. It remembers nothing of those before."""
         name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.capturing.group_deadline_s
         trace = self._trace.captured()
@@ -113,8 +104,7 @@ class Captured:
             self._held.add(trace.held)
         turns = TurnLog(partial(self._record, trace.held))
         self._logs.add(turns)
-        session = CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, trace, session_id=name)
-        return CapturedCall(session)
+        return CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, trace, session_id=name)
 
     async def drain(self) -> None:
         """Return when what ended before is recorded."""

@@ -20,7 +20,7 @@ from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.rollout import ABORTED, RETRIED, OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
-from forebay.gateway.runs.sessions import Agent
+from forebay.gateway.runs.sessions import Session
 from forebay.telemetry.tracing.loop_watch import LoopWatch
 
 BEARER, BASIC = "bearer ", "basic "
@@ -73,7 +73,7 @@ class RunRegistry:
             raise Unauthorized("this is no run's gateway key", hint="POST /w/{run_key}/gateway at the server tells it")
         return run
 
-    def agent(self, name: str, key: str) -> tuple[GatewayRun, Agent]:
+    def agent(self, name: str, key: str) -> tuple[GatewayRun, Session]:
         """Who calls below ``/gateway/{name}/``: ``name`` is a rollout's id that goes with ``key``, or a run's secret.
 
         Raises ``WrongKey``.
@@ -84,7 +84,7 @@ class RunRegistry:
         rollout = self._rollouts_by_key.get(_digest(key))
         if rollout is None or rollout.rollout_id != name:
             raise WrongKey
-        return self.runs[rollout.run_id], rollout
+        return self.runs[rollout.run_id], rollout.session
 
     # --- runs
 

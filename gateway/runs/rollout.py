@@ -11,7 +11,6 @@ from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
-from forebay.gateway.dialects.dialect import Memory
 from forebay.gateway.request_bodies import OpenRollout
 from forebay.gateway.runs.run_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
@@ -33,7 +32,6 @@ class OpenedRollout:
         self.key = key
         self.expiry: asyncio.TimerHandle | None = None
         """When it is forgotten if nobody closes it."""
-        self.memory = Memory()
         self._notices = ring.notices
         self._trajectory = Trajectory(body.rollout_id)
         self.session = Session(

@@ -9,7 +9,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from forebay.core.clock import ActiveClock
 from forebay.core.waiting import Signal
@@ -32,16 +32,6 @@ MAX_FAILURES = 100
 Failure = dict[str, Any]
 """``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``environment``: it ended while no engine answered;
 ``agent``: what the engine refused), status, message."""
-
-
-class Agent(Protocol):
-    """Who calls: an open rollout, or one call of a captured run."""
-
-    @property
-    def session(self) -> "Session": ...
-
-    @property
-    def memory(self) -> Memory: ...
 
 
 class Session:
@@ -72,6 +62,7 @@ class Session:
         self.rid_prefix = rid_prefix
         self.turns = turns
         self.trace = trace
+        self.memory = Memory()
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.core.errors import EngineError, ForebayError
 from forebay.core.task_row import Message
+from forebay.core.waiting import timeout_when
 from forebay.generators.agents.gateway import GatewayLink, RolloutAccess, RolloutRecord
 from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
@@ -71,7 +72,9 @@ class AgentRollouts:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
                 hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
-                async with self._until_broken(name, rollout.calls.seat.cap_tokens):
+                is_capped = rollout.calls.seat.cap_tokens is not None
+                # Ended, by a ``TimeoutError``, once the rollout has come to its cap.
+                async with timeout_when(self._gateway.wait_broken(name)) if is_capped else nullcontext():
                     result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
             # Its record is asked for all the same: what the calls came to tells whose fault it is.
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
@@ -108,23 +111,6 @@ class AgentRollouts:
         except asyncio.CancelledError:
             await self._abandon(name)
             raise
-
-    @asynccontextmanager
-    async def _until_broken(self, name: str, cap_tokens: int | None) -> AsyncIterator[None]:
-        """Within this an agent runs; it is ended, by a ``TimeoutError``, once the rollout has come to its cap."""
-        if cap_tokens is None:
-            yield
-            return
-        async with asyncio.timeout(None) as limit:
-            watching = asyncio.create_task(self._watch(name, limit))
-            try:
-                yield
-            finally:
-                watching.cancel()
-
-    async def _watch(self, name: str, limit: asyncio.Timeout) -> None:
-        await self._gateway.wait_broken(name)
-        limit.reschedule(asyncio.get_running_loop().time())
 
     async def _abandon(self, name: str) -> None:
         try:

@@ -5,11 +5,11 @@ The agent's time is counted here: it is paused while its run is held, its engine
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from forebay.core.waiting import timeout_when
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed, EngineWaitOver, RolloutFailed
 from forebay.generators.rewards import is_async
@@ -48,7 +48,7 @@ async def run_agent(
 
 async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -> Any:
     try:
-        async with wall_limit(hold, limits.wall_s) as limit:
+        async with timeout_when(_count(hold, limits.wall_s)) as limit:
             returned = await _returned(agent, task)
     except TimeoutError as error:
         # The agent's own code may raise one too: that is its own failure.
@@ -74,8 +74,17 @@ async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: 
     task.write_instance()
     # The sandbox counts every second; ours leave out those in which no engine call may go out.
     without_wall = replace(limits, wall_s=NO_LIMIT_S)
-    async with set_at_limit(hold, limits.wall_s) as over:
+    over = asyncio.Event()
+
+    async def set_at_limit() -> None:
+        await _count(hold, limits.wall_s)
+        over.set()
+
+    counting = asyncio.create_task(set_at_limit())
+    try:
         finished = await sandbox.run(command, env=task.environment(), limits=without_wall, stop=over)
+    finally:
+        counting.cancel()
     await asyncio.to_thread(keep, finished.printed)
     is_over = over.is_set() and finished.is_timed_out
     # Its own measure would count the standstills.
@@ -91,32 +100,8 @@ def _stopped(hold: Hold, problem: str) -> RolloutFailed:
     return EngineWaitOver(hold.engine_wait_s) if hold.is_waiting else AgentFailed(problem)
 
 
-@asynccontextmanager
-async def wall_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """``asyncio.timeout`` after ``limit_s`` seconds of the agent's time, or too many of waiting for an engine."""
-    now_s = asyncio.get_running_loop().time
-    async with asyncio.timeout(None) as limit, _counting(hold, limit_s, lambda: limit.reschedule(now_s())):
-        yield limit
-
-
-@asynccontextmanager
-async def set_at_limit(hold: Hold, limit_s: float) -> AsyncIterator[asyncio.Event]:
-    """An event that is set at the same time."""
-    over = asyncio.Event()
-    async with _counting(hold, limit_s, over.set):
-        yield over
-
-
-@asynccontextmanager
-async def _counting(hold: Hold, limit_s: float, at_limit: Callable[[], None]) -> AsyncIterator[None]:
-    counting = asyncio.create_task(_count(hold, limit_s, at_limit))
-    try:
-        yield
-    finally:
-        counting.cancel()
-
-
-async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> None:
+async def _count(hold: Hold, left_s: float) -> None:
+    """Return after ``left_s`` seconds of the agent's time, or too many of waiting for an engine."""
     now_s, wait_left_s = asyncio.get_running_loop().time, hold.engine_wait_s
     while left_s > 0 and wait_left_s > 0:
         await hold.wait_call()
@@ -127,4 +112,3 @@ async def _count(hold: Hold, left_s: float, at_limit: Callable[[], None]) -> Non
             wait_left_s -= now_s() - began_s
         elif hold.may_call:
             left_s -= now_s() - began_s
-    at_limit()

@@ -68,13 +68,15 @@ def test_without_an_engine_every_group_ends_and_nothing_has_a_reward(runs: Any, 
     assert all("no engine answered" in sample["error"]["message"] for sample in samples)
 
 
-@pytest.mark.parametrize("do", ["wait", "give_up", "command"])
-def test_the_time_of_an_agent_is_paused_while_no_engine_answers(runs: Any, do: str) -> None:
-    run, engine = runs["passing", do]
-    poll_until(lambda: run.view()["is_waiting_for_engine"], LIMIT_S)
+def test_the_time_of_an_agent_is_paused_while_no_engine_answers(runs: Any) -> None:
+    passing = [runs["passing", do] for do in ("wait", "give_up", "command")]
+    for run, _ in passing:
+        poll_until(lambda run=run: run.view()["is_waiting_for_engine"], LIMIT_S)
     with pytest.raises(AssertionError, match="not within"):
-        poll_until(lambda: sum(run.view()["outcomes"].values()), 2 * WALL_S)
-    assert run.view()["groups"]["open"] == 1
-    engine.threaded.engine.available = True
-    samples = [sample for sample in stored(run)["q"] if not sample.get("fork")]
-    assert [sample["outcome"] for sample in samples] == ["ok"] * 3
+        poll_until(lambda: sum(sum(run.view()["outcomes"].values()) for run, _ in passing), 2 * WALL_S)
+    assert [run.view()["groups"]["open"] for run, _ in passing] == [1] * 3
+    for _, engine in passing:
+        engine.threaded.engine.available = True
+    for run, _ in passing:
+        samples = [sample for sample in stored(run)["q"] if not sample.get("fork")]
+        assert [sample["outcome"] for sample in samples] == ["ok"] * 3

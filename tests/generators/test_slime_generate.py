@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from forebay.client import slime
+from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
+from forebay.generators.slime_generate_generator import run_rollout
 from tests.client import slime_stand_in
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, poll_until
@@ -164,6 +167,8 @@ def test_an_agent_function_of_miles_talks_to_the_gateway(start: Start) -> None:
         ({"generate": "searching:generate", "args": {"group_rm": True}}, "slime_generate has no group_rm"),
     ],
 )
-def test_what_cannot_be_run_says_what_is_missing(start: Start, payload: Json, told: str) -> None:
-    run = start("x", **payload)
-    assert told in run.wait_for_state("failed")["reason"]
+def test_what_cannot_be_run_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, payload: Json, told: str) -> None:
+    monkeypatch.syspath_prepend(CHECKOUT)
+    addresses = {"remote_engine_url": "http://engine", "remote_buffer_url": "http://buffer/w/key"}
+    with pytest.raises(InvalidInput, match=re.escape(told)):
+        run_rollout({**addresses, "input_file": "rows.jsonl", **payload})
