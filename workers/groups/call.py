@@ -80,35 +80,24 @@ def gather(
     """Have ``whole`` end when all of these have, with one error if any failed, on ranks by ``rank_of``."""
     left, lock = set(futures), threading.Lock()
 
-    def ended(rank: int, _: "Future[Any]") -> None:
+    def ended(key: int, _: "Future[Any]") -> None:
         with lock:
-            left.discard(rank)
+            left.discard(key)
             if left:
                 return
-        _finish(whole, method, futures, world_size, rank_of)
+        if not whole.set_running_or_notify_cancel():
+            return
+        errors = {rank_of(key): error for key, each in futures.items() if (error := error_of(each)) is not None}
+        if errors:
+            whole.set_exception(one_error(method, errors, world_size))
+        else:
+            whole.set_result({key: each.result() for key, each in futures.items()})
 
-    for rank, future in futures.items():
-        future.add_done_callback(partial(ended, rank))
+    for key, future in futures.items():
+        future.add_done_callback(partial(ended, key))
     if not futures:
         whole.set_result({})
     whole.add_done_callback(lambda ended: [each.cancel() for each in futures.values()] if ended.cancelled() else None)
-
-
-def _finish(
-    whole: "Future[Outputs]",
-    method: str,
-    futures: "Mapping[int, Future[Any]]",
-    world_size: int,
-    rank_of: Callable[[int], int],
-) -> None:
-    if not whole.set_running_or_notify_cancel():
-        return
-    ended = sorted(futures.items())
-    errors = {rank_of(key): error for key, each in ended if (error := error_of(each)) is not None}
-    if errors:
-        whole.set_exception(one_error(method, errors, world_size))
-    else:
-        whole.set_result({key: each.result() for key, each in ended})
 
 
 def error_of(future: "Future[Any]") -> BaseException | None:

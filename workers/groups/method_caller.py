@@ -48,7 +48,7 @@ class MethodCaller:
         """On one worker, arguments and result as they are; or ``function`` with it."""
 
         def send(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, RepeatedCall]:
-            return {rank: self._attempts(lambda _: rank, args, kwargs, function)}
+            return {rank: self._attempts(partial(_always, rank), args, kwargs, function)}
 
         return self._begun(send, _only, args, kwargs)
 
@@ -87,7 +87,7 @@ class MethodCaller:
         if execute is Execute.ANY:
             return {0: self._attempts(self._workers.least_busy, args, kwargs)}
         if execute is Execute.RANK_ZERO and not self._method.lays_out:
-            return {0: self._attempts(lambda _: 0, args, kwargs)}
+            return {0: self._attempts(partial(_always, 0), args, kwargs)}
         assert self._functions is not None
         laid_out = self._checked(self._functions["dispatch_fn"](self._group, *args, **kwargs))
         ranks = range(self._workers.world_size if execute is Execute.ALL else 1)
@@ -97,7 +97,7 @@ class MethodCaller:
         size, values = self._workers.world_size, (*args, *kwargs.values())
         if values and all(isinstance(value, list) and len(value) == size for value in values):
             return self._send_laid_out((tuple(args), dict(kwargs)), range(size))
-        return {rank: self._attempts(_always(rank), args, kwargs) for rank in range(self._workers.world_size)}
+        return {rank: self._attempts(partial(_always, rank), args, kwargs) for rank in range(size)}
 
     def _send_laid_out(self, laid_out: LaidOut, ranks: range) -> dict[int, RepeatedCall]:
         lists, named = laid_out
@@ -106,7 +106,7 @@ class MethodCaller:
             args = [each[rank] for each in lists]
             kwargs = {name: each[rank] for name, each in named.items()}
             if not any(each is NOT_CALLED for each in (*args, *kwargs.values())):
-                sent[rank] = self._attempts(_always(rank), args, kwargs)
+                sent[rank] = self._attempts(partial(_always, rank), args, kwargs)
         return sent
 
     def _collect(self, outputs: Outputs) -> Any:
@@ -179,11 +179,8 @@ def got(call: GroupCall[Any]) -> Any:
         raise
 
 
-def _always(rank: int) -> ChooseRank:
-    def choose(failed_on: Collection[int]) -> int:  # noqa: ARG001 - no other rank has its arguments
-        return rank
-
-    return choose
+def _always(rank: int, failed_on: Collection[int]) -> int:  # noqa: ARG001 - no other rank has its arguments
+    return rank
 
 
 def _listed(outputs: Outputs) -> list[Any]:
