@@ -130,17 +130,20 @@ class TraceDB:
         return (self._line(*row) for row in self._database.execute(query))
 
     def _rows(self, file: str, lines: Iterable[bytes], on_bad_line: OnBadLine) -> Iterator[_Row]:
-        writer, of_other_version = self._add(Writer(file)), False
-        for number, line in enumerate(lines, 1):
+        writer, number, of_other_version = self._add(Writer(file)), 0, False
+        for line in lines:
+            number += 1
             record = decode_line(line)
             if isinstance(record, str):
                 if not line.isspace() and not of_other_version:
-                    on_bad_line(file, number, record)
+                    on_bad_line(writer.file, number, record)
             elif isinstance(record, Head):
+                writer = self._add(Writer(file, record, self._clock.shift(record)))
+                if number > 1:  # one of the files of which a stream is made
+                    writer.file, number = writer.name, 1
                 of_other_version = record.version > VERSION
                 if of_other_version:
-                    on_bad_line(file, number, version_text(record))
-                writer = self._add(Writer(file, record, self._clock.shift(record)))
+                    on_bad_line(writer.file, number, version_text(record))
             elif not of_other_version:
                 yield self._row(writer, number, record, line)
 

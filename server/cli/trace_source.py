@@ -20,8 +20,7 @@ import typer
 from forebay.core.errors import ForebayError, InvalidInput, RunNotFound
 from forebay.server.cli.client import NoServer, ServerClient
 from forebay.server.cli.run_lookup import MAX_CANDIDATES
-from forebay.telemetry.tracing.read_trace import decode_line, find_trace
-from forebay.telemetry.tracing.records import Head
+from forebay.telemetry.tracing.read_trace import find_trace
 
 _PUBLISHED = "step_*/worker_*.jsonl"
 
@@ -117,40 +116,12 @@ def _of_server(given: str, url: str, token: str, data_dir: Path) -> Iterator[Tra
 
 
 def _download(server: ServerClient, run_id: str, folder: Path) -> None:
-    """Fetch ``GET /v1/runs/{run_id}/trace`` into ``folder``, one file for each head, named as at the server.
+    """Fetch ``GET /v1/runs/{run_id}/trace`` into a file in ``folder``.
 
     Raises what the server says, ``NoServer`` if no server answers.
     """
-    stream = folder / "stream"
-    with stream.open("wb") as file:
+    with (folder / "trace.jsonl").open("wb") as file:
         server.save(f"/v1/runs/{run_id}/trace", file)
-    _split(stream, folder)
-    stream.unlink()
-
-
-def _split(stream: Path, folder: Path) -> None:
-    """Write the lines that follow each head to a file of their own."""
-    target, seen = None, set[str]()
-    try:
-        with stream.open("rb") as lines:
-            for line in lines:
-                head = decode_line(line) if b'"head"' in line else None
-                if isinstance(head, Head) or target is None:
-                    if target is not None:
-                        target.close()
-                    name = _file_name(head)
-                    target = (folder / name).open("ab" if name in seen else "wb")
-                    seen.add(name)
-                target.write(line)
-    finally:
-        if target is not None:
-            target.close()
-
-
-def _file_name(head: object) -> str:
-    if isinstance(head, Head):
-        return f"{head.process}-{head.start}-{head.pid}.{head.number}.jsonl"
-    return "run-0-0.0.jsonl"  # what comes before any head is still read, and named when it is broken
 
 
 def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> ForebayError:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -172,7 +171,7 @@ class OtelSpans:
 
     def _of_run(self, line: TraceLine, name: str, begin: int, end: int, about: Attributes) -> "ReadableSpan":
         """Something that has no id of its own."""
-        ids = self._trace(line.writer, ""), _derived_id(Path(line.writer.file).name, str(line.number)), ""
+        ids = self._trace(line.writer, ""), _derived_id(line.writer.name, str(line.number)), ""
         return self._make(line.writer, name, ids, (begin, end), about)
 
     def _make(

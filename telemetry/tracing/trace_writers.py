@@ -1,6 +1,7 @@
 """Who wrote the lines of a trace: a process in each of its files. All of their times are brought to one clock."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from forebay.telemetry.tracing.records import Head, Read, Record, RolloutSummary
@@ -21,6 +22,12 @@ class Writer:
     """Its last sign of life."""
     ended_ns: int = 0
     """When its process had ended, as the server saw it; 0 where nothing says so."""
+
+    @property
+    def name(self) -> str:
+        """The name that its file was given when it was written."""
+        head = self.head
+        return f"{head.process}-{head.start}-{head.pid}.{head.number}.jsonl" if head else Path(self.file).name
 
     @property
     def process(self) -> str:
