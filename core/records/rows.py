@@ -136,15 +136,10 @@ class CheckpointRow(msgspec.Struct, tag="checkpoint", kw_only=True):
     """What the trainer had announced by then; None if nothing."""
 
 
-class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=False):
-    """The index columns of a sample; its body is stored beside it as it arrived. It never changes."""
+class _SampleFields(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """What is stored of a sample beside its group and its body."""
 
-    run_id: str
     uid: str
-    instance_id: InstanceId
-    group_id: str
-    """The group that it belongs to, or, late or surplus, the one that it came too late for."""
-    epoch: int
     slot: int
     """-1 when neither sent nor assigned."""
     outcome: Outcome
@@ -171,32 +166,27 @@ class SampleRow(msgspec.Struct, tag="sample", kw_only=True, frozen=True, gc=Fals
     is_foreign: bool = False
     """Whether the names of ours that its body may have mean something else there (``core.sample.WRITER_HEADER``)."""
 
+
+class SampleRow(_SampleFields, tag="sample", kw_only=True, frozen=True, gc=False):
+    """The index columns of a sample; its body is stored beside it as it arrived. It never changes."""
+
+    run_id: str
+    instance_id: InstanceId
+    group_id: str
+    """The group that it belongs to, or, late or surplus, the one that it came too late for."""
+    epoch: int
+
     @property
     def reward_span(self) -> Span | None:
         """Where the reward's number stands in the body; None if the text leaves it in doubt."""
         return (self.reward_start, self.reward_end) if self.reward_end else None
 
 
-class SampleColumns(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a ``ColumnsRow`` has of one sample: the fields of ``SampleRow``, and where its body lies in the segment."""
+class SampleColumns(_SampleFields, array_like=True, kw_only=True, frozen=True, gc=False):
+    """What a ``ColumnsRow`` has of one sample: where its body lies in the segment, too."""
 
-    uid: str
-    slot: int
-    outcome: Outcome
-    reward: float | None
-    at_s: float
-    received_at_s: float
-    error: str
-    reward_start: int
-    reward_end: int
-    rollout_id: str
-    oldest_version: int | None
-    group_number: int
     offset: int
     length: int
-    fork: int = 0
-    rollout_outcome: str = ""
-    is_foreign: bool = False
 
 
 class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
@@ -243,54 +233,17 @@ class FoundGroup(msgspec.Struct, frozen=True):
 
 def to_columns(sample: StoredSample) -> SampleColumns:
     """What a ``ColumnsRow`` has of ``sample``."""
-    row, location = sample.row, sample.location
-    return SampleColumns(
-        row.uid,
-        row.slot,
-        row.outcome,
-        row.reward,
-        row.at_s,
-        row.received_at_s,
-        row.error,
-        row.reward_start,
-        row.reward_end,
-        row.rollout_id,
-        row.oldest_version,
-        row.group_number,
-        location.offset,
-        location.length,
-        row.fork,
-        row.rollout_outcome,
-        row.is_foreign,
-    )
+    return SampleColumns(**_fields(sample.row), offset=sample.location.offset, length=sample.location.length)
 
 
 def from_columns(columns: ColumnsRow) -> list[StoredSample]:
     """The samples that the row has, and where their bodies lie, or lay."""
+    group = {name: getattr(columns, name) for name in ("run_id", "group_id", "instance_id", "epoch")}
     return [
-        StoredSample(
-            SampleRow(
-                run_id=columns.run_id,
-                uid=each.uid,
-                instance_id=columns.instance_id,
-                group_id=columns.group_id,
-                epoch=columns.epoch,
-                slot=each.slot,
-                outcome=each.outcome,
-                reward=each.reward,
-                at_s=each.at_s,
-                received_at_s=each.received_at_s,
-                error=each.error,
-                reward_start=each.reward_start,
-                reward_end=each.reward_end,
-                rollout_id=each.rollout_id,
-                oldest_version=each.oldest_version,
-                group_number=each.group_number,
-                fork=each.fork,
-                rollout_outcome=each.rollout_outcome,
-                is_foreign=each.is_foreign,
-            ),
-            Location(columns.segment, each.offset, each.length),
-        )
+        StoredSample(SampleRow(**group, **_fields(each)), Location(columns.segment, each.offset, each.length))
         for each in columns.samples
     ]
+
+
+def _fields(sample: _SampleFields) -> dict[str, Any]:
+    return {name: getattr(sample, name) for name in _SampleFields.__struct_fields__}
