@@ -117,8 +117,12 @@ def bind(host: str, port: int, *, setting: str = "port", listens: bool = False) 
     """
     try:
         return _bound(host, port, listens)
-    except (OSError, OverflowError) as error:  # the second for a number that is no port
-        why = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+    except (OSError, OverflowError, UnicodeError) as error:  # a number that is no port, a host that no name can be
+        why = (
+            "ports go from 0 to 65535"
+            if isinstance(error, OverflowError)
+            else getattr(error, "strerror", None) or error
+        )
         raise InvalidInput(
             f"port {port} of {host} cannot be used: {why}",
             hint=f"another server may be running; choose another {setting}, or 0 for a free one",
@@ -137,7 +141,7 @@ def _bound(host: str, port: int, listens: bool) -> socket.socket:
         bound.bind((host, port))
         if listens:
             bound.listen()
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, UnicodeError):
         bound.close()
         raise
     return bound

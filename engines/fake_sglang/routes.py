@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -42,24 +41,20 @@ MAX_BODY_BYTES = 64 << 20
 MAX_BODIES_BYTES = 256 << 20
 
 Parser = Callable[[JSONObject], JSONObject]
-Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
-def create_app(
-    backend: Backend, *, parsers: Mapping[str, Parser] | None = None, lifespan: Lifespan | None = None
-) -> Starlette:
+def create_app(backend: Backend, *, parsers: Mapping[str, Parser] | None = None) -> Starlette:
     """The application in front of an engine. ``parsers`` answer further paths, from body to body."""
     routes = SGLangFace(backend).routes()
     routes += [Route(path, _parse(parser), methods=["POST"]) for path, parser in (parsers or {}).items()]
-    return app_of(routes, lifespan)
+    return app_of(routes)
 
 
-def app_of(routes: Sequence[Route], lifespan: Lifespan | None = None) -> Starlette:
+def app_of(routes: Sequence[Route]) -> Starlette:
     """An application of some of these routes: bodies within their limits, and SGLang's words for errors."""
     return Starlette(
         routes=routes,
         middleware=[Middleware(PaidBodies, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
-        lifespan=lifespan,
         exception_handlers={ForebayError: _refuse, ClientGone: _client_gone},
     )
 
