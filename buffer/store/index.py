@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import sqlite3
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from forebay.buffer.store import index_damage, index_rows
 from forebay.buffer.store.index_damage import IndexDamaged, checked, checksum, is_damage
@@ -53,11 +53,11 @@ SCHEMA = (
     CHECKPOINTS.schema,
     *index_rows.SCHEMA,
     # Apart from the runs, because a tick may come before the row of its run.
-    "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL, crc INTEGER) WITHOUT ROWID",
+    "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL, checksum INTEGER) WITHOUT ROWID",
     "CREATE TABLE complete_up_to"
-    " (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER, crc INTEGER)",
+    " (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER, checksum INTEGER)",
 )
-SCHEMA_VERSION = zlib.crc32("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
+SCHEMA_VERSION = xxh3_64_intdigest("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
 """Follows from the schema: an index of any other schema is built anew."""
 
 START = Position(0, 0)
@@ -126,10 +126,10 @@ class Index:
         for table in TABLES:
             exhaust(table.checked(connection.execute(table.everything)))
         exhaust(index_rows.checked_samples(connection.execute(index_rows.EVERYTHING)))
-        exhaust(checked(connection.execute("SELECT run_id, active_s, crc FROM active_times"), 2))
+        exhaust(checked(connection.execute("SELECT run_id, active_s, checksum FROM active_times"), 2))
 
     def _stored_position(self) -> Position:
-        rows = self._require().execute("SELECT segment, offset, crc FROM complete_up_to")
+        rows = self._require().execute("SELECT segment, offset, checksum FROM complete_up_to")
         for segment, offset, _ in checked(rows, 2):
             return Position(segment, offset)
         raise IndexDamaged("it does not say up to where it is complete")
@@ -187,7 +187,7 @@ class Index:
         try:
             self._write(connection, fold)
             # In the same transaction as the rows, so that a crash leaves no doubt about what is in.
-            connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?, crc = ?", (*end, checksum(end)))
+            connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?, checksum = ?", (*end, checksum(end)))
             connection.execute("COMMIT")
         except BaseException:  # also a cancellation: no transaction may stay open
             with suppress(sqlite3.Error):  # the first error is the one to tell
@@ -221,7 +221,8 @@ class Index:
         for run_id, change in fold.active.items():
             seconds = change.seconds + 0.0
             if not change.is_set:
-                found = connection.execute("SELECT run_id, active_s, crc FROM active_times WHERE run_id = ?", (run_id,))
+                query = "SELECT run_id, active_s, checksum FROM active_times WHERE run_id = ?"
+                found = connection.execute(query, (run_id,))
                 seconds = max([seconds, *(known_s for _, known_s, _ in checked(found, 2))])
             row = (run_id, seconds)
             connection.execute("INSERT OR REPLACE INTO active_times VALUES (?, ?, ?)", (*row, checksum(row)))

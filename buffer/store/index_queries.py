@@ -57,7 +57,7 @@ def runs(connection: sqlite3.Connection) -> list[RunRow]:
 
 def active_times(connection: sqlite3.Connection) -> dict[str, float]:
     """The active seconds of every run."""
-    found = connection.execute("SELECT run_id, active_s, crc FROM active_times ORDER BY run_id")
+    found = connection.execute("SELECT run_id, active_s, checksum FROM active_times ORDER BY run_id")
     return {run_id: active_s for run_id, active_s, _ in checked(found, 2)}
 
 
@@ -176,7 +176,7 @@ def find(
     """These groups, and the newest of these instances; None if the index is not complete ``up_to`` there."""
     # One transaction: the index may be thrown away and built anew at any time, and knows too little meanwhile.
     connection.execute("BEGIN")
-    place = next(checked(connection.execute("SELECT segment, offset, crc FROM complete_up_to"), 2), START)
+    place = next(checked(connection.execute("SELECT segment, offset, checksum FROM complete_up_to"), 2), START)
     if Position(*place[:2]) < up_to:
         return None
     rows: dict[str, GroupRow | None] = dict.fromkeys(group_ids)

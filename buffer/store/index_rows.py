@@ -69,7 +69,7 @@ def column_of(field: msgspec.structs.FieldInfo) -> Column:
 class Table(Generic[RowT]):
     """A table of ``row_type``, one row for each ``key``.
 
-    ``written_in`` is the segment that holds the row's record, ``crc`` the checksum of everything before it but ``seq``.
+    ``written_in`` is the segment that holds the row's record, ``checksum`` that of everything before it but ``seq``.
     """
 
     def __init__(self, name: str, row_type: type[RowT], key: Sequence[str], fixed: Sequence[str] = ()) -> None:
@@ -80,7 +80,7 @@ class Table(Generic[RowT]):
         self._key = tuple(key)
         self._columns = [column_of(field) for field in msgspec.structs.fields(row_type)]
         self._names = [column.name for column in self._columns]
-        self._stored = [*self._names, "written_in", "crc"]
+        self._stored = [*self._names, "written_in", "checksum"]
         self._to_sql = [(i, column.to_sql) for i, column in enumerate(self._columns) if column.to_sql]
         self._from_sql = [(column.name, column.from_sql) for column in self._columns if column.from_sql]
 
@@ -88,10 +88,8 @@ class Table(Generic[RowT]):
     def schema(self) -> str:
         """The statement that makes the table. ``seq`` counts in order of arrival."""
         columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in self._columns)
-        unique = f"UNIQUE ({', '.join(self._key)})"
-        return (
-            f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, written_in INTEGER, crc INTEGER, {unique})"
-        )
+        rest = f"written_in INTEGER, checksum INTEGER, UNIQUE ({', '.join(self._key)})"
+        return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, {rest})"
 
     def selection(self, alias: str) -> str:
         """The columns for a SELECT from ``alias``, as ``rows`` takes them."""
@@ -115,7 +113,7 @@ class Table(Generic[RowT]):
         return f"INTO {self.name} ({names}) VALUES {', '.join([places] * num_rows)}"
 
     def to_values(self, row_and_segment: tuple[RowT, int]) -> list[Any]:
-        """The values of the fields, in the order of the columns, the segment in which the row was found, the crc."""
+        """The values of the fields, in the order of the columns, the segment in which the row was found, a checksum."""
         row, segment = row_and_segment
         values = list(msgspec.structs.astuple(row))
         for index, convert in self._to_sql:
@@ -151,7 +149,7 @@ FIELDS = SampleRow.__struct_fields__
 SCHEMA = (
     # ``segment`` holds the bodies, ``written_in`` the record that tells of them: another one for a ``ColumnsRow``.
     "CREATE TABLE samples (seq INTEGER PRIMARY KEY, run_id TEXT, group_id TEXT, segment INTEGER, written_in INTEGER,"
-    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, crc INTEGER)",
+    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, checksum INTEGER)",
     "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
     # In order of arrival, so that it grows at its end, which costs next to nothing.
     "CREATE INDEX samples_by_segment ON samples (segment)",
@@ -161,7 +159,7 @@ SCHEMA = (
 DELETE = "DELETE FROM samples INDEXED BY samples_by_group WHERE run_id = ? AND group_id = ? AND segment = ?"
 """Takes a run, a group and a segment."""
 
-_COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "newest_at_s", "rows", "crc")
+_COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "newest_at_s", "rows", "checksum")
 SELECTION = ", ".join(f"s.{name}" for name in _COLUMNS)
 """The columns for a SELECT from ``samples s``, as ``unpack`` and ``uids`` take them."""
 EVERYTHING = f"SELECT {SELECTION} FROM samples s"  # noqa: S608 - names of ours

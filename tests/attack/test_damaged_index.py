@@ -73,7 +73,7 @@ def become_folder(file: Path, _: random.Random) -> None:
 def become_another_database(file: Path, _: random.Random) -> None:
     file.unlink()
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE complete_up_to (segment INTEGER, offset INTEGER, crc INTEGER)")
+        connection.execute("CREATE TABLE complete_up_to (segment INTEGER, offset INTEGER, checksum INTEGER)")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.commit()
 

@@ -12,6 +12,7 @@ import pytest
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.feeding import Feed
 from forebay.buffer.store.journal import JournalStore
+from forebay.core.group import GroupState
 from forebay.core.ids import group_id
 from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.records.rows import GroupRow, SampleRow
@@ -65,13 +66,14 @@ def recorded_group(number: int, kilobytes: int) -> tuple[GroupRow, list[tuple[Sa
     instance_id = f"instance-{number}"
     key = group_id(instance_id, 0)
     group = GroupRow(
+        run_id="run",
         group_id=key,
         instance_id=instance_id,
         epoch=0,
         number=number + 1,
         order=number + 1,
         closed_seq=number + 1,
-        state="acked",
+        state=GroupState.ACKED,
         reason="",
         is_salvaged=False,
         opened_s=float(number),
