@@ -1,13 +1,12 @@
 """What our processes have in common. Imports only the standard library: those in which users' code runs start fast."""
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 SERVER_ONLY_VARIABLES = ("FOREBAY_TOKEN",)
 _MODULE_FLAGS = ("-P", "-m")
@@ -38,27 +37,6 @@ def skip_httpx_command() -> None:
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The server's environment without the token that opens every run: user code gets its own run's key only."""
     return {name: value for name, value in environ.items() if name not in SERVER_ONLY_VARIABLES}
-
-
-def memory_file(name: str) -> BinaryIO:
-    """An anonymous, unbuffered file to hand to a child by descriptor: nothing in argv, environment or on disk."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
-    import tempfile  # a tenth of what the monitor loads, and needed outside Linux only
-
-    return tempfile.TemporaryFile(buffering=0)
-
-
-def read_back(file: BinaryIO) -> bytes:
-    """Everything that a child wrote to ``file``."""
-    file.seek(0)
-    return file.read()
-
-
-def write_part(descriptor: int, **part: Any) -> None:
-    """Add a line of JSON to what a run process reports, in a file that its parents share with it."""
-    # In one write: the monitor and the main both add parts, at a position that they share.
-    os.write(descriptor, json.dumps(part).encode() + b"\n")
 
 
 def last_line(text: str) -> str:

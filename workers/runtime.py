@@ -1,6 +1,6 @@
 """The main of a run process: puts its jobs together, and runs the user's generator.
 
-``python -m forebay.workers.runtime SPEC_FD REPORT_FD PARENT_PID``, started by ``forebay.generators.process.monitor``.
+Started by ``forebay.generators.process.monitor``, with the link to the server.
 """
 
 import sys

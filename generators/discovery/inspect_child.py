@@ -1,9 +1,10 @@
 """The throw-away process that imports one generator file and says what is in it.
 
-Its parent sends the path, and it answers with one object (see ``forebay.core.processes.child_link``).
+Its parent sends the path, and it answers with a JSON object (see ``forebay.core.processes.child_link``).
 """
 
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -28,9 +29,10 @@ _BASE_MODULE = "forebay.generators.base"
 
 def main(arguments: list[str]) -> None:
     """Inspect the file, answer, and end at once: threads that the file started must not keep the process."""
-    parent = ParentLink[str](arguments, str)
+    parent = ParentLink[bytes](arguments, bytes)
     skip_httpx_command()
-    parent.send(inspect_module(Path(parent.receive())))
+    # As JSON: a file may hold half of a surrogate pair, which is no UTF-8.
+    parent.send(json.dumps(inspect_module(Path(os.fsdecode(parent.receive())))))
     # Ending in the ordinary way would wait for threads that the file has started.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,7 @@
 """Inspecting one generator file in a throw-away child process."""
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
@@ -22,7 +23,8 @@ async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: fl
     """
     with tempfile.TemporaryFile() as output:
         try:
-            return _complete(draft, await _ask_child(draft.path, output.fileno(), working_dir, timeout_s))
+            answer = await _ask_child(draft.path, output.fileno(), working_dir, timeout_s)
+            return _complete(draft, json.loads(answer))
         except TimeoutError:
             limit = f"{timeout_s:g} s"
             return _failed(draft, f"importing it took longer than {limit}; move slow work into run_rollout")
@@ -33,11 +35,11 @@ async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: fl
             return _died(draft, ended.code, output.read().decode(errors="replace"))
 
 
-async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: float) -> dict[str, Any]:
-    child = await ChildLink[dict[str, Any]].start(
+async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: float) -> str:
+    child = await ChildLink[str].start(
         "forebay.generators.discovery.inspect_child",
-        setup=str(path),
-        reads=dict[str, Any],
+        setup=os.fsencode(path),
+        reads=str,
         cwd=working_dir,
         # Without bytecode: an inspection leaves nothing beside the user's files.
         env={"PYTHONDONTWRITEBYTECODE": "1"},

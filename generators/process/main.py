@@ -1,6 +1,6 @@
 """The main of a run process: loads the run's copy of a generator and calls its ``run_rollout``.
 
-``python -m forebay.generators.process.main SPEC_FD REPORT_FD PARENT_PID``. Standard output and error are the run's log.
+Started by the monitor, with the link to the server. Standard output and error are the run's log.
 """
 
 import atexit
@@ -11,12 +11,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from forebay.core.child_process import die_with_parent, last_line, skip_httpx_command, write_part
+from forebay.core.child_process import last_line, skip_httpx_command
 from forebay.core.errors import ForebayError
+from forebay.core.processes.parent_link import ParentLink
 from forebay.engines.bounded_replies import LIMIT_VARIABLE
 from forebay.generators.discovery.module_loading import (
     import_roots,
@@ -27,7 +29,7 @@ from forebay.generators.discovery.module_loading import (
 )
 from forebay.generators.process.agent_logs import RUN_DIR_VARIABLE
 from forebay.generators.process.code_copy import packages_folder
-from forebay.generators.process.spec import RunSpec
+from forebay.generators.process.spec import ReportPart, RunSpec
 from forebay.telemetry.log import set_up_logging
 from forebay.telemetry.tracing.records import ProcessChange
 from forebay.telemetry.tracing.tracer import NO_TRACE, TraceSettings, start_tracing
@@ -40,14 +42,12 @@ def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: No
 
     ``prepare`` is called before any of the user's code.
     """
-    spec_fd, report_fd, parent_pid = map(int, arguments)
-    die_with_parent(parent_pid)
+    server = ParentLink[bytes](arguments, bytes)
     skip_httpx_command()
     # Before the user's code starts anything: the monitor may be killed, and the server has to end what is left.
-    write_part(report_fd, session=os.getsid(0))
-    spec = RunSpec.read(spec_fd)
-    ending = _ReportAtExit(report_fd)
-    os.set_inheritable(report_fd, False)  # what the user's code starts has no say in the report
+    server.send(ReportPart(session=os.getsid(0)))
+    spec = RunSpec.decode(server.receive())
+    ending = _ReportAtExit(server)
     sigterm = _SigtermAsCtrlC()
     set_up_output()
     trace = _RunTrace(spec)
@@ -61,7 +61,7 @@ def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: No
         if is_failure:
             # A stop is no failure: where it met the code tells nobody anything.
             is_stopped = sigterm.has_come and isinstance(error, KeyboardInterrupt)
-            _fail(error, report_fd, said=STOPPED if is_stopped else None)
+            _fail(error, server, said=STOPPED if is_stopped else None)
     ending.is_returned = True
 
 
@@ -89,15 +89,15 @@ class _ReportAtExit:
     have been waited for. What goes wrong later, while the interpreter is taken down, is no failure of the run.
     """
 
-    def __init__(self, report_fd: int) -> None:
+    def __init__(self, server: ParentLink[bytes]) -> None:
         self.is_returned = False
-        self._report_fd = report_fd
+        self._server = server
         self._pid = os.getpid()
         atexit.register(self)
 
     def __call__(self) -> None:
         if self.is_returned and os.getpid() == self._pid:
-            write_part(self._report_fd, is_returned=True)
+            self._server.send(ReportPart(is_returned=True))
 
 
 def call_run_rollout(spec: RunSpec) -> None:
@@ -142,7 +142,7 @@ def set_up_output() -> None:
             stream.reconfigure(line_buffering=True, write_through=False, errors="backslashreplace")
 
 
-def _fail(error: BaseException, report_fd: int, *, said: str | None = None) -> NoReturn:
+def _fail(error: BaseException, server: ParentLink[bytes], *, said: str | None = None) -> NoReturn:
     """End the run with ``error``, of which the log says what is ``said``, else everything."""
     text = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
     error_line = last_line(text)
@@ -150,7 +150,9 @@ def _fail(error: BaseException, report_fd: int, *, said: str | None = None) -> N
         text += f"field: {error.field}\n" if error.field else ""
         text += f"hint: {error.hint}\n"
     sys.stderr.write(text if said is None else said)
-    write_part(report_fd, error=error_line, traceback=text)
+    encodable = (each.encode(errors="backslashreplace").decode() for each in (error_line, text))
+    with suppress(OSError):  # the server is gone
+        server.send(ReportPart(0, False, *encodable))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

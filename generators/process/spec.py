@@ -1,9 +1,10 @@
-"""What the supervisor hands to a run process, and what comes back, both over inherited descriptors."""
+"""What the supervisor hands to a run process, and what comes back."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,25 @@ class RunSpec:
     ray_address: str = ""
     ray_namespace: str = ""
 
-    def write(self, file: BinaryIO) -> None:
-        """Write the spec for a child that inherits ``file``. Raises TypeError if the payload is not JSON."""
-        file.write(json.dumps(asdict(self)).encode())
+    def encode(self) -> bytes:
+        """As JSON. Raises TypeError if the payload is not."""
+        # Not as msgpack: a payload may hold whole numbers of any size, and half of a surrogate pair.
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def read(cls, descriptor: int) -> "RunSpec":
-        """Read what ``write`` wrote, and close the descriptor."""
-        with os.fdopen(descriptor, "rb") as file:
-            file.seek(0)  # the descriptor shares its position with that of the writer
-            return cls(**json.load(file))
+    def decode(cls, encoded: bytes) -> "RunSpec":
+        """From what ``encode`` made."""
+        return cls(**json.loads(encoded))
+
+
+class ReportPart(msgspec.Struct, omit_defaults=True):
+    """What a run process says of itself: its ``session`` first, then that ``run_rollout`` returned, or its error."""
+
+    session: int = 0
+    """Of the run process and what it started."""
+    is_returned: bool = False
+    error: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +54,4 @@ class Report:
     is_returned: bool
     error: str
     traceback: str
-    exit_code: int | None
-    session: int = field(default=0, compare=False)
-    """Of the run process and what it started; 0 if it ended before it had told."""
-
-
-def read_report(written: bytes) -> Report:
-    """Put the parts of a report together: ``session``, ``is_returned``, ``error`` and ``traceback``, ``exit_code``."""
-    parts: dict[str, Any] = {}
-    for line in written.splitlines():
-        parts |= json.loads(line)
-    return Report(
-        is_returned=parts.get("is_returned", False),
-        error=parts.get("error", ""),
-        traceback=parts.get("traceback", ""),
-        exit_code=parts.get("exit_code"),
-        session=parts.get("session", 0),
-    )
+    exit_code: int

@@ -292,8 +292,6 @@ def _ending(report: Report) -> str:
     """One line on how a process that did not return ended."""
     if report.error:
         return report.error
-    if report.exit_code is None:
-        return "the run process and its monitor were killed"
     if report.exit_code < 0:
         number = -report.exit_code
         return f"the run process was killed by signal {number} ({signal.strsignal(number)})"

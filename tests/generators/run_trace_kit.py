@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forebay.core.child_process import memory_file, python_argv, read_back
 from forebay.generators.process.code_copy import copy_code
 from forebay.generators.process.run_log import log_path, read_tail
-from forebay.generators.process.spec import Report, RunSpec, read_report
+from forebay.generators.process.spec import Report, RunSpec
+from forebay.server.runs.process import RunProcess
 from forebay.telemetry.tracing.records import Record, RolloutSummary, Span
 from forebay.telemetry.tracing.tracer import TraceSettings
 from tests.kit import write_generator
@@ -115,29 +115,16 @@ async def run_traced(
 
 
 async def _ended(run: RecordedRun, spec: RunSpec, meanwhile: Callable[[RecordedRun], Any] | None) -> Report:
-    report = memory_file("report")
-    with memory_file("spec") as file:
-        spec.write(file)
-        log = str(log_path(run.folder / "run"))
-        arguments = ["forebay.workers.runtime", log, str(1 << 20), str(file.fileno()), str(report.fileno())]
-        monitor = await asyncio.create_subprocess_exec(
-            *python_argv("forebay.generators.process.monitor", *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=[file.fileno(), report.fileno()],
-            cwd=run.folder,
-            start_new_session=True,
-        )
-    assert monitor.stdin is not None
+    process = await RunProcess.start(spec, run_dir=run.folder / "run", working_dir=run.folder, max_log_bytes=1 << 20)
+    ended = asyncio.create_task(process.wait())
     try:
         async with asyncio.timeout(LIMIT_S):
             if meanwhile is not None:
                 await meanwhile(run)
             else:
-                await monitor.wait()
+                await asyncio.shield(ended)
     except TimeoutError:
         raise AssertionError(f"not within {LIMIT_S} s; its log:\n{run.log()}") from None
     finally:
-        monitor.stdin.close()  # the monitor kills what is left
-        await monitor.wait()
-    with report:
-        return read_report(read_back(report))
+        process.monitor.hang_up()  # it kills what is left
+    return await ended

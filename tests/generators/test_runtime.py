@@ -1,22 +1,25 @@
 """What a generator finds in its run process: a real monitor and a real runtime around each."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+import msgspec
 import psutil
 import pytest
 
-from forebay.core.child_process import child_environment, memory_file, python_argv, read_back
+from forebay.core.child_process import child_environment, python_argv
+from forebay.core.processes.parent_link import HEADER_BYTES, frame
 from forebay.generators.process.code_copy import copy_code
 from forebay.generators.process.run_log import log_path, read_tail
-from forebay.generators.process.spec import Report, RunSpec, read_report
+from forebay.generators.process.spec import Report, ReportPart, RunSpec
 
 RUNTIME = "forebay.workers.runtime"
 HEADER = """
@@ -38,12 +41,17 @@ def children():
 @dataclass
 class Started:
     monitor: "subprocess.Popen[bytes]"
-    report: BinaryIO
+    server: socket.socket
     run_dir: Path
 
     def wait(self) -> Report:
-        self.monitor.wait(timeout=60)
-        return read_report(read_back(self.report))
+        code = self.monitor.wait(timeout=60)
+        self.server.shutdown(socket.SHUT_RD)  # what it has sent can still be read
+        last = ReportPart()
+        with self.server.makefile("rb") as stream:
+            while header := stream.read(HEADER_BYTES):
+                last = msgspec.msgpack.decode(stream.read(int.from_bytes(header, "big")), type=ReportPart)
+        return Report(last.is_returned, last.error, last.traceback, code)
 
     def log(self) -> list[str]:
         return read_tail(log_path(self.run_dir), 100)
@@ -76,14 +84,13 @@ class Launcher:
         source.write_text(HEADER + textwrap.dedent(body))
         run_dir = self.root / "run"
         copy = copy_code(source, run_dir)
-        report, spec = memory_file("report"), memory_file("spec")
-        RunSpec(str(copy), str(source.parent), payload or {}).write(spec)
-        fds = [spec.fileno(), report.fileno()]
-        arguments = [RUNTIME, str(log_path(run_dir)), str(log_limit_bytes), *map(str, fds)]
+        ours, theirs = socket.socketpair()
+        arguments = [RUNTIME, str(log_path(run_dir)), str(log_limit_bytes), str(theirs.fileno()), str(os.getpid())]
         argv = python_argv("forebay.generators.process.monitor", *arguments)
-        with spec:
-            monitor = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=fds, cwd=self.root, start_new_session=True)
-        self.started.append(Started(monitor, report, run_dir))
+        with theirs:
+            monitor = subprocess.Popen(argv, pass_fds=[theirs.fileno()], cwd=self.root, start_new_session=True)
+        ours.sendall(frame(RunSpec(str(copy), str(source.parent), payload or {}).encode()))
+        self.started.append(Started(monitor, ours, run_dir))
         return self.started[-1]
 
 
@@ -92,9 +99,8 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path)
     yield launcher
     for started in launcher.started:
-        started.monitor.stdin.close()
+        started.server.close()
         started.monitor.wait(timeout=30)
-        started.report.close()
 
 
 def test_run_rollout_gets_the_payload_in_the_servers_working_directory(launcher: Launcher, tmp_path: Path) -> None:
@@ -264,8 +270,8 @@ def test_everything_dies_when_the_lifeline_closes_even_a_process_that_ignores_si
         """
     )
     pids = started.until_out()
-    started.monitor.stdin.close()
-    assert started.wait().exit_code == -signal.SIGKILL
+    started.server.close()
+    assert started.monitor.wait(timeout=60) == -signal.SIGKILL
     until(lambda: not any(is_running(pid) for pid in pids))
 
 
@@ -298,11 +304,11 @@ def test_a_runtime_whose_monitor_is_gone_does_not_start(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     module = tmp_path / "x_generator.py"
     module.write_text(f"def run_rollout(data): open({str(ran)!r}, 'w')\n")
-    with memory_file("spec") as spec, memory_file("report") as report:
-        RunSpec(str(module), str(tmp_path), {}).write(spec)
-        fds = [spec.fileno(), report.fileno()]
-        argv = python_argv(RUNTIME, *map(str, fds), "1")
-        assert subprocess.run(argv, pass_fds=fds, check=False).returncode == 1
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(RunSpec(str(module), str(tmp_path), {}).encode()))
+        argv = python_argv(RUNTIME, str(theirs.fileno()), "1")
+        assert subprocess.run(argv, pass_fds=[theirs.fileno()], check=False).returncode == 1
     assert not ran.exists()
 
 

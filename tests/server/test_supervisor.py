@@ -159,7 +159,7 @@ async def test_a_run_that_keeps_crashing_fails_with_traceback_and_last_lines(hos
         ("os.kill(os.getpid(), 9)", "the run process was killed by signal 9 (Killed)"),
         ("os._exit(0)", "the run process ended with exit code 0 before run_rollout returned"),
         ("sys.exit('no GPU')", "SystemExit: no GPU"),
-        ("os.kill(os.getppid(), 9); time.sleep(600)", "the run process and its monitor were killed"),
+        ("os.kill(os.getppid(), 9); time.sleep(600)", "the run process was killed by signal 9 (Killed)"),
     ],
 )
 async def test_every_kind_of_crash_is_told(host: Host, tmp_path: Path, body: str, error: str) -> None:
