@@ -136,7 +136,7 @@ class ChildLink(Generic[Out]):
 
     def hang_up(self) -> None:
         """Send nothing more. The child sees the end of the socket; what it sends is still received."""
-        with suppress(OSError):
+        if not self._writer.is_closing():  # as it is once a write has failed
             self._writer.write_eof()
 
     def signal(self, number: int) -> None:
