@@ -85,7 +85,7 @@ class FakeBuffer:
     @property
     def opened(self) -> list[tuple[Any, int]]:
         """The groups announced, in order."""
-        return [tuple(key) for progress in self.progress for key in progress["opened"]]
+        return [tuple(key) for progress in self.progress for key in progress.get("opened", ())]
 
     def app(self) -> Starlette:
         routes = [

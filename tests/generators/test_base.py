@@ -75,7 +75,7 @@ async def test_groups_are_announced_before_their_first_rollout_and_the_end_is_to
         await run(generator_for(engine, buffer, num_process=2), rows)
     assert announced == [True] * 6
     assert buffer.opened == [("a", 0), ("b", 0), ("c", 0)]
-    assert [bool(progress["is_last_slot_reported"]) for progress in buffer.progress] == [False] * 4 + [True]
+    assert [progress.get("is_last_slot_reported", False) for progress in buffer.progress] == [False] * 4 + [True]
     assert buffer.progress[-1]["num_groups_total"] == 3
     assert len(buffer.samples) == 6
 

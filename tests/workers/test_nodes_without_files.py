@@ -14,7 +14,7 @@ from forebay.generators.process.spec import RunSpec
 from forebay.telemetry.tracing.records import ProcessChange
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings
 from forebay.telemetry.tracing.tracer import start_tracing
-from forebay.workers.rollouts.messages import TraceLines
+from forebay.workers.rollouts.orders import TraceLines
 from forebay.workers.rollouts.reach import NeededAddresses, out_of_reach
 from forebay.workers.rollouts.sent_traces import ReceivedTrace, SentTrace
 from forebay.workers.rollouts.shipped_code import has_code, pack_code, unpacked

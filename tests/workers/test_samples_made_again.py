@@ -15,12 +15,11 @@ from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.places import JobSurroundings
 from forebay.generators.rollouts.open_group import GroupPlan, Hold
 from forebay.telemetry.tracing.tracer import NO_TRACE
-from forebay.workers.rollouts.messages import Assignment, RolloutDone, ToWorker
-from forebay.workers.rollouts.placed_job import PlacedJob
-from forebay.workers.rollouts.placed_rollout import PlacedRollout
-from forebay.workers.rollouts.placed_runner import new_future
-from forebay.workers.rollouts.placed_worker import PlacedWorker
-from forebay.workers.rollouts.worker_set import WorkerSet
+from forebay.workers.rollouts.orders import Done, encode
+from forebay.workers.rollouts.remote_job import RemoteJob
+from forebay.workers.rollouts.remote_rollout import RemoteRollout
+from forebay.workers.rollouts.run_worker import RunWorker
+from forebay.workers.rollouts.supervisor import WorkerSupervisor
 
 UID = "abc"
 LIMIT_S = 60.0
@@ -47,7 +46,7 @@ class Job:
 
     def __init__(self) -> None:
         self.own: OwnWriter
-        self.workers = WorkerSet(lambda _: pytest.fail("nothing is started"), 1)
+        self.workers = WorkerSupervisor(lambda _: pytest.fail("nothing is started"), 1)
         around = SimpleNamespace(
             plan=Plan("run-1", 1, 60.0, 60.0),
             link=SimpleNamespace(writer=self._writer),
@@ -59,11 +58,9 @@ class Job:
             tracer=NO_TRACE,
             queue_size=1,
         )
-        self.job = PlacedJob(cast("JobSurroundings", around), self.workers, 0, [], [])
-        done: asyncio.Future[RolloutDone] = new_future()
-        done.set_result(RolloutDone(UID, "completed", [1], {}, "", 1, 0.1, 3))
+        self.job = RemoteJob(cast("JobSurroundings", around), self.workers, 0, [])
         plan = GroupPlan(parse_row(b'{"prompt": "a", "instance_id": "a"}', 0), 0, (0,), (0,))
-        self.job._rollouts[UID] = PlacedRollout(UID, plan, 0, 0, done)
+        self.job._rollouts[UID] = RemoteRollout(UID, plan, 0, 0)
 
     def _writer(self, queue_size: int, on_judged: Callable[[Sample], None]) -> OwnWriter:
         self.own = OwnWriter(on_judged)
@@ -90,13 +87,14 @@ async def test_one_whose_workers_all_die_is_written_by_the_lead_and_the_job_ends
 async def test_one_that_takes_too_long_when_it_is_made_again_is_written_by_the_lead_and_the_job_ends() -> None:
     job = Job()
 
-    class Slow(PlacedWorker):
-        def send(self, message: ToWorker) -> None:
-            if isinstance(message, Assignment):
-                done = RolloutDone(message.uid, "closed", [], {}, "", 0, 60.0, 0)
-                asyncio.get_running_loop().call_soon(job.job.take, self, done)
+    class Slow(RunWorker):
+        async def call(self, method: str, *args: Any) -> Any:
+            assert method == "rollout"
+            return encode(Done("closed", [], {}, ""))
 
-    job.workers.members = [Slow(0, state="ready")]
+    slow = Slow(0)
+    slow.state = "ready"
+    job.workers.members = [slow]
     sample = await job.end()
     assert (sample["slot"], sample["status"]) == (0, "failed")
     assert "longer than its group may" in sample["error"]["message"]

@@ -13,7 +13,7 @@ from forebay.workers.backends.inline import InlineBackend
 from forebay.workers.members.worker import ClassWithInitArgs
 from forebay.workers.rollouts.lead import RunWorkers
 from forebay.workers.rollouts.rollout_worker import RolloutWorker
-from forebay.workers.rollouts.worker_set import StartWorker
+from forebay.workers.rollouts.supervisor import StartWorker
 
 
 class CallingWorker(RolloutWorker):

@@ -6,10 +6,9 @@ from dataclasses import asdict
 
 from forebay.generators.job.places import JobPlaces, JobSurroundings
 from forebay.generators.job.reporter import Totals
-from forebay.workers.rollouts.messages import EndJob, ToWorker
-from forebay.workers.rollouts.placed_job import PlacedJob
 from forebay.workers.rollouts.reach import NeededAddresses
-from forebay.workers.rollouts.worker_set import StartWorker, WorkerSet
+from forebay.workers.rollouts.remote_job import RemoteJob
+from forebay.workers.rollouts.supervisor import StartWorker, WorkerSupervisor
 
 
 class RunWorkers:
@@ -20,9 +19,9 @@ class RunWorkers:
     """
 
     def __init__(self, start: StartWorker, num_workers: int, reach: NeededAddresses | None = None) -> None:
-        self._workers = WorkerSet(start, num_workers)
+        self._workers = WorkerSupervisor(start, num_workers)
         self._reach = reach
-        self._ended: list[ToWorker] = []
+        self._num_ended = 0
 
     async def need(self, field: str, url: Callable[[], Awaitable[str]]) -> None:
         """Of ``RolloutPlaces``, as all below."""
@@ -33,19 +32,18 @@ class RunWorkers:
     async def opened(self, around: JobSurroundings) -> AsyncIterator[JobPlaces]:
         """What a job has of its workers."""
         addresses = self._reach.addresses if self._reach is not None else []
-        job = PlacedJob(around, self._workers, len(self._ended), self._ended, addresses)
+        job = RemoteJob(around, self._workers, self._num_ended, addresses)
         self._workers.attach(job)
         try:
             yield job.places
         finally:
-            self._workers.detach()
+            await self._workers.detach()
             await job.close()
 
     def end_job(self, totals: Totals | None) -> None:
         """The workers get past this job, too, and those that come later pass it at once."""
-        end = EndJob(len(self._ended), None if totals is None else asdict(totals))
-        self._ended.append(end)
-        self._workers.broadcast(end)
+        self._num_ended += 1
+        self._workers.end_job(None if totals is None else asdict(totals))
 
     def close(self, drain_s: float) -> None:
         """``run_rollout`` has returned: so will those of the workers, which have so long for it."""

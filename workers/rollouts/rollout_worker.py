@@ -1,20 +1,56 @@
-"""One worker of a run: calls the user's ``run_rollout`` in a thread, and passes messages between it and the lead."""
+"""One worker of a run: calls the user's ``run_rollout`` in a thread, whose jobs run the rollouts that the lead calls.
+
+The methods of ``RolloutWorker`` run in the event loop of its calls, and what they ask of a job in that of the user's.
+"""
 
 import asyncio
 import threading
 import traceback
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
 
+from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import Composition, compose_here
+from forebay.generators.job.places import MemberShare, OpenMember
+from forebay.generators.job.reporter import Totals
 from forebay.generators.process.main import call_run_rollout, set_up_output
 from forebay.generators.process.spec import RunSpec
 from forebay.telemetry.tracing.tracer import TraceSettings, run_tracer, start_tracing
+from forebay.workers.members.loop_pulse import LoopPulse
 from forebay.workers.members.worker import Worker
-from forebay.workers.rollouts.mailbox import BATCH_EVERY_S, Mailbox
-from forebay.workers.rollouts.messages import RunReturned
-from forebay.workers.rollouts.run_member import RunMember
+from forebay.workers.members.worker_errors import WorkerError
+from forebay.workers.rollouts.member_job import MemberJob
+from forebay.workers.rollouts.member_rollout import WorkerChanges
+from forebay.workers.rollouts.orders import JobOrder, JobState, Order, decode, encode
+from forebay.workers.rollouts.reach import Address, out_of_reach
 from forebay.workers.rollouts.sent_traces import SentTrace
 from forebay.workers.rollouts.shipped_code import has_code, unpacked
+
+T = TypeVar("T")
+
+BLOCKED_S = 5.0
+"""A loop that is blocked for so long is reported."""
+
+
+class _Running(NamedTuple):
+    """The job that this worker takes part in now, in the event loop of the user's code."""
+
+    job: MemberJob
+    loop: asyncio.AbstractEventLoop
+    pulse: LoopPulse
+
+
+class _Passage:
+    """One job of ``run_rollout``, as far as the lead has come with it. Resolved in one thread, awaited in another."""
+
+    def __init__(self) -> None:
+        self.begun: Future[JobOrder | None] = Future()
+        """None: it was over before this worker came to it."""
+        self.ready: Future[list[Address]] = Future()
+        self.ended: Future[dict[str, Any] | None] = Future()
+        for each in (self.begun, self.ready, self.ended):
+            each.set_running_or_notify_cancel()  # a caller that goes away cancels none of them
 
 
 class RolloutWorker(Worker):
@@ -23,17 +59,103 @@ class RolloutWorker(Worker):
     def __init__(self, spec: dict[str, Any], code: bytes = b"") -> None:
         """``code``: the run's copy, for a machine that has not got it."""
         self._spec, self._code = RunSpec(**spec), code
-        self._mail = Mailbox()
+        self._changes = WorkerChanges()
+        self._passages: dict[int, _Passage] = {}
+        self._num_served = 0
+        self._running: _Running | None = None
+        self._returned: Future[str] = Future()
+        self._returned.set_running_or_notify_cancel()
         threading.Thread(target=self._run, name=f"run_rollout {self.rank}", daemon=True).start()
 
-    async def tell(self, batch: bytes) -> None:
-        """Take messages of the lead, which gathers others until this has returned."""
-        self._mail.put(batch)
-        await asyncio.sleep(BATCH_EVERY_S)
+    # --- called by the lead
 
-    async def news(self) -> bytes:
-        """Messages for the lead, once there are some."""
-        return await self._mail.news()
+    async def returned(self) -> bytes:
+        """Return when ``run_rollout`` has: the traceback of what it raised, or "", and the rest of the trace."""
+        trace = await asyncio.wrap_future(self._returned)
+        return encode((trace, self._changes.take().trace))
+
+    async def begin_job(self, order: bytes) -> list[Address]:
+        """Take rollouts of a job, once the user's code has come to it; returns addresses out of reach."""
+        job = decode(order, JobOrder)
+        passage = self._passage(job.number)
+        passage.begun.set_result(job)
+        return await asyncio.wrap_future(passage.ready)
+
+    async def end_job(self, number: int, totals: dict[str, Any] | None) -> None:
+        """A job is over, with these totals; None: it has failed, and so ends the worker."""
+        passage = self._passage(number)
+        passage.ended.set_result(totals)
+        if not passage.begun.done():
+            passage.begun.set_result(None)
+
+    async def rollout(self, order: bytes) -> bytes:
+        """Run one; its samples wait here. Cancelled, it ends, and so do its engine calls."""
+        given = decode(order, Order)
+        return encode(await self._in_job(lambda job: job.rollout(given)))
+
+    async def deliver(self, uid: str, slot: int) -> None:
+        """Send the samples of a rollout to their slot; returns when they are on the buffer's disk, or were refused."""
+        await self._in_job(lambda job: job.deliver(uid, slot))
+
+    async def drop(self, uid: str, ending: str) -> None:
+        """A rollout, or its sample, is not needed: it ends, if it still runs."""
+        await self._in_job(lambda job: job.drop(uid, ending))
+
+    async def stop(self, uids: list[str], are_over: bool) -> dict[str, int]:
+        """End the engine calls of these rollouts; the tokens that each has sampled by then."""
+        return await self._in_job(lambda job: job.stop(uids, are_over=are_over))
+
+    async def set_state(self, state: bytes) -> None:
+        """The state of the run has changed."""
+        given = decode(state, JobState)
+        await self._in_job(lambda job: job.set_state(given))
+
+    async def report(self) -> bytes:
+        """How this worker is. Does not need the user's event loop, which may be blocked."""
+        report = self._changes.take()
+        if (running := self._running) is not None:
+            blocked_s, line = running.pulse.blocked()
+            if blocked_s >= BLOCKED_S:
+                report.blocked_s, report.blocked_at = blocked_s, line
+        return encode(report)
+
+    async def _in_job(self, work: Callable[[MemberJob], Coroutine[Any, Any, T]]) -> T:
+        running = self._running
+        if running is None:
+            raise WorkerError(f"worker {self.rank} takes part in no job")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(running.job), running.loop))
+
+    def _passage(self, number: int) -> _Passage:
+        return self._passages.setdefault(number, _Passage())
+
+    # --- in the thread of the user's code
+
+    async def serve(self, open_parts: OpenMember) -> Totals:
+        """Of ``JobMember``. A job that was over before this worker came is passed at once."""
+        passage, self._num_served = self._passage(self._num_served), self._num_served + 1
+        order = await asyncio.wrap_future(passage.begun)
+        if order is not None:
+            await self._served(order, passage, open_parts)
+        totals = await asyncio.wrap_future(passage.ended)
+        if totals is None:
+            raise WorkerError("the lead of this run has failed")
+        return _totals_of(totals)
+
+    async def _served(self, order: JobOrder, passage: _Passage, open_parts: OpenMember) -> None:
+        plan = Plan(
+            order.run_id, order.group_size, order.group_timeout_s, order.group_deadline_s, captures=order.captures
+        )
+        share = MemberShare(plan, order.queue_size, order.num_reward_workers, self.rank)
+        unreached = await out_of_reach(order.addresses)
+        loop = asyncio.get_running_loop()
+        async with open_parts(share, self._changes.note_waiting) as parts:
+            job = MemberJob(plan, parts, self._changes)
+            self._running = _Running(job, loop, LoopPulse(loop, threading.get_ident()))
+            passage.ready.set_result(unreached)
+            try:
+                await job.run(order.state, passage.ended)
+            finally:
+                self._running = None
 
     def _call_run_rollout(self) -> None:
         if self._spec.backend != "inline":  # else it is the lead's process
@@ -44,15 +166,21 @@ class RolloutWorker(Worker):
             if is_here:
                 start_tracing(trace, "run")
             else:
-                start_tracing(trace, "run", lambda _, head: SentTrace(head, self._mail.post))
+                start_tracing(trace, "run", lambda _, head: SentTrace(head, self._changes.note_trace))
         call_run_rollout(self._spec if is_here else unpacked(self._spec, self._code))
 
     def _run(self) -> None:
-        compose_here(Composition(member=RunMember(self._mail, self.rank)))
+        compose_here(Composition(member=self))
         trace = ""
         try:
             self._call_run_rollout()
         except BaseException:  # noqa: BLE001 - whatever the user's code raises, the lead decides what it means
             trace = traceback.format_exc()
         run_tracer().flush()
-        self._mail.post(RunReturned(trace))
+        self._returned.set_result(trace)
+
+
+def _totals_of(fields: dict[str, Any]) -> Totals:
+    totals = Totals(**{name: value for name, value in fields.items() if name != "counts"})
+    totals.counts.update(fields.get("counts", {}))
+    return totals

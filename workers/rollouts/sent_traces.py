@@ -9,7 +9,7 @@ from forebay.telemetry.tracing.records import Head
 from forebay.telemetry.tracing.run_tracer import trace_file_of
 from forebay.telemetry.tracing.trace_file import TraceFile
 from forebay.telemetry.tracing.tracer import run_tracer
-from forebay.workers.rollouts.messages import TraceLines
+from forebay.workers.rollouts.orders import TraceLines
 
 logger = logging.getLogger(__name__)
 

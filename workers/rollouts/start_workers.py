@@ -12,7 +12,7 @@ from forebay.workers.members.worker_spec import worker_specs
 from forebay.workers.rollouts.reach import NeededAddresses
 from forebay.workers.rollouts.rollout_worker import RolloutWorker
 from forebay.workers.rollouts.shipped_code import pack_code
-from forebay.workers.rollouts.worker_set import StartWorker
+from forebay.workers.rollouts.supervisor import StartWorker
 
 
 def worker_starter(spec: RunSpec) -> StartWorker:

@@ -7,13 +7,13 @@ from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.records import Record, RolloutSummary
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings
 from forebay.telemetry.tracing.span_scope import Scope
-from forebay.workers.rollouts.messages import Span
+from forebay.workers.rollouts.orders import Span
 
 
-class PlacedAttempt(AttemptTrace):
+class RemoteAttempt(AttemptTrace):
     """What an attempt has waited for. Its summary is the worker's, unless it came to none, or its worker is gone."""
 
-    def __init__(self, tracer: "PlacedTracer", uid: str, group: str, attempt: int, begun: int | None) -> None:
+    def __init__(self, tracer: "RemoteTracer", uid: str, group: str, attempt: int, begun: int | None) -> None:
         super().__init__(tracer, uid=uid, group=group, attempt=attempt, begun=begun, is_kept=False)
         self.worker: int | None = None
         """In which it runs."""
@@ -41,7 +41,7 @@ class PlacedAttempt(AttemptTrace):
         return own.summary(until=until, **fields, **({} if self.worker is None else {"worker": self.worker}))
 
 
-class PlacedTracer(Tracer):
+class RemoteTracer(Tracer):
     """Makes these, over the tracer that is the lead's ``own``."""
 
     def __init__(self, own: Tracer) -> None:
@@ -72,10 +72,10 @@ class PlacedTracer(Tracer):
         id: str = "",  # noqa: A002, ARG002 - as its base has it
     ) -> AttemptTrace:
         """Of one rollout."""
-        return PlacedAttempt(self, uid, group, attempt, begun)
+        return RemoteAttempt(self, uid, group, attempt, begun)
 
 
-def placed_attempt(trace: RolloutTrace) -> PlacedAttempt:
+def remote_attempt(trace: RolloutTrace) -> RemoteAttempt:
     """The present attempt of a rollout of the lead."""
-    assert isinstance(trace.attempt, PlacedAttempt)
+    assert isinstance(trace.attempt, RemoteAttempt)
     return trace.attempt

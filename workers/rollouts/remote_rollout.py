@@ -1,6 +1,5 @@
 """What the lead knows of a rollout that runs in a worker."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from forebay.engines.ring import Call
 from forebay.generators.rollouts.open_group import Execution, GroupPlan, OpenGroup
 from forebay.generators.rollouts.samples import Unbegun, failed_sample
 from forebay.generators.rollouts.seat import Seat
-from forebay.workers.rollouts.messages import Assignment, RolloutDone, Span
-from forebay.workers.rollouts.placed_worker import PlacedWorker
+from forebay.workers.rollouts.orders import Done, Order, Span
+from forebay.workers.rollouts.run_worker import RunWorker
 
 WORKERS = "workers"
 """In place of an engine's address, for all calls of a rollout that a worker makes."""
@@ -45,7 +44,7 @@ class RemoteExecution:
 
 
 @dataclass(eq=False)
-class PlacedRollout:
+class RemoteRollout:
     """From the moment at which a worker is asked to run it until its sample is on the disk, or nobody needs it."""
 
     uid: str
@@ -53,25 +52,26 @@ class PlacedRollout:
     number: int
     attempt: int
     """That began last, as far as it is known."""
-    done: "asyncio.Future[RolloutDone]"
     group: OpenGroup | None = None
     seat: Seat | None = None
+    is_done: bool = False
+    """It has ended; its samples wait in its worker."""
     slot: int | None = None
     """Once its sample is to be written."""
-    member: PlacedWorker | None = None
+    worker: RunWorker | None = None
     """Where it is; None once that is gone."""
-    is_ended: bool = False
-    """Nobody needs it, and its worker knows."""
+    is_dropped: bool = False
+    """It is not needed, and its worker knows."""
 
-    def assignment(
+    def order(
         self,
         engine: str | None,
         cap_tokens: int | None,
         left_s: float,
         waited: tuple[str, int, list[Span]],
-    ) -> Assignment:
+    ) -> Order:
         """What a worker is asked."""
-        return Assignment(
+        return Order(
             uid=self.uid,
             row=line_of(self.plan.row),
             row_number=self.plan.row.number,
@@ -84,7 +84,6 @@ class PlacedRollout:
             span=waited[0],
             lasted=waited[1],
             waits=waited[2],
-            slot=self.slot,
         )
 
     @property
@@ -93,28 +92,31 @@ class PlacedRollout:
         known = self.group.rollouts.get(self.number) if self.group is not None else None
         return known[-1] if known and isinstance(known[-1], RemoteExecution) else None
 
-    def note_attempt(self, attempt: int) -> None:
-        """It has begun."""
+    def note_moved(self, engine: str | None, attempt: int) -> None:
+        """It was on this engine, or on none, when its worker reported: in this attempt."""
+        if self.is_done or attempt < self.attempt:
+            return
         while self.attempt < attempt:
             self.attempt += 1
             if self.group is not None:
                 self.group.note_rollout(self.number, RemoteExecution())
+        if self.seat is not None:
+            self.seat.move(engine)
 
     def note_tokens(self, tokens: int) -> None:
         """So many its present attempt has sampled."""
         if (execution := self.execution) is not None:
             execution.num_sampled_tokens = tokens
 
-    def note_done(self, done: RolloutDone) -> None:
+    def note_done(self, done: Done) -> None:
         """It has ended: what its attempts have sampled is known."""
+        self.is_done = True
         if self.group is not None:
             last = len(done.tokens) - 1
             executions: list[Execution] = [RemoteExecution(each) for each in done.tokens]
             if executions:
                 executions[last].trajectory = RemoteRecord(done.counters)
             self.group.rollouts[self.number] = executions
-        if not self.done.done():
-            self.done.set_result(done)
 
     @contextmanager
     def standing_for_calls(self, group: OpenGroup) -> Iterator[None]:

@@ -5,8 +5,8 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,10 +15,11 @@ from forebay.generators.base import BaseGenerator, single_turn
 from forebay.generators.job.composition import Composition, compose_here
 from forebay.workers.backends.abc import RunningWorker
 from forebay.workers.members.worker_errors import PlacementFailed, WorkerError
-from forebay.workers.rollouts import worker_set
+from forebay.workers.rollouts import supervisor
 from forebay.workers.rollouts.lead import RunWorkers
-from forebay.workers.rollouts.worker_line import WorkerLine
-from forebay.workers.rollouts.worker_set import WorkerSet
+from forebay.workers.rollouts.orders import JobOrder, JobState
+from forebay.workers.rollouts.run_worker import RunWorker
+from forebay.workers.rollouts.supervisor import WorkerSupervisor
 from tests.generators.conftest import buffer, write_rows
 from tests.kit import poll_until
 from tests.workers.workers_kit import starter
@@ -51,7 +52,7 @@ def own_start(engine: ScriptedEngine, url: str, rows: Path) -> Any:
 
 
 async def test_a_run_waits_for_a_place_and_its_deadlines_stand_still(buffer, write_rows, monkeypatch) -> None:
-    monkeypatch.setattr(worker_set, "PLACE_AGAIN_S", 0.2)
+    monkeypatch.setattr(supervisor, "PLACE_AGAIN_S", 0.2)
     buffer.plan |= {"group_deadline_seconds": 4.0}
     has_room = False
     rows = write_rows({"instance_id": "a", "prompt": "a"})
@@ -109,10 +110,11 @@ async def test_what_a_lost_worker_asked_for_is_aborted_and_not_what_follows(buff
         running = run_with(start, engine, buffer.url, rows)
         await engine.wait_in_flight(4)
         await buffer.wait_for(lambda: sum(in_flight(buffer)) == 4, LIMIT_S)
-        busy = max(range(2), key=in_flight(buffer).__getitem__)
+        num_lost = max(in_flight(buffer))
+        busy = in_flight(buffer).index(num_lost)
         lost.set()
         workers[busy].kill()
-        await buffer.wait_for(lambda: engine.aborts and len(buffer.samples) >= in_flight(buffer)[busy], LIMIT_S)
+        await buffer.wait_for(lambda: engine.aborts and len(buffer.samples) >= num_lost, LIMIT_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     rids = [call.rid or "" for call in engine.calls]
@@ -187,42 +189,40 @@ async def test_a_worker_that_comes_up_after_its_job_is_ended_again() -> None:
         may_start.wait(LIMIT_S)
         return inner(number)
 
-    def nothing(*_: object, **__: object) -> tuple[()]:
-        return ()
-
-    job: Any = SimpleNamespace(greeting=nothing, take=nothing, note_lost=nothing, note_no_worker=nothing, fail=nothing)
-    workers = WorkerSet(start, 1)
+    job: Any = MagicMock()
+    job.order_for.return_value = JobOrder(0, "r", 1, 1.0, 1.0, False, 1, 1, [], JobState(False, False, 0, True, None))
+    workers = WorkerSupervisor(start, 1)
     workers.attach(job)
     await asyncio.sleep(0)
-    workers.detach()
-    await asyncio.sleep(0)
+    await workers.detach()
     may_start.set()
+    await asyncio.to_thread(poll_until, lambda: len(started) == 1, LIMIT_S)
     workers.attach(job)
+    await asyncio.to_thread(poll_until, lambda: len(started) == 2, LIMIT_S)
     ended: list[str] = []
-    await asyncio.to_thread(poll_until, lambda: len(started) == 2 and workers.members[0].line is not None, LIMIT_S)
     for each in started:
         each.on_lost(ended.append)
     assert ended == ["it was killed"]
+    await workers.detach()
     workers.close(0.0)
 
 
 def test_a_worker_that_has_died_after_the_jobs_is_not_waited_for() -> None:
-    ends: list[str] = []
-    worker = starter(threading.Event().wait, 1, [])(0)
-    line = WorkerLine(worker, lambda _: None, lambda reason, _: ends.append(reason))
-    worker.kill()
+    running = starter(threading.Event().wait, 1, [])(0)
+    worker = RunWorker(0)
+    worker.begin(running)
+    running.kill()
     began_s = time.monotonic()
-    line.close(LIMIT_S)
+    worker.close(LIMIT_S)
     assert time.monotonic() - began_s < LIMIT_S / 2
-    assert len(ends) == 1
 
 
 def states(buffer: Any) -> list[str]:
     """Of the workers, as the buffer heard of them last."""
-    return [worker["state"] for worker in buffer.progress[-1]["workers"] or ()] if buffer.progress else []
+    return [worker["state"] for worker in buffer.progress[-1].get("workers") or ()] if buffer.progress else []
 
 
 def in_flight(buffer: Any) -> list[int]:
     """In each of them, as the buffer heard of it last."""
-    told = [progress["workers"] for progress in buffer.progress if progress["workers"]]
+    told = [progress["workers"] for progress in buffer.progress if progress.get("workers")]
     return [worker["num_in_flight"] for worker in told[-1]] if told else []
