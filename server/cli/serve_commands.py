@@ -17,6 +17,7 @@ from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
 from forebay.server.cli.output import echo
 from forebay.telemetry.log import set_up_logging
+from forebay.telemetry.render.numbers import counted
 
 if TYPE_CHECKING:
     from forebay.replay.engine.served_engine import ServedEngine
@@ -202,7 +203,7 @@ def replay(
 
 
 def _kept(file: Path, *, recorded: int, broken_off: int, lost: int) -> str:
-    parts = [f"{file} has {recorded:,} answer{'' if recorded == 1 else 's'} more"]
+    parts = [f"{file} has {counted(recorded, 'answer')} more"]
     if broken_off:
         calls = "1 call in flight was" if broken_off == 1 else f"{broken_off:,} calls in flight were"
         parts.append(f"{calls} broken off, and not recorded")

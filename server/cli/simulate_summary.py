@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from forebay.server.cli.output import columns_table, facts_table, show_table
+from forebay.telemetry.render.numbers import counted
 
 if TYPE_CHECKING:
     from forebay.workers.simulator.recorded.engine_fit import EngineFit
@@ -58,7 +59,7 @@ def _answers(facts: "AnswerFacts") -> dict[str, str]:
 
 def _run(facts: "RunFacts") -> str:
     return (
-        f"{facts.makespan_s:,.1f} s on {_counted(facts.num_engines, 'engine')}, {facts.num_process:,} at once: engines "
+        f"{facts.makespan_s:,.1f} s on {counted(facts.num_engines, 'engine')}, {facts.num_process:,} at once: engines "
         f"idle {_percent(facts.idle_share)}, places free {_percent(facts.free_share)}, the last tenth of the rollouts "
         f"{_percent(facts.tail_share)} of the time, capped {_percent(facts.capped_share)}, in engines' queues "
         f"{_percent(facts.waiting_share)}"
@@ -142,7 +143,3 @@ def _number(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
