@@ -1,6 +1,6 @@
 """The gateway: its own process, through which agents of any framework reach the engines and are recorded.
 
-The server starts it (``__main__.py``, with a ``spec.py`` over an inherited descriptor) and registers runs at it; a run
+The server starts it (``__main__.py``, and sends it a ``spec.py``) and registers runs at it; a run
 opens rollouts (``control_routes.py``, with the bodies of ``request_bodies.py``); an agent calls with a rollout's key
 (``agent_routes.py``). ``app.py`` puts the routes together, ``runs/`` holds who may call and what is known of each run
 and rollout.

@@ -2,7 +2,8 @@
 
 The server starts ``monitor.py``, which starts ``main.py`` in a session of its own, writes what it prints to the
 ``run_log.py``, and kills the whole process group when the server hangs up. ``main.py`` reads its ``spec.py`` (module
-and payload) from a descriptor, loads the run's ``code_copy.py`` of the generator, calls ``run_rollout`` and reports
-how that ended over another descriptor. What agents that are commands print has files of its own, ``agent_logs.py``.
+and payload) from the server, loads the run's ``code_copy.py`` of the generator, calls ``run_rollout`` and sends how
+that ended to the server (``forebay.core.processes``). What agents that are commands print has files of its own,
+``agent_logs.py``.
 Both die with their parent: see ``forebay.core.child_process``.
 """
