@@ -4,11 +4,11 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 
 - ``buffer.py``: all runs over one store; the timer; what happens when the disk fails, and recovers.
 - ``run_buffer.py``: one run, with its clock and hooks, and the one way in which a change of it is recorded.
-- ``write.py``: what becomes of a sample: duplicate, late, no room (back-pressure), or a place in a group.
+- ``admission.py``: what becomes of a sample: duplicate, late, no room (back-pressure), or a place in a group.
   ``same_uid.py``: another body under a uid that came before.
 - ``run_warnings.py``: what a run is warned about while it works.
 - ``batches.py``: which batches were handed out, which checkpoint holds which, and which may leave memory.
-- ``gone_rows.py``: which groups and batches leave memory when they are done with, and how they are found again.
+- ``evicted_rows.py``: which groups and batches leave memory when they are done with, and how they are found again.
 - ``groups/``: groups with their samples, the order of delivery, meta info, the alarm.
 - ``change_records.py``: what the trace of a run is told of its groups and batches.
 - ``deadlines.py``: every time-out: of groups, leases, runs that stand still, runs that are over.

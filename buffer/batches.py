@@ -1,8 +1,8 @@
 """Which batches were handed out, which checkpoint holds them, and what a rewind undoes. Pure: time is an argument.
 
 Batches about which nobody has anything more to say, but by a rewind or a resume, leave memory, the oldest first; the
-store has them (``gone_rows.py``). Those stay that are with a trainer, or may still be acknowledged, and in a run that
-uses checkpoints those that its last one holds and, for the next one, those that none holds.
+store has them (``evicted_rows.py``). Those stay that are with a trainer, or may still be acknowledged, and in a run
+that uses checkpoints those that its last one holds and, for the next one, those that none holds.
 """
 
 import secrets
@@ -22,7 +22,7 @@ REMEMBERED_REQUESTS = 4_096
 """Of so many of a run's last requests it is known which batch they got."""
 
 
-class Undone(NamedTuple):
+class RewoundRows(NamedTuple):
     """What a rewind takes back."""
 
     batches: list[BatchRow]
@@ -176,7 +176,7 @@ class Batches:
 
     # --- taking back
 
-    def after(self, step: int | None) -> Undone:
+    def after(self, step: int | None) -> RewoundRows:
         """What was handed out, or reported, behind the checkpoint of ``step``; everything for None.
 
         Raises ``CheckpointNotFound``.
@@ -184,9 +184,9 @@ class Batches:
         if step is not None and step not in self._checkpoints:
             raise CheckpointNotFound(self.run_id, step, self.steps)
         batches = [row for row in self.in_state(*OUTSTANDING) if not _is_within(row.checkpoint_step, step)]
-        return Undone(batches, [row for row in self.checkpoints if not _is_within(row.step, step)])
+        return RewoundRows(batches, [row for row in self.checkpoints if not _is_within(row.step, step)])
 
-    def undo(self, undone: Undone, reason: str) -> None:
+    def undo(self, undone: RewoundRows, reason: str) -> None:
         """Revoke these batches and forget these checkpoints."""
         for row in undone.batches:
             row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, reason, None

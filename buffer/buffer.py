@@ -11,7 +11,7 @@ from typing import Self
 
 from forebay.buffer.change_records import MakeTrace, no_trace
 from forebay.buffer.deadlines import Deadlines, expire_leases
-from forebay.buffer.gone_rows import REMEMBERED_SAMPLES
+from forebay.buffer.evicted_rows import REMEMBERED_SAMPLES
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import Pipeline
@@ -33,7 +33,7 @@ MakeHooks = Callable[[Run], HookRunner]
 
 
 @dataclass(slots=True)
-class Entry:
+class LiveRun:
     """A run and what works on it."""
 
     buffer: RunBuffer
@@ -64,7 +64,7 @@ class Buffer:
         self._clock = clock or SystemClock()
         self._tick_s = tick_s
         self._remembered_samples = remembered_samples
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LiveRun] = {}
         self._by_key: dict[str, str] = {}
         self._newest: dict[str, str] = {}
         self._hooks: dict[str, HookRunner] = {}
@@ -73,7 +73,7 @@ class Buffer:
         self._tasks = TaskSet()
         self._retiring = TaskSet()
         self._advancing: set[str] = set()
-        self._awake: dict[str, Entry] = {}
+        self._awake: dict[str, LiveRun] = {}
         """The runs that a tick looks at; one that has ended only after a change."""
         self.at_rest: set[str] = set()
         """Runs for ``CodeCopies`` to look at: they have had their last tick, or bodies of theirs were removed."""
@@ -100,7 +100,7 @@ class Buffer:
     # --- runs
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LiveRun]:
         """Every run, oldest first."""
         return list(self._entries.values())
 
@@ -114,21 +114,21 @@ class Buffer:
         """Whether what is not new is stored: an acknowledgement, a deadline."""
         return self._healthy.is_set()
 
-    def get(self, run_id: str) -> Entry:
+    def get(self, run_id: str) -> LiveRun:
         """The run with this id. Raises ``RunNotFound``."""
         entry = self._entries.get(run_id)
         if entry is None:
             raise RunNotFound(run_id)
         return entry
 
-    def by_key(self, run_key: str) -> Entry:
+    def by_key(self, run_key: str) -> LiveRun:
         """The run that this secret key authorises. Raises ``RunNotFound``, without telling the key."""
         if (run_id := self._by_key.get(run_key)) is None:
             hint = "write to the remote_buffer_url that run_rollout is given"
             raise RunNotFound("", message="no run has this key", hint=hint)
         return self.get(run_id)
 
-    def newest(self, name: str) -> Entry | None:
+    def newest(self, name: str) -> LiveRun | None:
         """The run last started through a slime route under ``name``."""
         run_id = self._newest.get(name)
         return None if run_id is None else self._entries[run_id]
@@ -143,11 +143,11 @@ class Buffer:
         if run.origin == "slime":
             self._newest[run.name] = run.run_id
 
-    async def add(self, run: Run) -> Entry:
+    async def add(self, run: Run) -> LiveRun:
         """Take in a new run and store it. Raises ``StorageFailed``."""
         buffer = await self._make(run, 0.0)
         pipeline = Pipeline(buffer)
-        entry = Entry(buffer, pipeline, Delivery(buffer, pipeline), Deadlines(buffer, pipeline))
+        entry = LiveRun(buffer, pipeline, Delivery(buffer, pipeline), Deadlines(buffer, pipeline))
         self._register(entry)
         try:
             await buffer.save_run()
@@ -188,7 +188,7 @@ class Buffer:
         if (entry := self._entries.get(run_id)) is not None:
             self._awake[run_id] = entry
 
-    def _register(self, entry: Entry) -> None:
+    def _register(self, entry: LiveRun) -> None:
         run = entry.run
         self._entries[run.run_id] = self._awake[run.run_id] = entry
         self._by_key[run.run_key] = run.run_id
@@ -236,21 +236,21 @@ class Buffer:
 
     # --- resuming
 
-    def covers(self, entry: Entry, listed: Sequence[InstanceId]) -> bool:
+    def covers(self, entry: LiveRun, listed: Sequence[InstanceId]) -> bool:
         """Whether the run knows every id of a trainer's list, as often as it is listed."""
         return covers(entry.buffer.groups, entry.run.start.first_listed, listed)
 
-    def num_beyond(self, entry: Entry, listed: Sequence[InstanceId]) -> int:
+    def num_beyond(self, entry: LiveRun, listed: Sequence[InstanceId]) -> int:
         """How many ids the run has reported beyond a trainer's list."""
         return num_beyond(entry.buffer.groups, entry.run.start.first_listed, listed)
 
-    async def check_bodies(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
+    async def check_bodies(self, entry: LiveRun, listed: Sequence[InstanceId]) -> None:
         """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
         groups, first_listed = entry.buffer.groups, entry.run.start.first_listed
         async with entry.buffer.gone.everything():
             await read_back(entry.buffer, lambda: reconcile(groups, first_listed, listed).redeliver)
 
-    async def reconcile(self, entry: Entry, listed: Sequence[InstanceId]) -> None:
+    async def reconcile(self, entry: LiveRun, listed: Sequence[InstanceId]) -> None:
         """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
 
         If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
@@ -301,7 +301,7 @@ class Buffer:
                 self.at_rest.add(entry.run.run_id)
         await asyncio.gather(*(self._advance(entry) for entry in idle))
 
-    async def _advance(self, entry: Entry) -> None:
+    async def _advance(self, entry: LiveRun) -> None:
         run_id = entry.run.run_id
         self._advancing.add(run_id)
         try:
@@ -345,7 +345,7 @@ class Buffer:
         # Delivery outlives the recovery: it knows which replies are on their way, and readers wait in it.
         delivery = old.delivery if old else Delivery(buffer, pipeline)
         delivery.resume_with(buffer, pipeline, windows)
-        self._register(Entry(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
+        self._register(LiveRun(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
         if old is not None:
             old.buffer.has_failed = True
             # Whoever waits by the old object must look at the new one.

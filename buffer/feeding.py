@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.recorded_group import UNSTORED_BYTES, Change, Fed, GroupFeeder
 from forebay.core.backoff import Backoff
 from forebay.core.errors import BufferFull, StorageFailed
@@ -24,7 +24,7 @@ UNSTORED_STEPS = 256
 YIELD_BYTES = 1 << 20
 ROOM_LOOK_S = 1.0
 
-_Step = Callable[[Entry], Awaitable[Fed]]
+_Step = Callable[[LiveRun], Awaitable[Fed]]
 """A piece of the recording that is written at once."""
 
 
@@ -44,7 +44,7 @@ class Feed:
     """Writes groups of a source into a run. What is there already is left alone: fed again, it changes nothing."""
 
     def __init__(
-        self, find: Callable[[], Entry], source: Source, groups: Sequence[GroupRow], *, change: Change | None = None
+        self, find: Callable[[], LiveRun], source: Source, groups: Sequence[GroupRow], *, change: Change | None = None
     ) -> None:
         """``find`` gives the run as it is now, which a recovery of the store replaces.
 
@@ -157,7 +157,7 @@ def _is_stored(fed: Fed) -> bool:
     return stored is None or (stored.done() and not stored.cancelled() and stored.exception() is None)
 
 
-async def _tick(entry: Entry) -> Fed:
+async def _tick(entry: LiveRun) -> Fed:
     """Done when all that was written before it is on the disk."""
     run_id, buffer = entry.run.run_id, entry.buffer
     return Fed(stored=buffer.record(TickRow(run_id=run_id, active_s=buffer.active.now_s())))

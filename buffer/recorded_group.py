@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from forebay.buffer import write
-from forebay.buffer.buffer import Entry
+from forebay.buffer import admission
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
@@ -64,7 +64,7 @@ class GroupFeeder:
     lost: dict[str, str] = field(default_factory=dict)
     """By group, why it was not replayed."""
 
-    async def feed_group(self, entry: Entry, record: GroupRow, samples: Sequence[StoredSample]) -> Fed:
+    async def feed_group(self, entry: LiveRun, record: GroupRow, samples: Sequence[StoredSample]) -> Fed:
         """All of a group at once, so that no reader sees a part of it; it is closed if it was closed short."""
         buffer, fed = entry.buffer, Fed()
         members = await self._fresh(entry, record, [each for each in samples if each.row.outcome == "member"])
@@ -73,7 +73,7 @@ class GroupFeeder:
         known = buffer.groups.by_id.get(record.group_id)
         fed.num_hits = sum(map(_is_rollout, samples))
         if members or others or is_to_close:
-            write.check_room(buffer, record.instance_id, record.epoch, buffer.active.now_s())
+            admission.check_room(buffer, record.instance_id, record.epoch, buffer.active.now_s())
             parts = list(stretches_of_bodies(members))
             first = await self._read(record, parts[0]) if parts else []
             async with buffer.lock:
@@ -89,7 +89,7 @@ class GroupFeeder:
 
     # --- what is to be done
 
-    async def _fresh(self, entry: Entry, record: GroupRow, samples: Sequence[StoredSample]) -> list[StoredSample]:
+    async def _fresh(self, entry: LiveRun, record: GroupRow, samples: Sequence[StoredSample]) -> list[StoredSample]:
         """Those that are not in the run; what memory must know of their group it knows from then on."""
         gone = entry.buffer.gone
         entry.buffer.check_storage()
@@ -179,16 +179,16 @@ class GroupFeeder:
         sample, body = recorded
         body = splice(body, self.source.run.run_id, sample.uid)
         decide = None if sample.outcome == "member" else partial(_as_then, sample)
-        receipt = write.write(buffer, incoming(sample, body), decide)
+        receipt = admission.write(buffer, incoming(sample, body), decide)
         fed.stored = receipt.stored
         fed.num_bytes += len(body)
         if not receipt.is_duplicate:
             fed.num_tokens += sampled_tokens(body)
 
-    async def _close(self, entry: Entry, record: GroupRow, fed: Fed) -> None:
+    async def _close(self, entry: LiveRun, record: GroupRow, fed: Fed) -> None:
         buffer, why = entry.buffer, self.lost.get(record.group_id)
         if record.group_id not in buffer.groups.by_id:  # it never had a sample
-            await write.announce(buffer, [(record.instance_id, record.epoch)])
+            await admission.announce(buffer, [(record.instance_id, record.epoch)])
         group = buffer.groups.by_id[record.group_id]
         if why is not None:
             detail = f"it could not be replayed: {why}"
@@ -212,7 +212,7 @@ def stretches_of_bodies(samples: Sequence[StoredSample]) -> Iterator[Sequence[St
     return (part for part, _ in stretches(samples, lambda sample: sample.location.length, CHUNK_BYTES))
 
 
-def _as_then(sample: SampleRow, groups: Groups, _sample: Incoming, now_s: float) -> write.Placement:
+def _as_then(sample: SampleRow, groups: Groups, _sample: Incoming, now_s: float) -> admission.Placement:
     """Where a late or surplus sample belongs: it was decided by when it came."""
     group = groups.by_id.get(sample.group_id) or SampleGroup(groups.new_row(sample.instance_id, sample.epoch, now_s))
-    return write.Placement(group, sample.slot, sample.outcome)
+    return admission.Placement(group, sample.slot, sample.outcome)

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import msgspec
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import announce, write_when_room
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce, write_when_room
 from forebay.core.clock import ManualClock
 from forebay.core.group import GroupState
 from forebay.core.records.recording_rows import RecordedRun
@@ -85,7 +85,7 @@ class Rehearsal:
         self._buffers = AsyncExitStack()
         self._clock = ManualClock()
         self._store = MemoryStore()
-        self._entry: Entry | None = None
+        self._entry: LiveRun | None = None
         self._num_samples = self._num_buffers = 0
 
     async def __aenter__(self) -> Self:
@@ -129,7 +129,7 @@ class Rehearsal:
             self._clock.advance(seconds)
             await trial.close_if_due()
 
-    async def _roomy_entry(self) -> Entry:
+    async def _roomy_entry(self) -> LiveRun:
         if self._entry is None or self._num_samples >= BUFFER_SAMPLES:
             await self._buffers.aclose()
             self._num_buffers += 1
@@ -160,7 +160,7 @@ class Rehearsal:
 class _Trial:
     """A group in its buffer."""
 
-    def __init__(self, entry: Entry, group: SampleGroup, request: ReadRequest) -> None:
+    def __init__(self, entry: LiveRun, group: SampleGroup, request: ReadRequest) -> None:
         self._entry, self._group, self._request = entry, group, request
         self._rewards: dict[str, float | None] = {}
         self._advantages: dict[str, float] = {}

@@ -13,7 +13,14 @@ import msgspec
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.groups.sample_group import Sample
 from forebay.buffer.replay_budget import ReplayBudget
-from forebay.buffer.retention_rules import FOR_REPLAYS, FOR_WANT_OF_ROOM, Keep, Keeper, LookedUp, SegmentVerdict
+from forebay.buffer.retention_rules import (
+    FOR_REPLAYS,
+    FOR_WANT_OF_ROOM,
+    Keep,
+    LookedUp,
+    RetentionSnapshot,
+    SegmentVerdict,
+)
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Segment
 from forebay.core.errors import Conflict, StorageFailed
@@ -266,8 +273,8 @@ class Retention:
             batches |= {(run_id, key): row for key, row in holders.items()}
         return LookedUp(groups, batches)
 
-    def _keeper(self, gone: LookedUp, given_up: frozenset[Keep] = frozenset()) -> Keeper:
-        return Keeper(self._buffers(), gone, self._sources(), given_up)
+    def _keeper(self, gone: LookedUp, given_up: frozenset[Keep] = frozenset()) -> RetentionSnapshot:
+        return RetentionSnapshot(self._buffers(), gone, self._sources(), given_up)
 
     def _judge(self, segment: Segment, gone: LookedUp, given_up: frozenset[Keep]) -> SegmentVerdict:
         # All of it is weighed where nothing is given up.

@@ -66,7 +66,7 @@ class LookedUp(NamedTuple):
     """Those that have such groups, or others that were asked about."""
 
 
-class Keeper:
+class RetentionSnapshot:
     """Judges by what runs are at this moment; another moment needs another keeper."""
 
     def __init__(

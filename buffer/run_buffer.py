@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.buffer.batches import Batches
 from forebay.buffer.change_records import ChangeRecords, TraceSink
-from forebay.buffer.gone_rows import GoneRows
+from forebay.buffer.evicted_rows import EvictedRows
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
@@ -56,7 +56,7 @@ class RunBuffer:
         self.groups = Groups(run.run_id, run.settings, self.changes.group_changed, first_epochs=Counter(run.base_skip))
         self.batches = Batches(run.run_id)
         self.window = self.new_window()
-        self.gone = GoneRows(run, self.groups, self.batches, store, remembered_samples)
+        self.gone = EvictedRows(run, self.groups, self.batches, store, remembered_samples)
         self.gone.on_recall = on_change
         self.uids = self.gone.uids
         self.counts, self.outcomes, self.rewards = run.samples, run.outcomes, run.rewards

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.alarm import alarm_text
 from forebay.buffer.retention import Retention
 from forebay.buffer.store.abc import StoreStats
@@ -16,7 +16,7 @@ from forebay.core.run import Run, RunState
 from forebay.core.scheduling.scheduler import settings_in_use
 
 
-def run_view(entry: Entry) -> dict[str, Any]:
+def run_view(entry: LiveRun) -> dict[str, Any]:
     """A run with its numbers. Its key is not shown."""
     run, buffer, groups = entry.run, entry.buffer, entry.buffer.groups
     return {
@@ -88,7 +88,7 @@ def _mean(counts: Counter[str], ending: str) -> float | None:
     return round(counts[f"tokens_{ending}"] / num_rollouts, 1) if num_rollouts else None
 
 
-def alarm_view(entry: Entry) -> dict[str, Any] | None:
+def alarm_view(entry: LiveRun) -> dict[str, Any] | None:
     """What there is to say of a run of which nothing comes, or too little."""
     groups, settings = entry.buffer.groups, entry.run.settings
     texts, reasons = list[str](), dict[str, int]()
@@ -169,7 +169,7 @@ def group_view(row: GroupRow) -> dict[str, Any]:
     }
 
 
-async def closed_since(entry: Entry, after: int) -> dict[str, Any]:
+async def closed_since(entry: LiveRun, after: int) -> dict[str, Any]:
     """The feed of closed groups, from number ``after`` on."""
     groups = [_closed_view(row) for row in await entry.buffer.gone.closed_since(after)]
     last = groups[-1]["seq"] if groups else max(after, entry.buffer.groups.num_closed)

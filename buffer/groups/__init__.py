@@ -2,7 +2,7 @@
 
 ``sample_group.py`` is a group with its samples, ``groups.py`` has every list of them that is kept in step with their
 states: by id and by instance, what changed since the hooks were asked, what closed, what is not reported yet.
-``write.py`` above puts samples in; ``move`` is the one way from state to state, along the table of transitions in
+``admission.py`` above puts samples in; ``move`` is the one way from state to state, along the table of transitions in
 ``core/group.py``:
 
     open ──▶ ready ──▶ leased ──▶ acked        (back to ready by expiry, release, rewind, resume)

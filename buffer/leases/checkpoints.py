@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from forebay.buffer.batches import Undone
+from forebay.buffer.batches import RewoundRows
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.restore import read_back
@@ -66,7 +66,7 @@ async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
             return [row.batch_id for row in batches() if gone.intersection(row.group_ids)]
 
 
-async def rewind(leases: Leases, step: int | None) -> Undone:
+async def rewind(leases: Leases, step: int | None) -> RewoundRows:
     """Undo every batch that no checkpoint up to ``step`` holds, and forget the later checkpoints; None undoes all.
 
     Groups are ready again in their old order, and what ended undelivered is reported again. The weight version is that

@@ -12,7 +12,7 @@ from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
-from forebay.buffer.reads.judging import Pipeline, Staged
+from forebay.buffer.reads.judging import JudgedGroup, Pipeline
 from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
@@ -40,7 +40,7 @@ class LeasedBatch:
     reported: list[SampleGroup]
     """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
     window: MetaWindow
-    staged: list[Staged]
+    staged: list[JudgedGroup]
     """What goes out of each group."""
     stored: Stored
     """Done when the lease is on the disk."""
@@ -370,7 +370,7 @@ class Delivery:
         """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
         damaged: list[tuple[SampleGroup, BodyUnreadable]] = []
         for group in self.leases.groups_of(batch.row):
-            planned = group.staged.planned() if isinstance(group.staged, Staged) else []
+            planned = group.staged.planned() if isinstance(group.staged, JudgedGroup) else []
             try:
                 async for _ in ReplyRows(self._buffer, planned).chunks():
                     pass

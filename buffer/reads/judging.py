@@ -28,7 +28,7 @@ GROUPS_PER_TURN = 128
 
 
 @dataclass(slots=True)
-class Staged:
+class JudgedGroup:
     """A group after its hooks, ready to go out: its rows, and the samples that they refer to."""
 
     rows: list[Row]
@@ -43,12 +43,12 @@ class Staged:
             for row in self.rows
         ]
 
-    def for_slime(self, group_size: int) -> "Staged":
+    def for_slime(self, group_size: int) -> "JudgedGroup":
         """The rows of slime's routes: so many, or under contract A a multiple, with forks left out before main rows."""
         num_mains = len(self.rows) - sum(map(self._is_fork, self.rows))
         num_rows = group_size if self.made_by.contract == "B" else max(1, num_mains // group_size) * group_size
         rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
-        return Staged(rows[:num_rows], self.samples, self.made_by)
+        return JudgedGroup(rows[:num_rows], self.samples, self.made_by)
 
     @property
     def are_foreign(self) -> list[bool]:
@@ -208,12 +208,12 @@ class Pipeline:
 
     # --- what goes out
 
-    async def stage(self, group: SampleGroup) -> Staged | None:
+    async def stage(self, group: SampleGroup) -> JudgedGroup | None:
         """The group's rows after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
 
         A short group of which too little is left stays open, since more samples may come.
         """
-        if isinstance(group.staged, Staged) and self._is_current(group, group.staged):
+        if isinstance(group.staged, JudgedGroup) and self._is_current(group, group.staged):
             return group.staged
         if len(group.samples) < group.row.num_samples + group.row.num_forks:
             num_lost = group.row.num_samples + group.row.num_forks - len(group.samples)
@@ -240,7 +240,7 @@ class Pipeline:
                     detail += self._note_rewards(group)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
             return None
-        group.staged = Staged(processed.rows, completed, self._hooks)
+        group.staged = JudgedGroup(processed.rows, completed, self._hooks)
         return group.staged
 
     def _note_rewards(self, group: SampleGroup) -> str:
@@ -250,7 +250,7 @@ class Pipeline:
         seen, allowed = range_text((low, high)), range_text(self._hooks.reward_range)
         return f": its rewards are within {seen}, reward_range is {allowed}"
 
-    def _is_current(self, group: SampleGroup, staged: Staged) -> bool:
+    def _is_current(self, group: SampleGroup, staged: JudgedGroup) -> bool:
         """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""
         return staged.made_by is self._hooks or group.state is GroupState.LEASED
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads import staleness
-from forebay.buffer.reads.judging import Pipeline, Staged
+from forebay.buffer.reads.judging import JudgedGroup, Pipeline
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.ids import InstanceId
@@ -42,8 +42,8 @@ class ChosenGroup:
     """A group to hand out, and what of it goes out of the whole that its hooks made."""
 
     group: SampleGroup
-    staged: Staged
-    whole: Staged
+    staged: JudgedGroup
+    whole: JudgedGroup
     is_stale: bool = False
     """Whether it is over the bound for staleness, and goes out all the same."""
 
@@ -91,7 +91,7 @@ class Chooser:
         self._num_bytes += 0 if self.request.has_size else choice.staged.num_bytes
         self._instances.add(choice.group.instance_id)
 
-    def _is_over(self, staged: Staged) -> bool:
+    def _is_over(self, staged: JudgedGroup) -> bool:
         limit = self._settings.legacy_read_max_groups
         if limit is not None and len(self.chosen) >= limit:
             return True
@@ -185,7 +185,7 @@ class Selection:
             rows = staged.for_slime(self._buffer.run.settings.group_size)
             chooser.take(ChosenGroup(group, rows, staged, is_stale))
 
-    def _fits_slime(self, group: SampleGroup, staged: Staged) -> bool:
+    def _fits_slime(self, group: SampleGroup, staged: JudgedGroup) -> bool:
         """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
         size = self._buffer.run.settings.group_size
         if len(staged.rows) < size:

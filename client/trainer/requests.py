@@ -37,8 +37,8 @@ from forebay.client.model import (
     WeightUpdate,
     batch_ids,
 )
-from forebay.client.trainer.held_leases import HeldLeases
 from forebay.client.trainer.open_reads import Reads
+from forebay.client.trainer.uncheckpointed_leases import UncheckpointedLeases
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.safetensors_format import TENSORS_TYPE, blob_json, is_blob
 from forebay.core.weight_versions import PauseMode
@@ -89,7 +89,7 @@ class Reading:
     def __init__(self, retry_for_s: float, *, as_tensors: bool = False) -> None:
         self._retry_for_s = retry_for_s
         self._as_tensors = as_tensors
-        self.leases = HeldLeases()
+        self.leases = UncheckpointedLeases()
         self.run_id = ""
         self.reads = Reads()
         self._warned: set[tuple[str, str]] = set()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.core.binary_sample import as_json
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
@@ -63,7 +63,7 @@ async def closed_groups(
     return await follow_closed(services.buffer.get(run_id), after, wait_s)
 
 
-async def follow_closed(entry: Entry, after: int, wait_s: float) -> dict[str, Any]:
+async def follow_closed(entry: LiveRun, after: int, wait_s: float) -> dict[str, Any]:
     """The feed of closed groups, for its native route and for run processes."""
     patience = Patience(wait_s)
     groups = entry.buffer.groups

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.admission import announce
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import note_groups, note_new_process
-from forebay.buffer.write import announce
 from forebay.core.errors import InvalidInput
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id, rollout_uid
@@ -45,7 +45,7 @@ async def plan(run_key: str, services: Server) -> dict[str, Any]:
         return _plan(entry) | {"replay": replay}
 
 
-def _plan(entry: Entry) -> dict[str, Any]:
+def _plan(entry: LiveRun) -> dict[str, Any]:
     groups, settings = entry.buffer.groups, entry.run.settings
     closed, taken = [], []
     for group in groups.by_id.values():
@@ -147,7 +147,7 @@ def _apply(report: ProgressReport, run: Run) -> bool:
     return bool(changed) or has_counted
 
 
-async def _close_short(entry: Entry, keys: Sequence[tuple[InstanceId, int]]) -> None:
+async def _close_short(entry: LiveRun, keys: Sequence[tuple[InstanceId, int]]) -> None:
     async with entry.buffer.lock:
         entry.buffer.check_storage()
         for key in keys:

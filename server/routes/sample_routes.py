@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.core.errors import ForebayError, NoRun, RunNotFound
 from forebay.server.services import Services
 from forebay.web.bodies import RequestBody
 from forebay.web.replies import ClientGone, encode, envelope, error_body, error_headers, send_json
 
-FindRun = Callable[[Services, str], Entry]
+FindRun = Callable[[Services, str], LiveRun]
 """How a route finds its run: by name, by key or by id."""
 
 
@@ -20,7 +20,7 @@ class SampleCall(NamedTuple):
     """One request: its run, its body, and the wire."""
 
     services: Services
-    entry: Entry
+    entry: LiveRun
     body: RequestBody
     scope: Scope
     receive: Receive
@@ -57,7 +57,7 @@ SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]
 """
 
 
-def by_name(services: Services, name: str) -> Entry:
+def by_name(services: Services, name: str) -> LiveRun:
     """The run last started through a slime route under ``name``. Raises ``NoRun``."""
     entry = services.buffer.newest(name)
     if entry is None:
@@ -65,7 +65,7 @@ def by_name(services: Services, name: str) -> Entry:
     return entry
 
 
-def by_name_to_write(services: Services, name: str) -> Entry:
+def by_name_to_write(services: Services, name: str) -> LiveRun:
     """The same for a writer, whose error is a 404. Raises ``RunNotFound``."""
     try:
         return by_name(services, name)
@@ -73,12 +73,12 @@ def by_name_to_write(services: Services, name: str) -> Entry:
         raise RunNotFound(name, message=error.message, hint=error.hint) from None
 
 
-def by_key(services: Services, run_key: str) -> Entry:
+def by_key(services: Services, run_key: str) -> LiveRun:
     """The run that a key opens. Raises ``RunNotFound``."""
     return services.buffer.by_key(run_key)
 
 
-def by_id(services: Services, run_id: str) -> Entry:
+def by_id(services: Services, run_id: str) -> LiveRun:
     """The run with an id. Raises ``RunNotFound``."""
     return services.buffer.get(run_id)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from forebay.buffer.admission import Receipt, write, write_when_room
 from forebay.buffer.run_buffer import RunBuffer
-from forebay.buffer.write import Receipt, write, write_when_room
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
 from forebay.core.sample import PLACE_HEADER, WRITER_HEADER, Incoming, read_any_sample, read_sample

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from forebay.buffer import write
+from forebay.buffer import admission
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.idle_groups import note_new_process
 from forebay.core.addresses import engine_urls
@@ -97,7 +97,7 @@ class RunRecords:
         is_native = entry.run.is_native_generator
         try:
             # Its groups are idle from now on, and not only once it asks for its plan: it may take its time to begin.
-            await (note_new_process if is_native else write.expect_repeats)(entry.buffer)
+            await (note_new_process if is_native else admission.expect_repeats)(entry.buffer)
         except StorageFailed:
             what = "its groups age meanwhile" if is_native else "repeated samples may open further groups"
             logger.warning("run %s: the journal fails, %s", run_id, what)

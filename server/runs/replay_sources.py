@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.journal_source import JournalSource
 from forebay.core.errors import RunNotFound
 from forebay.core.records.rows import GroupRow
@@ -43,7 +43,7 @@ class ReplaySources:
             return str(await self._check.threads.call(self._check.allowed, options.source, "replay.source"))
         return self._find_run(options.source).run.run_id
 
-    def _find_run(self, given: str) -> Entry:
+    def _find_run(self, given: str) -> LiveRun:
         by_id = {entry.run.run_id: entry for entry in self._buffer.entries}
         if given in by_id:
             return by_id[given]
@@ -57,7 +57,7 @@ class ReplaySources:
             logger.info("of %d runs named %r, %s is replayed: the newest", len(named), given, chosen.run.run_id)
         return chosen
 
-    def _not_found(self, given: str, entries: list[Entry]) -> RunNotFound:
+    def _not_found(self, given: str, entries: list[LiveRun]) -> RunNotFound:
         known = {text for entry in entries for text in (entry.run.run_id, entry.run.name) if text}
         near = difflib.get_close_matches(given, sorted(known - {given}), 3, cutoff=0.5)
         hint = f"near it: {', '.join(near)}" if near else "GET /v1/runs lists the runs; a file's name ends in .fbr"

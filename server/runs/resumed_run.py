@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.group import GroupState
 from forebay.core.run import WORKING, Origin, Run
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 async def find_run(
     buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
-) -> Entry | None:
+) -> LiveRun | None:
     """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
 
     The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
@@ -54,7 +54,7 @@ def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
 
 async def _find_resumable(
     buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
-) -> Entry | None:
+) -> LiveRun | None:
     run_id = _named_by(buffer, request, name, origin)
     if run_id is not None:
         return _named_run(buffer, run_id, request, origin)
@@ -86,7 +86,7 @@ def _named_by(buffer: Buffer, request: StartRequest, name: str, origin: Origin) 
     return name if any(e.run.run_id == name and e.run.origin == "slime" for e in buffer.entries) else None
 
 
-def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origin) -> Entry:
+def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origin) -> LiveRun:
     entry = buffer.get(run_id)
     if origin == "slime" and entry.run.origin == "native":
         raise InvalidInput(
@@ -101,7 +101,7 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origi
     return entry
 
 
-def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> list[Entry]:
+def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> list[LiveRun]:
     """The runs that have reported every listed id, the newest first."""
     # Never a run started natively: its trainer reads it by its id, and no name leads to it.
     streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
@@ -151,7 +151,7 @@ async def _had_content(contents: InputContents, run: Run, request: StartRequest,
     return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
 
 
-def _unlikeness(buffer: Buffer, entry: Entry, request: StartRequest, name: str) -> tuple[bool, int, int]:
+def _unlikeness(buffer: Buffer, entry: LiveRun, request: StartRequest, name: str) -> tuple[bool, int, int]:
     """What speaks against a run; of equals the first is taken, which is the newest."""
     ours, theirs = request.payload, entry.run.payload
     fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
@@ -183,7 +183,7 @@ def what_is_left(buffer: Buffer, run: Run) -> str | None:
     )
 
 
-def _started_before(buffer: Buffer, run: Run) -> Entry | None:
+def _started_before(buffer: Buffer, run: Run) -> LiveRun | None:
     """The newest other run of the same name, task type, group size and input."""
     for entry in reversed(buffer.entries):
         other = entry.run

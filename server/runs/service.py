@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from forebay.buffer import write
+from forebay.buffer import admission
 from forebay.buffer.retention import Retention
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import InvalidInput
@@ -277,7 +277,7 @@ class RunService:
                 await entry.buffer.save_run()
         else:
             await self._buffer.reconcile(entry, request.listed)
-        await write.expect_repeats(self._buffer.get(run_id).buffer)
+        await admission.expect_repeats(self._buffer.get(run_id).buffer)
         self._buffer.make_newest(run_id)
         if generator is not None:
             await self._buffer.replace_hooks(run_id)

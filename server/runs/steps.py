@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import UNANNOUNCED, warn
@@ -75,7 +75,7 @@ def news_number(buffer: RunBuffer) -> int:
 
 
 async def follow_steps(
-    entry: Entry, after: int, seen: int, wait_s: float, *, is_paused: bool = False, is_still: bool | None = None
+    entry: LiveRun, after: int, seen: int, wait_s: float, *, is_paused: bool = False, is_still: bool | None = None
 ) -> dict[str, Any]:
     """The feed of closed groups, the step, and whether the run's engines are paused, and its deadlines stand still.
 

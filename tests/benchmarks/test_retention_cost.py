@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint
 from forebay.buffer.retention import Retention
 from forebay.buffer.store.journal import JournalStore
@@ -23,7 +23,7 @@ SEGMENT_BYTES = 512 << 10
 MOST_AGAIN = 0.3
 
 
-async def train(entry: Entry, step: int) -> None:
+async def train(entry: LiveRun, step: int) -> None:
     """Groups that are written, delivered, and held by a checkpoint."""
     first = GROUPS_PER_STEP * step
     receipts = [

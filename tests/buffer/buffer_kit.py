@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import Receipt
+from forebay.buffer.admission import write as write_sample
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import Store
-from forebay.buffer.write import Receipt
-from forebay.buffer.write import write as write_sample
 from forebay.core.clock import ManualClock
 from forebay.core.ids import InstanceId
 from forebay.core.run import Run, RunSettings, RunState
@@ -72,18 +72,18 @@ async def open_buffer(
         yield buffer
 
 
-def put(entry: Entry, **changes: Any) -> Receipt:
+def put(entry: LiveRun, **changes: Any) -> Receipt:
     """Hand a sample over, without waiting for the disk."""
     return write_sample(entry.buffer, read_sample(json.dumps(make_sample(**changes)).encode(), is_lenient=True))
 
 
-async def write(entry: Entry, **changes: Any) -> Receipt:
+async def write(entry: LiveRun, **changes: Any) -> Receipt:
     result = put(entry, **changes)
     await result.stored
     return result
 
 
-async def fill(entry: Entry, instance_id: InstanceId, rewards: Sequence[float | None], **changes: Any) -> list[str]:
+async def fill(entry: LiveRun, instance_id: InstanceId, rewards: Sequence[float | None], **changes: Any) -> list[str]:
     """A sample per reward, None for a failed one; what became of each."""
     outcomes = []
     for reward in rewards:
@@ -92,12 +92,12 @@ async def fill(entry: Entry, instance_id: InstanceId, rewards: Sequence[float | 
     return outcomes
 
 
-async def read(entry: Entry, *, wait_s: float = 0.0, **request: Any) -> LeasedBatch | None:
+async def read(entry: LiveRun, *, wait_s: float = 0.0, **request: Any) -> LeasedBatch | None:
     """A slime read if nothing is said."""
     return await entry.delivery.read(ReadRequest(**request) if request else EVERYTHING, wait_s)
 
 
-async def take(entry: Entry, **request: Any) -> LeasedBatch:
+async def take(entry: LiveRun, **request: Any) -> LeasedBatch:
     """A batch that is there, and is acked."""
     batch = await read(entry, **request)
     assert batch is not None
@@ -113,7 +113,7 @@ def uids_of(batch: LeasedBatch) -> list[str]:
     return [row["uid"] for row in rows_of(batch)]
 
 
-def states(entry: Entry) -> dict[tuple[InstanceId, int], str]:
+def states(entry: LiveRun) -> dict[tuple[InstanceId, int], str]:
     """Instance and epoch → state, with the reason where there is one."""
     groups = entry.buffer.groups.by_id.values()
     return {
@@ -144,7 +144,7 @@ async def turns(number: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def check_books(entry: Entry) -> None:
+def check_books(entry: LiveRun) -> None:
     """What is kept in two places agrees."""
     groups = entry.buffer.groups
     live = [group for group in groups.by_id.values() if group.samples]

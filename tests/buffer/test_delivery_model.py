@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
@@ -69,7 +69,7 @@ class DeliveryModel(RuleBasedStateMachine):
         return self.loop.run_until_complete(_bounded(work))
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LiveRun:
         return self.buffer.get("run-1")
 
     @property

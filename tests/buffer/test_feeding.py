@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from forebay.buffer import feeding
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import announce
+from forebay.buffer.admission import write as write_sample
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.feeding import Feed
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce
-from forebay.buffer.write import write as write_sample
 from forebay.core.binary_sample import pack
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BodyUnreadable
@@ -46,7 +46,7 @@ PAYLOAD: dict[str, Any] = {
 }
 
 
-async def record(buffer: Buffer, clock: ManualClock) -> Entry:
+async def record(buffer: Buffer, clock: ManualClock) -> LiveRun:
     """A run with a group of each kind."""
     entry = await buffer.add(make_run("run-1", **PAYLOAD))
     await fill(entry, "whole", [0.0, 1.0, 0.0, 1.0])
@@ -72,14 +72,14 @@ async def record(buffer: Buffer, clock: ManualClock) -> Entry:
     return entry
 
 
-async def forks(entry: Entry) -> None:
+async def forks(entry: LiveRun) -> None:
     for slot in range(SIZE):
         common = {"instance_id": "forks", "epoch": 0, "slot": slot, "rollout_id": f"r{slot}", "reward": slot % 2}
         for fork in (2, 1, 0):
             await write(entry, uid=f"fork-{slot}-{fork}", fork=fork, **common)
 
 
-def put_binary(entry: Entry) -> None:
+def put_binary(entry: LiveRun) -> None:
     for slot in range(SIZE):
         sample = make_sample(uid=f"binary-{slot}", instance_id="binary", epoch=0, slot=slot, reward=slot / 8)
         body = pack(json.dumps(sample).encode() + b"\n", b"\1\0\0\0" * 5, None, b"\0\0\1\1\1")
@@ -90,7 +90,7 @@ def in_order(groups: list[GroupRow]) -> list[GroupRow]:
     return sorted(groups, key=lambda group: (not group.closed_seq, group.closed_seq, group.number))
 
 
-async def feed(buffer: Buffer, run_id: str = "run-2", **more: Any) -> tuple[Entry, Feed]:
+async def feed(buffer: Buffer, run_id: str = "run-2", **more: Any) -> tuple[LiveRun, Feed]:
     """Replay the run that was recorded into a new one, or go on with that."""
     source = JournalSource(buffer.get("run-1").run, buffer.store)
     if run_id not in [entry.run.run_id for entry in buffer.entries]:
@@ -117,7 +117,7 @@ async def outcomes(buffer: Buffer, run_id: str) -> dict[tuple[Any, int], tuple[A
     return told
 
 
-async def drain(entry: Entry) -> list[tuple[Any, list[str]]]:
+async def drain(entry: LiveRun) -> list[tuple[Any, list[str]]]:
     """Read everything; groups in the order in which they went out, with the uids of their samples."""
     groups = []
     while batch := await read(entry, num_groups=1):
@@ -179,7 +179,7 @@ async def test_nobody_sees_a_part_of_a_group(clock: ManualClock) -> None:
         assert await reader == [SIZE] * 40
 
 
-async def drain_with(entry: Entry, number: int) -> list[int]:
+async def drain_with(entry: LiveRun, number: int) -> list[int]:
     """How many samples each group went out with, for a reader that was there first."""
     sizes = []
     while len(sizes) < number:

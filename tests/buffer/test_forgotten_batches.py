@@ -8,7 +8,7 @@ import pytest
 
 from forebay.buffer import batches as batch_rules
 from forebay.buffer import restore
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
@@ -39,25 +39,25 @@ class CountingBatchStore(MemoryStore):
         return await super().find_batches(run_id, batch_ids)
 
 
-async def add_run(buffer: Buffer, num_groups: int, **settings: int) -> Entry:
+async def add_run(buffer: Buffer, num_groups: int, **settings: int) -> LiveRun:
     entry = await buffer.add(make_run(**settings))
     await more(entry, num_groups)
     return entry
 
 
-async def more(entry: Entry, num_groups: int) -> None:
+async def more(entry: LiveRun, num_groups: int) -> None:
     """So many groups of two samples."""
     first = entry.buffer.groups.num_opened
     for number in range(first, first + num_groups):
         await fill(entry, number, [0.0, 1.0])
 
 
-async def deliver(entry: Entry, num_batches: int) -> list[str]:
+async def deliver(entry: LiveRun, num_batches: int) -> list[str]:
     """Batches of one group that are acknowledged, oldest first."""
     return [(await take(entry, num_groups=1)).batch_id for _ in range(num_batches)]
 
 
-def in_memory(entry: Entry) -> list[str]:
+def in_memory(entry: LiveRun) -> list[str]:
     return [row.batch_id for row in entry.buffer.batches.in_state(*batch_rules.BatchState)]
 
 
@@ -74,7 +74,7 @@ async def test_the_newest_stay_and_the_oldest_go(store: Store) -> None:
         assert (await deliver_one_more(entry)).startswith("batch-000009-")
 
 
-async def deliver_one_more(entry: Entry) -> str:
+async def deliver_one_more(entry: LiveRun) -> str:
     await more(entry, 1)
     return (await deliver(entry, 1))[0]
 

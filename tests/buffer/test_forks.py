@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
@@ -26,7 +26,7 @@ from tests.buffer.buffer_kit import (
 FAILED = {"reward": ..., "status": "failed", "error": "no"}
 
 
-async def put_slot(entry: Entry, slot: int, reward: float | None, forks: int = 0, **changes: Any) -> list[str]:
+async def put_slot(entry: LiveRun, slot: int, reward: float | None, forks: int = 0, **changes: Any) -> list[str]:
     """The forks of a rollout, then its main sample, which has failed without a reward; what became of each."""
     told = {"instance_id": 7, "epoch": 0, "slot": slot, "rollout_id": f"r{slot}", **changes}
     ending = FAILED if reward is None else {"reward": reward}

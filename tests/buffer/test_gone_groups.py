@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from forebay.buffer.admission import announce, write_when_room
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce, write_when_room
 from forebay.core.clock import ManualClock
 from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId

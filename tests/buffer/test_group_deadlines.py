@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from forebay.buffer.admission import announce
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.run import Run, RunState
 from forebay.hooks.run_hooks import HookRunner

@@ -2,8 +2,8 @@
 
 import pytest
 
+from forebay.buffer.admission import announce, expect_repeats
 from forebay.buffer.store.abc import Store
-from forebay.buffer.write import announce, expect_repeats
 from forebay.core.clock import ManualClock
 from forebay.core.errors import BufferFull
 from forebay.core.group import TRANSITIONS, GroupState, check_transition

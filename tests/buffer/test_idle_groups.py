@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import announce
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.idle_groups import QUIET_S, note_groups, note_new_process, oldest_age_s
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.records.rows import GroupRow
 from forebay.core.run import RunState
@@ -29,7 +29,7 @@ class Group:
         self.clock = clock
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LiveRun:
         return self.buffer.get("run-1")
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.reads.selection import ReadRequest
@@ -27,19 +27,19 @@ async def buffer(tmp_path: Path) -> AsyncIterator[Buffer]:
 
 
 @pytest.fixture
-async def entry(buffer: Buffer) -> Entry:
+async def entry(buffer: Buffer) -> LiveRun:
     """25 groups are ready."""
     entry = await buffer.add(make_run(keep_checkpoints=1))
     await write(entry, *range(25))
     return entry
 
 
-async def write(entry: Entry, *instances: int) -> None:
+async def write(entry: LiveRun, *instances: int) -> None:
     for instance in instances:
         await fill(entry, instance, [0.0, 1.0], text="x" * 700)
 
 
-async def begin(entry: Entry) -> LeasedBatch:
+async def begin(entry: LiveRun) -> LeasedBatch:
     """A reply that has begun, and of which no row was read yet."""
     batch = await entry.delivery.prepare(ASKED)
     assert batch is not None
@@ -47,7 +47,7 @@ async def begin(entry: Entry) -> LeasedBatch:
     return batch
 
 
-async def go_on(entry: Entry, batch: LeasedBatch) -> StorageFailed:
+async def go_on(entry: LiveRun, batch: LeasedBatch) -> StorageFailed:
     """Read the rows of a reply, as far as that is possible, and end it."""
     try:
         async for _ in batch.rows.chunks():
@@ -58,19 +58,19 @@ async def go_on(entry: Entry, batch: LeasedBatch) -> StorageFailed:
     raise AssertionError("every row could be read")
 
 
-async def fail(entry: Entry, batch: LeasedBatch, error: StorageFailed) -> None:
+async def fail(entry: LiveRun, batch: LeasedBatch, error: StorageFailed) -> None:
     await entry.delivery.broken(batch, error)
     entry.delivery.leases.abandoned(batch.batch_id)
 
 
-async def lease(entry: Entry, num_groups: int) -> str:
+async def lease(entry: LiveRun, num_groups: int) -> str:
     batch = await read(entry, num_groups=num_groups)
     assert batch is not None
     entry.delivery.leases.arrived(batch.batch_id)
     return batch.batch_id
 
 
-async def move_one(buffer: Buffer, entry: Entry) -> None:
+async def move_one(buffer: Buffer, entry: LiveRun) -> None:
     """Let group 12 be ready again, and retention remove the segment in which it was."""
     leases = entry.delivery.leases
     before, kept, after = await lease(entry, 12), await lease(entry, 1), await lease(entry, 12)
@@ -84,7 +84,7 @@ async def move_one(buffer: Buffer, entry: Entry) -> None:
 
 
 async def test_a_reply_of_before_ack_and_rewind_leaves_the_groups_alone(
-    buffer: Buffer, entry: Entry, caplog: pytest.LogCaptureFixture
+    buffer: Buffer, entry: LiveRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = await begin(entry)
     again = await read(entry, num_groups=25, request_id="q")
@@ -102,13 +102,13 @@ async def test_a_reply_of_before_ack_and_rewind_leaves_the_groups_alone(
     assert uids_of(await take(entry, num_groups=1)) == uids_of(again)[24:26]
 
 
-async def test_a_reply_that_fails_for_a_reason_of_its_own_costs_no_group(entry: Entry) -> None:
+async def test_a_reply_that_fails_for_a_reason_of_its_own_costs_no_group(entry: LiveRun) -> None:
     await fail(entry, await begin(entry), MISREAD)
     assert set(states(entry).values()) == {"ready"}
     assert len(uids_of(await take(entry, num_groups=25))) == 50
 
 
-async def test_nor_the_lease_of_a_batch_that_arrived_over_another_connection(entry: Entry) -> None:
+async def test_nor_the_lease_of_a_batch_that_arrived_over_another_connection(entry: LiveRun) -> None:
     old, new = await begin(entry), await begin(entry)
     entry.delivery.leases.arrived(new.batch_id)
     await fail(entry, old, MISREAD)
@@ -117,7 +117,7 @@ async def test_nor_the_lease_of_a_batch_that_arrived_over_another_connection(ent
 
 
 async def test_a_damaged_body_ends_its_group_and_gives_the_others_back(
-    entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    entry: LiveRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = await begin(entry)
     [first, *_] = sorted((tmp_path / "segments").glob("*.log"))

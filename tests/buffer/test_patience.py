@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import ManualClock
@@ -21,20 +21,20 @@ async def buffer(store: Store, clock: ManualClock) -> AsyncIterator[Buffer]:
 
 
 @pytest.fixture
-async def entry(buffer: Buffer) -> Entry:
+async def entry(buffer: Buffer) -> LiveRun:
     """A run with a group."""
     entry = await buffer.add(make_run())
     await fill(entry, 1, [0.0, 1.0])
     return entry
 
 
-async def lease(entry: Entry, **request: str) -> LeasedBatch:
+async def lease(entry: LiveRun, **request: str) -> LeasedBatch:
     batch = await read(entry, num_groups=1, lease_s=LEASE_S, **request)
     assert batch is not None
     return batch
 
 
-async def test_it_is_as_long_as_the_lease_from_what_the_client_took_last(entry: Entry, clock: ManualClock) -> None:
+async def test_it_is_as_long_as_the_lease_from_what_the_client_took_last(entry: LiveRun, clock: ManualClock) -> None:
     batch = await lease(entry)
     patience_s = entry.delivery.leases.patience_s
     assert patience_s(batch.batch_id, 0.0) == 100
@@ -45,7 +45,7 @@ async def test_it_is_as_long_as_the_lease_from_what_the_client_took_last(entry: 
     assert patience_s(batch.batch_id, 100.0) == 0
 
 
-async def test_an_extended_lease_prolongs_it(entry: Entry, clock: ManualClock) -> None:
+async def test_an_extended_lease_prolongs_it(entry: LiveRun, clock: ManualClock) -> None:
     batch = await lease(entry)
     leases = entry.delivery.leases
     clock.advance(70)
@@ -55,20 +55,20 @@ async def test_an_extended_lease_prolongs_it(entry: Entry, clock: ManualClock) -
     assert leases.patience_s(batch.batch_id, 70.0) == 500
 
 
-async def test_a_reply_that_needs_no_acknowledgement_has_ten_minutes(entry: Entry) -> None:
+async def test_a_reply_that_needs_no_acknowledgement_has_ten_minutes(entry: LiveRun) -> None:
     batch = await read(entry)
     assert batch is not None
     assert entry.delivery.leases.patience_s(batch.batch_id, 10.0) == 590
 
 
-async def test_there_is_none_with_a_batch_that_is_no_longer_leased(entry: Entry) -> None:
+async def test_there_is_none_with_a_batch_that_is_no_longer_leased(entry: LiveRun) -> None:
     batch = await lease(entry)
     await entry.delivery.leases.release(batch.batch_id)
     assert entry.delivery.leases.patience_s(batch.batch_id, 0.0) == 0
 
 
 async def test_a_lease_expires_though_a_reply_stands_still_once_another_has_arrived(
-    buffer: Buffer, entry: Entry, clock: ManualClock
+    buffer: Buffer, entry: LiveRun, clock: ManualClock
 ) -> None:
     batch = await lease(entry, request_id="again")
     assert await lease(entry, request_id="again")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import expect_repeats
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import expect_repeats
 from forebay.core.clock import ManualClock
 from forebay.core.errors import LeaseLost
 from forebay.core.ids import InstanceId
@@ -18,7 +18,7 @@ from forebay.core.records.rows import Location
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, put, read, states, take, uids_of
 
 
-async def resume(buffer: Buffer, *listed: InstanceId) -> Entry:
+async def resume(buffer: Buffer, *listed: InstanceId) -> LiveRun:
     """What the server does with a list that the run covers."""
     entry = buffer.get("run-1")
     assert buffer.covers(entry, listed)
@@ -27,7 +27,7 @@ async def resume(buffer: Buffer, *listed: InstanceId) -> Entry:
     return entry
 
 
-async def add_with_groups(buffer: Buffer, *instances: InstanceId) -> Entry:
+async def add_with_groups(buffer: Buffer, *instances: InstanceId) -> LiveRun:
     entry = await buffer.add(make_run())
     for instance_id in instances:
         await fill(entry, instance_id, [0.0, 1.0])

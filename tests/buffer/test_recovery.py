@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.admission import announce
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
@@ -48,13 +48,13 @@ class FailsOnce(RefusingFiles):
         return self.num_syncs == self.fail_at
 
 
-async def healthy(buffer: Buffer) -> Entry:
+async def healthy(buffer: Buffer) -> LiveRun:
     """The run, once the journal takes writes again."""
     await buffer.update("run-1", lambda _: None)
     return buffer.get("run-1")
 
 
-async def persist(buffer: Buffer, act: Callable[[Entry], Awaitable[Any]]) -> Any:
+async def persist(buffer: Buffer, act: Callable[[LiveRun], Awaitable[Any]]) -> Any:
     """Do it until the disk has taken it, as clients do."""
     while True:
         entry = await healthy(buffer)
@@ -64,7 +64,7 @@ async def persist(buffer: Buffer, act: Callable[[Entry], Awaitable[Any]]) -> Any
             continue
 
 
-def snapshot(entry: Entry) -> dict[str, Any]:
+def snapshot(entry: LiveRun) -> dict[str, Any]:
     groups = {
         group.group_id: (
             *(group.state, group.row.reason, group.row.order, group.row.closed_seq, group.row.is_reported),
@@ -124,7 +124,7 @@ class Script:
             self.finished.update(batch.meta_info["finished_groups"])
             self.buffer.get("run-1").delivery.leases.ack_soon(batch.batch_id)
 
-    async def until(self, condition: Callable[[Entry], bool]) -> None:
+    async def until(self, condition: Callable[[LiveRun], bool]) -> None:
         while not condition(await healthy(self.buffer)):
             await self.buffer.tick()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.run import Run
@@ -73,7 +73,7 @@ class Trap:
     async def hanging(self) -> None:
         await until((self.folder / "hanging").exists)
 
-    async def break_disk(self, entry: Entry) -> None:
+    async def break_disk(self, entry: LiveRun) -> None:
         await write(entry, instance_id="kept")  # and with it all that was recorded before
         self.files.refuses_sync = True
         with pytest.raises(StorageFailed):

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.deadlines import expire_leases
 from forebay.buffer.leases.checkpoints import rewind
 from forebay.buffer.reads.delivery import LeasedBatch
@@ -39,7 +39,7 @@ async def buffer(store: Store, clock: ManualClock, hooks: Hooks) -> AsyncIterato
 
 
 @pytest.fixture
-async def entry(buffer: Buffer) -> Entry:
+async def entry(buffer: Buffer) -> LiveRun:
     """Two groups are ready."""
     entry = await buffer.add(make_run())
     await fill(entry, 1, [0.0, 1.0])
@@ -52,7 +52,7 @@ async def replace(buffer: Buffer, hooks: Hooks) -> None:
     await buffer.replace_hooks("run-1")
 
 
-async def lease(entry: Entry) -> LeasedBatch:
+async def lease(entry: LiveRun) -> LeasedBatch:
     """One group, for ten seconds; the same again if it is asked for twice."""
     batch = await read(entry, num_groups=1, request_id="a", lease_s=10)
     assert batch is not None
@@ -65,28 +65,28 @@ def rewards(batch: LeasedBatch | None) -> list[float]:
     return [row["reward"] for row in rows_of(batch)]
 
 
-async def test_what_waits_is_asked_about_again(buffer: Buffer, entry: Entry, hooks: Hooks) -> None:
+async def test_what_waits_is_asked_about_again(buffer: Buffer, entry: LiveRun, hooks: Hooks) -> None:
     assert await read(entry, num_groups=3) is None, "both were looked at"
     await replace(buffer, hooks)
     assert rewards(await read(entry, num_groups=2)) == DR_GRPO * 2
 
 
-async def release(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
+async def release(entry: LiveRun, batch: LeasedBatch, clock: ManualClock) -> None:
     await entry.delivery.leases.release(batch.batch_id)
 
 
-async def expire(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
+async def expire(entry: LiveRun, batch: LeasedBatch, clock: ManualClock) -> None:
     clock.advance(11)
     expire_leases(entry.delivery.leases)
 
 
-async def undo(entry: Entry, batch: LeasedBatch, clock: ManualClock) -> None:
+async def undo(entry: LiveRun, batch: LeasedBatch, clock: ManualClock) -> None:
     await rewind(entry.delivery.leases, None)
 
 
 @pytest.mark.parametrize("come_back", [release, expire, undo])
 async def test_a_group_that_comes_back_is_asked_about_again(
-    buffer: Buffer, entry: Entry, hooks: Hooks, clock: ManualClock, come_back: Callable[..., Awaitable[None]]
+    buffer: Buffer, entry: LiveRun, hooks: Hooks, clock: ManualClock, come_back: Callable[..., Awaitable[None]]
 ) -> None:
     batch = await lease(entry)
     assert rewards(batch) == GRPO
@@ -96,7 +96,7 @@ async def test_a_group_that_comes_back_is_asked_about_again(
 
 
 async def test_a_repeated_request_gets_the_very_same_rows(
-    buffer: Buffer, entry: Entry, hooks: Hooks, clock: ManualClock
+    buffer: Buffer, entry: LiveRun, hooks: Hooks, clock: ManualClock
 ) -> None:
     batch = await lease(entry)
     await replace(buffer, hooks)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.retention import Retention
@@ -38,11 +38,11 @@ async def buffer(store: Store, clock: ManualClock, request: pytest.FixtureReques
 
 
 @pytest.fixture
-async def entry(buffer: Buffer) -> Entry:
+async def entry(buffer: Buffer) -> LiveRun:
     return await buffer.add(make_run(keep_checkpoints=1))
 
 
-async def train(entry: Entry, *steps: int) -> None:
+async def train(entry: LiveRun, *steps: int) -> None:
     """For each step twelve groups that a checkpoint holds."""
     for step in steps:
         for instance in range(12 * step, 12 * step + 12):
@@ -54,7 +54,7 @@ async def train(entry: Entry, *steps: int) -> None:
         await entry.buffer.gone.forget()
 
 
-async def whole_steps(entry: Entry) -> list[int]:
+async def whole_steps(entry: LiveRun) -> list[int]:
     """The steps of which every body is there, as a replay finds them."""
     source = JournalSource(entry.run, entry.buffer.store)
     found = []
@@ -66,7 +66,7 @@ async def whole_steps(entry: Entry) -> list[int]:
     return found
 
 
-async def test_the_oldest_go_first_beyond_the_budget(buffer: Buffer, entry: Entry) -> None:
+async def test_the_oldest_go_first_beyond_the_budget(buffer: Buffer, entry: LiveRun) -> None:
     retention = Retention(buffer, every_s=None, replay_bytes=4 * STEP_BYTES)
     await train(entry, 1, 2, 3)
     done = await retention.collect()
@@ -81,7 +81,7 @@ async def test_the_oldest_go_first_beyond_the_budget(buffer: Buffer, entry: Entr
     assert 6 <= left[0] <= 8
 
 
-async def test_what_is_there_for_replays_can_be_gone_back_to(buffer: Buffer, entry: Entry) -> None:
+async def test_what_is_there_for_replays_can_be_gone_back_to(buffer: Buffer, entry: LiveRun) -> None:
     retention = Retention(buffer, every_s=None, replay_bytes=1 << 30)
     await train(entry, 1, 2, 3, 4)
     assert (await retention.collect()).kept[Keep.REPLAYABLE] > STEP_BYTES
@@ -108,7 +108,7 @@ async def test_a_run_that_keeps_its_bodies_gives_them_up_for_want_of_room_only(b
     assert await whole_steps(kept) == [3]
 
 
-async def test_for_want_of_room_what_only_replays_need_goes_before_anything_else(buffer: Buffer, entry: Entry) -> None:
+async def test_for_want_of_room_what_only_replays_need_goes_first(buffer: Buffer, entry: LiveRun) -> None:
     other = await buffer.add(make_run("run-2"))
     for instance in range(12):
         await fill(other, instance, [0.0, 1.0], text="x" * 700)
@@ -127,7 +127,7 @@ async def test_for_want_of_room_what_only_replays_need_goes_before_anything_else
     assert await whole_steps(other) == [0], "though it is the oldest"
 
 
-async def test_a_source_in_use_stays_whatever_the_budgets(buffer: Buffer, entry: Entry) -> None:
+async def test_a_source_in_use_stays_whatever_the_budgets(buffer: Buffer, entry: LiveRun) -> None:
     await train(entry, 1, 2, 3)
     buffer.sources[entry.run.run_id] += 1
     retention = Retention(buffer, max_bytes=1, every_s=None)
@@ -140,7 +140,7 @@ async def test_a_source_in_use_stays_whatever_the_budgets(buffer: Buffer, entry:
 
 
 async def test_what_nobody_needs_is_not_looked_up_again_and_again(
-    buffer: Buffer, entry: Entry, monkeypatch: pytest.MonkeyPatch
+    buffer: Buffer, entry: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retention = Retention(buffer, every_s=None, replay_bytes=1 << 30)
     await train(entry, *range(1, 9))

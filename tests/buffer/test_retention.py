@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer.batches import Undone
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.batches import RewoundRows
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.retention import Retention
@@ -43,7 +43,7 @@ async def buffer(store: Store, clock: ManualClock, request: pytest.FixtureReques
 
 
 @pytest.fixture
-async def entry(buffer: Buffer) -> Entry:
+async def entry(buffer: Buffer) -> LiveRun:
     return await buffer.add(make_run(keep_checkpoints=1))
 
 
@@ -52,19 +52,19 @@ def retention(buffer: Buffer) -> Retention:
     return Retention(buffer, every_s=None)
 
 
-async def write(entry: Entry, *instances: int) -> None:
+async def write(entry: LiveRun, *instances: int) -> None:
     for instance in instances:
         await fill(entry, instance, [0.0, 1.0], text="x" * 700)
 
 
-async def lease(entry: Entry, num_groups: int) -> LeasedBatch:
+async def lease(entry: LiveRun, num_groups: int) -> LeasedBatch:
     batch = await read(entry, num_groups=num_groups)
     assert batch is not None
     entry.delivery.leases.arrived(batch.batch_id)
     return batch
 
 
-async def train(entry: Entry, step: int) -> None:
+async def train(entry: LiveRun, step: int) -> None:
     """Twelve groups more that a checkpoint holds."""
     await write(entry, *range(12 * step, 12 * step + 12))
     batch = await lease(entry, 12)
@@ -72,13 +72,13 @@ async def train(entry: Entry, step: int) -> None:
     await entry.buffer.gone.forget()
 
 
-def segments_of(entry: Entry, instance: InstanceId) -> set[int]:
+def segments_of(entry: LiveRun, instance: InstanceId) -> set[int]:
     """Where memory has the samples of a live group."""
     [group] = entry.buffer.groups.by_instance[instance]
     return {sample.location.segment for sample in group.samples if sample.location is not None}
 
 
-async def test_only_what_no_kept_checkpoint_holds_goes(entry: Entry, retention: Retention) -> None:
+async def test_only_what_no_kept_checkpoint_holds_goes(entry: LiveRun, retention: Retention) -> None:
     await train(entry, 1)
     assert (await retention.collect()).num_segments_freed == 0
     await train(entry, 2)
@@ -94,7 +94,7 @@ async def test_only_what_no_kept_checkpoint_holds_goes(entry: Entry, retention: 
 
 
 async def test_ready_groups_move_and_can_be_read_before_and_after_a_restart(
-    store: Store, clock: ManualClock, buffer: Buffer, entry: Entry, retention: Retention
+    store: Store, clock: ManualClock, buffer: Buffer, entry: LiveRun, retention: Retention
 ) -> None:
     await write(entry, 1_000)
     first = await lease(entry, 1)
@@ -118,7 +118,7 @@ async def test_ready_groups_move_and_can_be_read_before_and_after_a_restart(
 
 
 async def test_groups_leased_while_they_move_keep_their_old_bodies_until_they_are_back(
-    entry: Entry, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    entry: LiveRun, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply that carries them may know the old place."""
     store, leased = entry.buffer.store, []
@@ -155,13 +155,13 @@ async def numbers(store: Store) -> set[int]:
 
 
 async def test_a_rewind_that_begins_while_a_segment_is_cleared_waits_and_is_refused_whole(
-    entry: Entry, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    entry: LiveRun, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = entry.buffer.store
     await train(entry, 1)
     await train(entry, 2)
     clear, before = store.clear, entry.buffer.groups.states.copy()
-    rewinds: list[asyncio.Task[Undone]] = []
+    rewinds: list[asyncio.Task[RewoundRows]] = []
 
     async def clear_and_rewind(segment: int, moved: set[tuple[str, str]]) -> None:
         rewinds.append(asyncio.create_task(rewind(entry.delivery.leases, None)))
@@ -178,7 +178,7 @@ async def test_a_rewind_that_begins_while_a_segment_is_cleared_waits_and_is_refu
 
 
 async def test_a_rewind_waits_for_bodies_that_are_being_moved(
-    entry: Entry, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    entry: LiveRun, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = entry.buffer.store
     await write(entry, 1_000)
@@ -187,7 +187,7 @@ async def test_a_rewind_waits_for_bodies_that_are_being_moved(
     await train(entry, 2)
     await entry.delivery.leases.ack(unfixed.batch_id)
     clear = store.clear
-    rewinds: list[asyncio.Task[Undone]] = []
+    rewinds: list[asyncio.Task[RewoundRows]] = []
 
     async def clear_and_rewind(segment: int, moved: set[tuple[str, str]]) -> None:
         if moved and not rewinds:
@@ -205,7 +205,7 @@ async def test_a_rewind_waits_for_bodies_that_are_being_moved(
 
 
 async def test_a_rewind_that_reads_while_its_groups_are_condemned_is_refused(
-    entry: Entry, retention: Retention, monkeypatch: pytest.MonkeyPatch
+    entry: LiveRun, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looked at the samples before, and would bring back groups whose bodies are about to go."""
     store = entry.buffer.store
@@ -228,7 +228,7 @@ async def test_a_rewind_that_reads_while_its_groups_are_condemned_is_refused(
     assert not entry.buffer.groups.is_any(GroupState.READY)
 
 
-async def test_open_groups_pin_their_segment_whatever_the_budget(store: Store, entry: Entry, buffer: Buffer) -> None:
+async def test_open_groups_pin_their_segment_whatever_the_budget(store: Store, entry: LiveRun, buffer: Buffer) -> None:
     await fill(entry, "open", [0.5], text="x" * 700)
     await train(entry, 1)
     await train(entry, 2)
@@ -240,7 +240,7 @@ async def test_open_groups_pin_their_segment_whatever_the_budget(store: Store, e
 
 
 async def test_failed_samples_and_discarded_groups_go_by_age(
-    entry: Entry, retention: Retention, clock: ManualClock
+    entry: LiveRun, retention: Retention, clock: ManualClock
 ) -> None:
     await fill(entry, "failed", [None, None], text="x" * 700)
     await write(entry, *range(12))
@@ -297,7 +297,7 @@ async def test_a_journal_that_lacks_something_in_its_index_keeps_the_segment(
         assert 1 in await numbers(entry.buffer.store)
 
 
-async def test_it_collects_when_it_is_asked_and_from_time_to_time(buffer: Buffer, entry: Entry) -> None:
+async def test_it_collects_when_it_is_asked_and_from_time_to_time(buffer: Buffer, entry: LiveRun) -> None:
     await train(entry, 1)
     await train(entry, 2)
     async with Retention(buffer, every_s=3_600) as retention:
@@ -311,7 +311,7 @@ async def test_it_collects_when_it_is_asked_and_from_time_to_time(buffer: Buffer
                 await asyncio.sleep(0.01)
 
 
-async def gone(entry: Entry) -> None:
+async def gone(entry: LiveRun) -> None:
     async with asyncio.timeout(30):
         while 1 in await numbers(entry.buffer.store):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)

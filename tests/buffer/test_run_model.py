@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.buffer.buffer import Entry
+from forebay.buffer.admission import expect_repeats
+from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import expect_repeats
 from forebay.core.clock import ManualClock
 from tests.buffer.buffer_kit import check_books, make_run, open_buffer, put, read, rows_of
 
@@ -66,7 +66,7 @@ class RunModel(RuleBasedStateMachine):
         return self.loop.run_until_complete(_bounded(work))
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LiveRun:
         return self.buffer.get("run-1")
 
     @property

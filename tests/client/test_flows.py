@@ -10,8 +10,8 @@ from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Lost, Pa
 from forebay.client.calls.transport import Transport
 from forebay.client.errors import ClientClosed, error_of, make_error
 from forebay.client.sample_writer.outbox import Outbox, WriteLimits
-from forebay.client.trainer.held_leases import HeldLeases
 from forebay.client.trainer.requests import Reading, Wanted
+from forebay.client.trainer.uncheckpointed_leases import UncheckpointedLeases
 from forebay.core import errors
 from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError
@@ -120,7 +120,7 @@ def test_pauses_grow_and_differ() -> None:
 
 def test_leases_are_due_at_a_third_of_their_time() -> None:
     clock = Clock()
-    leases = HeldLeases(clock)
+    leases = UncheckpointedLeases(clock)
     leases.add("a", 60.0)
     leases.add("b", 600.0)
     assert (leases.pause_s, leases.due()) == (20.0, [])
@@ -135,7 +135,7 @@ def test_leases_are_due_at_a_third_of_their_time() -> None:
 
 
 def test_a_lease_that_is_being_ended_cannot_be_lost() -> None:
-    leases = HeldLeases(Clock())
+    leases = UncheckpointedLeases(Clock())
     leases.add("a", 60.0)
     with leases.busy(["a"]):
         leases.lose("a", make_error("lease_lost", "gone"))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay.buffer.admission import announce
 from forebay.buffer.buffer import Buffer, Entry
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.store.memory import MemoryStore
-from forebay.buffer.write import announce
 from forebay.core.clock import ManualClock
 from forebay.core.records.rows import GroupRow
 from forebay.core.run import Run

@@ -22,7 +22,7 @@ class _Held:
     """Needs no extension; belongs to the next checkpoint all the same."""
 
 
-class HeldLeases:
+class UncheckpointedLeases:
     """The batches that were handed out and that no checkpoint holds. Several threads may use it.
 
     ``wake`` is called when something is due earlier than was said before.

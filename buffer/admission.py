@@ -1,7 +1,7 @@
 """A write: whether there is room for a sample, where it belongs, and when its writer may be answered.
 
 What decides, in this order: an uid that came before is a duplicate (how far back that is known says
-``gone_rows.py``, which looks up what memory lacks); a run that has ended takes its samples as late;
+``evicted_rows.py``, which looks up what memory lacks); a run that has ended takes its samples as late;
 a full buffer takes only what belongs to open groups; then the sample finds its group (a member), or none (late,
 surplus). All of it is decided in memory at once, and answered when the disk has it.
 """
@@ -57,7 +57,7 @@ Place = Callable[[Groups, Incoming, float], Placement]
 
 
 def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> Receipt:
-    """Accept a sample whose place memory knows (``gone_rows``). ``decide`` replaces ``place``.
+    """Accept a sample whose place memory knows (``evicted_rows``). ``decide`` replaces ``place``.
 
     Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``.
     """

@@ -36,7 +36,7 @@ Place = tuple[InstanceId, int | None]
 """Where a sample says that it belongs: its instance and, if it has one, its epoch."""
 
 
-class GoneRows:
+class EvictedRows:
     """What of one run is in memory, and what only in the store."""
 
     def __init__(self, run: Run, groups: Groups, batches: Batches, store: Store, remembered_samples: int) -> None:
