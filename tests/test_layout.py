@@ -170,6 +170,65 @@ def test_short_modules_have_a_reason() -> None:
     assert short == set(SHORT)
 
 
+STARTS_PROCESSES = {
+    "core/processes/child_link.py": "every child that exchanges messages with its parent",
+    "generators/process/monitor.py": "the run process, which its monitor outlives",
+    "generators/rewards.py": "processes of reward functions, which die with the session of the run",
+    "generators/sandbox/__init__.py": "the keeper of a sandboxed command",
+    "generators/sandbox/keeper.py": "the command, within its limits",
+    "server/cli/demo/children.py": "the engine and the server of the demo",
+    "workers/backends/processes.py": "workers of a group, which any thread may call",
+}
+"""Modules that start processes, and which. A new one talks over core/processes, or says here why it cannot."""
+DEFINES_A_FORMAT = {
+    "buffer/store/index.py": "SQLite: the index of the journal",
+    "buffer/store/index_damage.py": "SQLite: reading an index that is damaged",
+    "buffer/store/index_queries.py": "SQLite: reading the index beside its writer",
+    "core/binary_sample.py": "a sample on the wire",
+    "core/processes/child_link.py": "messages between parent and child",
+    "core/processes/parent_link.py": "messages between parent and child",
+    "core/records/log_records.py": "records: the journal, recordings, cassettes",
+    "core/records/record_file.py": "records: the journal, recordings, cassettes",
+    "core/safetensors_format.py": "safetensors",
+    "generators/rewards.py": "messages with processes of reward functions, as multiprocessing has them",
+    "replay/skip/verl.py": "verl's dumps",
+    "server/stalled_clients.py": "what the kernel says of a connection",
+    "telemetry/trace_db.py": "SQLite: a temporary file",
+    "workers/backends/channel.py": "calls of workers in processes",
+    "workers/backends/wire.py": "arguments and results of calls of workers",
+    "workers/rollouts/orders.py": "rollouts that run in workers",
+}
+"""Modules that pack, pickle or connect to SQLite, and for what."""
+READS_TRACES = {
+    "server/routes/trace.py": "lines as they are",
+    "server/tracing/trace_tail.py": "sums for /metrics, of two kinds of lines",
+    "telemetry/trace_db.py": "everything: reports, exports, the simulator",
+    "telemetry/tracing/read_trace.py": "defines the lines",
+    "workers/scheduling/history.py": "summaries alone, of gigabytes of spans",
+}
+"""Modules that read the lines of traces. Others ask a ``TraceDB``."""
+MAX_PROTOCOLS, MAX_MODULES = 46, 652
+"""They may only fall, unless a commit says why not."""
+
+_STARTS = re.compile(r"(Popen|create_subprocess_\w+|get_context|posix_spawn|os\.fork)\(")
+_FORMAT = re.compile(r"struct\.Struct\(|msgpack\.\w+\(|(?:cloud)?pickle\.\w+\(|pickle\.Unpickler|sqlite3\.connect\(")
+_TRACES = re.compile(r"(bounded_lines|decode_line)\(")
+_PROTOCOL = re.compile(r"^class \w+(?:\[\w+\])?\((?:.*\b)?Protocol(?:\[.*\])?\):", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "listed"), [(_STARTS, STARTS_PROCESSES), (_FORMAT, DEFINES_A_FORMAT), (_TRACES, READS_TRACES)]
+)
+def test_one_thing_is_done_in_the_modules_that_are_listed(pattern: re.Pattern[str], listed: dict[str, str]) -> None:
+    found = {str(path.relative_to(ROOT)) for path in MODULES if pattern.search(path.read_text())}
+    assert found == set(listed)
+
+
+def test_protocols_and_modules_do_not_grow_in_number() -> None:
+    assert sum(len(_PROTOCOL.findall(path.read_text())) for path in MODULES) <= MAX_PROTOCOLS
+    assert len(MODULES) <= MAX_MODULES
+
+
 OUT_OF_USE = {"told", "desk", "outlet", "fruitless", "keeping", "condemned", "express", "settle", "settled"}
 """Words for which the documentation has others: a reply, a payload, a message; store, rank, drain."""
 
