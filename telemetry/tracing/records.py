@@ -176,6 +176,11 @@ class RolloutSummary(_Record, tag="rollout"):
     has_spans: bool = False
     """Whether its group is in the share whose spans are kept."""
 
+    @property
+    def end(self) -> int:
+        """When it ended."""
+        return self.t + self.d
+
 
 class GroupChange(_Record, tag="group"):
     """A group entered a state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""

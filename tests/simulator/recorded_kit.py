@@ -13,7 +13,7 @@ from forebay.core.ids import group_id
 from forebay.telemetry.tracing.records import VERSION, Head, Record, RolloutSummary, RunPlan, TurnSummary
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import AnswerLengths, Population
-from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, LoggedTurn, RolloutLog
+from forebay.workers.simulator.recorded.rollout_log import RolloutLog
 from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
 from forebay.workers.simulator.simulated_records import SimulatedRollout
 
@@ -107,39 +107,51 @@ def prompt_of(*lengths: int, name: str = "p") -> AnswerLengths:
     return AnswerLengths(name, 10, sum(lengths) / len(lengths), 0.0, recorded=lengths)
 
 
-def queued_log(places: int, kv_tokens: int) -> RolloutLog:
+def queued_log(places: int, kv_tokens: int, tail_s: float = 0.0) -> RolloutLog:
     """Of an engine that lets calls in while all that they may sample has room, siblings' prompts counted once.
 
-    Worked out step by step, by no model of ours. Each call said how long its answer would be.
+    Worked out step by step, by no model of ours. Each call said how long its answer would be, and its engine took
+    ``tail_s`` more than its steps.
     """
     draw = Random(7)
-    calls = [LoggedTurn(0.0, "e", PROMPT, 0, draw.randint(40, 300), is_capped=True) for _ in range(48)]
-    waiting, running, left = deque(calls), list[LoggedTurn](), dict[int, int]()
-    rollouts: list[LoggedRollout] = []
-    for number, call in enumerate(calls):
-        call.group = f"p{number // 4}", 0
+    calls = [TurnSummary(t=0, d=0, engine="e", prompt=PROMPT, sampled=draw.randint(40, 300)) for _ in range(48)]
+    waiting, running, left, admitted = deque(range(48)), list[int](), dict[int, int](), dict[int, int]()
     for step in count():
-        for call in [each for each in running if not left[id(each)]]:
-            running.remove(call)
-            call.decode_s, call.is_split = call.sampled * STEP_S, True
-            rollouts.append(_finished(call, calls.index(call), step * STEP_S))
-        while waiting and len(running) < places and _demand([*running, waiting[0]]) <= kv_tokens:
-            call = waiting.popleft()
-            call.cached = 170 if any(each.group == call.group for each in calls[: calls.index(call)]) else 0
-            call.queue_s = step * STEP_S
-            left[id(call)] = call.sampled
-            running.append(call)
+        for place in [each for each in running if not left[each]]:
+            running.remove(place)
+            decode_s = calls[place].sampled * STEP_S + tail_s
+            calls[place].phases = {"engine_queue": round(admitted[place] * STEP_S * S), "decode": round(decode_s * S)}
+        while waiting and len(running) < places and _demand([*running, waiting[0]], calls) <= kv_tokens:
+            place = waiting.popleft()
+            calls[place].cached = 170 if place % 4 else 0
+            admitted[place], left[place] = step, calls[place].sampled
+            running.append(place)
         if not running:
             break
-        left.update({id(each): left[id(each)] - 1 for each in running})
-    rollouts.sort(key=lambda each: each.started_s)
+        left.update({each: left[each] - 1 for each in running})
+    rollouts = [_finished(call, place) for place, call in enumerate(calls)]
     return RolloutLog("queued", rollouts, settings={"group_size": 4, "num_process": 48, "max_tokens": 4_096})
 
 
-def _finished(call: LoggedTurn, place: int, end_s: float) -> LoggedRollout:
-    number, begun_s = place % 4, place * 1e-6
-    return LoggedRollout(*call.group, number, 0, 0, "finished", 1.0, True, begun_s, end_s, end_s, 0.0, [call])
+def _finished(call: TurnSummary, place: int) -> RolloutSummary:
+    call.finish_reason = "length"
+    started, instance = 1 + place * 1_000, f"p{place // 4}"
+    return RolloutSummary(
+        t=started,
+        d=sum(call.phases.values()) - started,
+        id=f"{place:016x}",
+        uid=f"uid-{place}",
+        group=instance,
+        instance=instance,
+        number=place % 4,
+        ending="finished",
+        reward=1.0,
+        started=started,
+        sampled=call.sampled,
+        is_capped=True,
+        turns=[call],
+    )
 
 
-def _demand(running: Sequence[LoggedTurn]) -> int:
-    return sum(each.sampled for each in running) + PROMPT * len({each.group for each in running})
+def _demand(running: Sequence[int], calls: Sequence[TurnSummary]) -> int:
+    return sum(calls[each].sampled for each in running) + PROMPT * len({each // 4 for each in running})

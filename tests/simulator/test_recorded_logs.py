@@ -28,8 +28,8 @@ def test_the_answers_and_settings_of_a_run_are_read_back(tmp_path: Path) -> None
     assert (log.group_size, log.num_process, len(log.engines)) == (4, 16, 2)
     answers = run.scenario.answers
     for prompt in run.scenario.prompts:
-        (group,) = [each for each in log.groups() if each.instance == prompt.instance_id]
-        assert group.lengths == [answers.of(prompt, 0, number, 0).tokens for number in range(4)]
+        (group,) = [each for each in log.groups() if each[0].instance == prompt.instance_id]
+        assert [each.sampled for each in group] == [answers.of(prompt, 0, number, 0).tokens for number in range(4)]
     assert log.makespan_s == pytest.approx(run.makespan_s, rel=0.01)
 
 
@@ -82,11 +82,7 @@ def test_what_held_calls_up_is_found_again(places: int, kv_tokens: int | None) -
 
 
 def test_time_that_an_engine_says_is_its_own_is_not_taken_for_a_pause() -> None:
-    log = queued_log(64, 1 << 30)
-    for each in log.rollouts:
-        each.turns[0].decode_s += 0.5
-        each.left_s, each.ended_s = each.left_s + 0.5, each.ended_s + 0.5
-    (cost,) = fit_engines(log).costs.values()
+    (cost,) = fit_engines(queued_log(64, 1 << 30, tail_s=0.5)).costs.values()
     assert cost.tool_s == pytest.approx(0.0, abs=0.01)
 
 

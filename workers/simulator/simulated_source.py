@@ -125,7 +125,7 @@ class RecordedSource(_Checked):
     def facts(self) -> SimulatedFacts:
         """Of the log, its engines, and how well they reproduce it."""
         log, fit = self._log, self._fit
-        answers = answer_facts([group.lengths for group in log.groups()])
+        answers = answer_facts([[each.sampled for each in group] for group in log.groups()])
         return SimulatedFacts(log.title, answers, run_facts(log), fit, self_check(log, fit), log.notes)
 
 

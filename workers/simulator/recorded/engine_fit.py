@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forebay.telemetry.tracing.records import RolloutSummary
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.recorded.engine_traffic import EngineTraffic, TimedCalls
-from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, LoggedTurn, RolloutLog
+from forebay.workers.simulator.recorded.rollout_log import LoggedCall, RolloutLog, busy_s, calls_of, is_whole
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -45,10 +46,10 @@ class EngineFit:
 
 def fit_engines(log: RolloutLog, kv_tokens: int | None = None) -> EngineFit:
     """The engines of ``log``. ``kv_tokens`` is the cache of one, where that is known better than it can be seen."""
-    calls = [turn for each in log.rollouts for turn in each.turns if turn.sampled and turn.engine_s > 0]
+    calls = [call for call in log.calls if call.sampled and call.duration_s > 0]
     traffic = {name: EngineTraffic(own) for name, own in _by_engine(calls).items()}
     common, speeds, error = _times(traffic)
-    waiting_share = sum(call.queue_s for call in calls) / max(_LEAST_S, sum(call.engine_s for call in calls))
+    waiting_share = sum(call.queue_s for call in calls) / max(_LEAST_S, sum(call.duration_s for call in calls))
     most = max(each.most_at_once for each in traffic.values())
     shared_share = _shared_share(calls)
     limits = _Limits()
@@ -60,7 +61,7 @@ def fit_engines(log: RolloutLog, kv_tokens: int | None = None) -> EngineFit:
         kv_tokens=kv_tokens or limits.kv_tokens,
         kv_reserve=limits.kv_reserve,
         tool_s=common.tool_s + _seconds_beside(log.rollouts),
-        cached_share=_cached_share(log.rollouts),
+        cached_share=_cached_share(log.calls),
         shared_share=shared_share,
     )
     costs = {name: replace(common, speed=speed) for name, speed in speeds.items()}
@@ -68,8 +69,8 @@ def fit_engines(log: RolloutLog, kv_tokens: int | None = None) -> EngineFit:
     return EngineFit(costs, error, len(calls), waiting_share, most, limit)
 
 
-def _by_engine(calls: Iterable[LoggedTurn]) -> dict[str, list[LoggedTurn]]:
-    found: dict[str, list[LoggedTurn]] = defaultdict(list)
+def _by_engine(calls: Iterable[LoggedCall]) -> dict[str, list[LoggedCall]]:
+    found: dict[str, list[LoggedCall]] = defaultdict(list)
     for call in calls:
         found[call.engine].append(call)
     return dict(sorted(found.items()))
@@ -177,38 +178,35 @@ def _spread(values: Sequence[float]) -> float:
 # --- what lies beside the engines
 
 
-def _seconds_beside(rollouts: Iterable[LoggedRollout]) -> float:
+def _seconds_beside(rollouts: Iterable[RolloutSummary]) -> float:
     """Of each turn, in which no engine had anything to do for its rollout: tools, rewards, the way there and back."""
     seconds, turns = 0.0, 0
     for each in rollouts:
-        if each.is_whole:
-            in_engines = sum(
-                turn.engine_s if not turn.is_split else turn.engine_s - turn.unsplit_s for turn in each.turns
-            )
-            seconds += max(0.0, each.left_s - each.started_s - each.waited_s - in_engines)
+        if is_whole(each):
+            in_engines = sum(call.left_s - call.begin_s for call in calls_of(each))
+            seconds += max(0.0, busy_s(each) - in_engines)
             turns += len(each.turns)
     return seconds / max(1, turns)
 
 
-def _cached_share(rollouts: Iterable[LoggedRollout]) -> float:
+def _cached_share(calls: Iterable[LoggedCall]) -> float:
     """Of prompts that their engine has seen: of a sibling, or of the turn before."""
-    seen: set[tuple[str, object, int]] = set()
+    seen: set[tuple[str, object]] = set()
     cached = prompt = 0
-    for each in rollouts:
-        for turn in each.turns:
-            key = turn.engine, each.instance, each.epoch
-            if key in seen:
-                cached, prompt = cached + turn.cached, prompt + turn.prompt
-            seen.add(key)
+    for call in calls:
+        key = call.engine, call.group
+        if key in seen:
+            cached, prompt = cached + call.cached, prompt + call.prompt
+        seen.add(key)
     return min(1.0, cached / prompt) if prompt else 0.0
 
 
-def _shared_share(calls: Iterable[LoggedTurn]) -> float:
+def _shared_share(calls: Iterable[LoggedCall]) -> float:
     """Of a group's prompt, what its engine keeps once: the most that was in the cache for one of them.
 
     Those that come together find less in it, but it is theirs together once they have been read.
     """
-    found: dict[object, list[LoggedTurn]] = defaultdict(list)
+    found: dict[object, list[LoggedCall]] = defaultdict(list)
     for call in calls:
         found[call.engine, call.group].append(call)
     groups = [group for group in found.values() if len(group) > 1]

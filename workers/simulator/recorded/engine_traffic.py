@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.telemetry.analysis.intervals import union
-from forebay.workers.simulator.recorded.rollout_log import LoggedTurn
+from forebay.workers.simulator.recorded.rollout_log import LoggedCall
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -41,7 +41,7 @@ class Residents:
 class EngineTraffic:
     """Made of the calls of one engine."""
 
-    def __init__(self, calls: Sequence[LoggedTurn]) -> None:
+    def __init__(self, calls: Sequence[LoggedCall]) -> None:
         import numpy
 
         self.calls = calls
@@ -51,7 +51,7 @@ class EngineTraffic:
         changes = numpy.concatenate([numpy.ones(len(calls)), -numpy.ones(len(calls))])
         self._running = _Curve.of_changes(numpy.concatenate([self._entered, self._left]), changes)
         self.most_at_once = int(self._running.values.max())
-        self._prefill = union([(call.prefilled_s - call.prefill_s, call.prefilled_s) for call in calls])
+        self._prefill = union([(call.entered_s, call.prefilled_s) for call in calls])
         self.prefill_s = sum(end - begin for begin, end in self._prefill)
         """In which it read prompts, of one call or of several at once."""
 

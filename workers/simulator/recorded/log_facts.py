@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.telemetry.analysis.intervals import covered
-from forebay.workers.simulator.recorded.rollout_log import RolloutLog
+from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog, is_whole, left_ns
 
 if TYPE_CHECKING:
     from numpy import bool_, float64
@@ -113,13 +113,12 @@ def _rank_correlation(probes: "NDArray[float64]", others: "NDArray[float64]") ->
 def run_facts(log: RolloutLog) -> RunFacts:
     """Of a recorded run."""
     makespan_s = max(1e-9, log.makespan_s)
-    ends = sorted(each.ended_s for each in log.rollouts)
-    last_tenth_s = ends[-1] - ends[min(len(ends) - 1, int(len(ends) * (1 - TAIL)))]
-    calls = [turn for each in log.rollouts for turn in each.turns]
-    engines = log.engines
-    busy_s = sum(covered([(turn.begin_s, turn.end_s) for turn in calls if turn.engine == engine]) for engine in engines)
-    occupied_s = sum(each.left_s - each.started_s for each in log.rollouts)
-    whole = [each for each in log.rollouts if each.is_whole]
+    ends = sorted(each.end for each in log.rollouts)
+    last_tenth_s = (ends[-1] - ends[min(len(ends) - 1, int(len(ends) * (1 - TAIL)))]) * NS
+    calls, engines = log.calls, log.engines
+    busy_s = sum(covered([(call.begin_s, call.end_s) for call in calls if call.engine == engine]) for engine in engines)
+    occupied_s = sum(left_ns(each) - each.started for each in log.rollouts) * NS
+    whole = [each for each in log.rollouts if is_whole(each)]
     return RunFacts(
         makespan_s,
         len(engines),
@@ -128,5 +127,5 @@ def run_facts(log: RolloutLog) -> RunFacts:
         free_share=max(0.0, 1 - occupied_s / (makespan_s * log.num_process)),
         tail_share=last_tenth_s / makespan_s,
         capped_share=sum(each.is_capped for each in whole) / max(1, len(whole)),
-        waiting_share=sum(turn.queue_s for turn in calls) / max(1e-9, sum(turn.engine_s for turn in calls)),
+        waiting_share=sum(call.queue_s for call in calls) / max(1e-9, sum(call.duration_s for call in calls)),
     )

@@ -1,6 +1,6 @@
 """Traces of ours, and published logs of multi-turn profiles, as rollouts. A line that is broken is an error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,9 @@ from forebay.telemetry.analysis.timeline import Request, TurnTimes
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.read_trace import HALF_A_LINE, find_trace
 from forebay.telemetry.tracing.records import Dropped, Read, RolloutSummary, RunPlan, TurnSummary
-from forebay.workers.simulator.recorded.rollout_log import LoggedRollout, LoggedTurn, RolloutLog
+from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog, is_whole
 
 FIELD = "source"
-NS = 1e-9
-_WAITS = ("hold", "engine_wait", "retry")
 
 
 def read_log(source: Path, title: str = "") -> RolloutLog:
@@ -28,11 +26,19 @@ def read_log(source: Path, title: str = "") -> RolloutLog:
     log.title = title or str(source)
     if not log.rollouts:
         raise InvalidInput(f"no rollout has ended in {log.title}", hint="name the log of another run", field=FIELD)
-    if not any(each.is_whole for each in log.rollouts):
+    if not any(map(is_whole, log.rollouts)):
         message = f"the log {log.title} has no lengths: none of its {len(log.rollouts)} rollouts tells sampled tokens"
         hint = "answers are counted where the base generator's client, or the gateway, asked the engine for tokens"
         raise InvalidInput(message, hint=hint, field=FIELD)
     return log
+
+
+def _in_order(rollouts: Iterable[RolloutSummary]) -> list[RolloutSummary]:
+    """By their starts; one that was never started is as if it had been at its end."""
+    found = list(rollouts)
+    for each in found:
+        each.started = each.started or each.end
+    return sorted(found, key=lambda each: each.started)
 
 
 # --- traces
@@ -45,9 +51,10 @@ def _read_trace(source: Path) -> RolloutLog:
         raise bad.first
     # By their ids: a record that comes again, from a copied file, counts once.
     summaries = {line.record.id: line.record for line in db.summaries() if isinstance(line.record, RolloutSummary)}
-    rollouts = sorted(map(_of_summary, summaries.values()), key=lambda each: each.started_s)
     of_run = [line.record for line in db.of_run()]
-    log = RolloutLog("", rollouts, settings=_settings_of([each for each in of_run if isinstance(each, RunPlan)]))
+    log = RolloutLog(
+        "", _in_order(summaries.values()), settings=_settings_of([each for each in of_run if isinstance(each, RunPlan)])
+    )
     reads = {each.id: len(each.groups) for each in of_run if isinstance(each, Read) and each.groups}
     log.groups_by_read = list(reads.values())
     num_dropped = sum(each.summaries for each in of_run if isinstance(each, Dropped))
@@ -84,57 +91,14 @@ def _settings_of(plans: list[RunPlan]) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value and name != "t"}
 
 
-def _of_summary(record: RolloutSummary) -> LoggedRollout:
-    ended = record.t + record.d
-    started = record.started or ended
-    left = max(started, ended - record.phases.get("write", 0))
-    waited = sum(record.phases.get(name, 0) for name in _WAITS)
-    return LoggedRollout(
-        record.instance,
-        record.epoch,
-        record.number,
-        record.attempt,
-        record.step,
-        record.ending,
-        record.reward,
-        record.is_capped,
-        started * NS,
-        left * NS,
-        ended * NS,
-        waited * NS,
-        [_of_turn(turn, record) for turn in record.turns],
-    )
-
-
-def _of_turn(turn: TurnSummary, record: RolloutSummary) -> LoggedTurn:
-    def seconds(*phases: str) -> float:
-        return sum(turn.phases.get(name, 0) for name in phases) * NS
-
-    return LoggedTurn(
-        turn.t * NS + seconds(*_WAITS),
-        turn.engine or record.engine,
-        turn.prompt,
-        turn.cached,
-        turn.sampled,
-        queue_s=seconds("engine_queue"),
-        prefill_s=seconds("prefill"),
-        decode_s=seconds("decode"),
-        unsplit_s=seconds("engine"),
-        is_split=seconds("decode") > 0,
-        group=(record.instance, record.epoch),
-        is_capped=turn.finish_reason == "length",
-    )
-
-
 # --- published logs
 
 
 def _read_published(folder: Path) -> RolloutLog:
     published = PublishedLog(folder)
-    rollouts = [_of_summary(summary) for summary in _summaries(published)]
+    rollouts = _in_order(_summaries(published))
     for first in published.problems.first:
         raise broken_line(first.file, first.line, first.what)
-    rollouts.sort(key=lambda each: each.started_s)
     # A log may say which group a request is of; verl's knows requests alone.
     is_grouped = len({each.instance for each in rollouts}) < len(rollouts)
     log = RolloutLog("", rollouts, is_grouped=is_grouped, settings=_steps_of(rollouts))
@@ -144,10 +108,10 @@ def _read_published(folder: Path) -> RolloutLog:
     return log
 
 
-def _steps_of(rollouts: list[LoggedRollout]) -> dict[str, Any]:
+def _steps_of(rollouts: list[RolloutSummary]) -> dict[str, Any]:
     """Each step of such a log was trained on before the next began: that is over-sampling by none."""
     sizes = {
-        step: len({each.instance for each in rollouts if each.step == step and each.is_whole})
+        step: len({each.instance for each in rollouts if each.step == step and is_whole(each)})
         for step in {each.step for each in rollouts}
     }
     return {"oversampling": {"groups_per_step": min(sizes.values())}} if len(sizes) > 1 and min(sizes.values()) else {}
@@ -186,6 +150,7 @@ def _summary_of(request: Request, instance: str, number: int, step: int) -> Roll
         ending=request.ending,
         reward=request.reward,
         started=begin + phases.get("queue", 0) + phases.get("admission", 0),
+        sampled=sum(turn.sampled_tokens for turn in turns),
         is_capped=request.is_capped,
         phases=phases,
         turns=[_turn_summary(turn) for turn in turns],

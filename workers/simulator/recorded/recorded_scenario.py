@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 from forebay.core.ids import InstanceId
 from forebay.core.scheduling.oversampling import Oversampling, parse_oversampling
 from forebay.core.scheduling.scheduler import Scheduler, parse_scheduler
+from forebay.telemetry.tracing.records import RolloutSummary
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.recorded.engine_fit import EngineFit
-from forebay.workers.simulator.recorded.rollout_log import LoggedGroup, LoggedRollout, RolloutLog
+from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog
 from forebay.workers.simulator.scenario import Scenario, engine_url, simulate
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
 LONGEST = 1 << 20
+
+Group = list[RolloutSummary]
+"""Whole answers to one prompt, in one epoch."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,20 @@ def recorded_prompts(log: RolloutLog, shuffle: "Generator | None" = None) -> tup
     ``shuffle`` puts the answers of each group into other slots, and the prompts into another order: what was recorded
     is one of these.
     """
-    epochs: dict[InstanceId, list[LoggedGroup]] = defaultdict(list)
+    epochs: dict[InstanceId, list[Group]] = defaultdict(list)
     for group in log.groups():
-        epochs[group.instance].append(group)
+        epochs[group[0].instance].append(group)
     counts = {len(groups) for groups in epochs.values()}
     if len(counts) == 1:
         found = [
-            _prompt(instance, sorted(groups, key=lambda group: group.epoch), log.group_size, shuffle)
+            _prompt(instance, sorted(groups, key=lambda group: group[0].epoch), log.group_size, shuffle)
             for instance, groups in epochs.items()
         ]
         num_epochs = counts.pop()
     else:  # the run was stopped within an epoch, or lost groups
-        found = [_prompt(f"{each.epoch}/{each.instance}", [each], log.group_size, shuffle) for each in log.groups()]
+        found = [
+            _prompt(f"{each[0].epoch}/{each[0].instance}", [each], log.group_size, shuffle) for each in log.groups()
+        ]
         num_epochs = 1
     if shuffle is not None:
         shuffle.shuffle(found)
@@ -103,10 +109,10 @@ def recorded_prompts(log: RolloutLog, shuffle: "Generator | None" = None) -> tup
 
 
 def _prompt(
-    instance: InstanceId, groups: Sequence[LoggedGroup], group_size: int, shuffle: "Generator | None"
+    instance: InstanceId, groups: Sequence[Group], group_size: int, shuffle: "Generator | None"
 ) -> AnswerLengths:
-    slots: list[LoggedRollout] = []
-    spares: list[LoggedRollout] = []
+    slots: Group = []
+    spares: Group = []
     for group in groups:
         own, more = _slots(group, group_size)
         if shuffle is not None:
@@ -118,21 +124,20 @@ def _prompt(
     turns = sum(len(each.turns) for each in answers) / len(answers)
     return AnswerLengths(
         instance_id=instance,
-        prompt_tokens=max(1, round(sum(each.prompt for each in answers) / len(answers))),
+        prompt_tokens=max(1, round(sum(each.turns[0].prompt for each in answers) / len(answers))),
         mean=sum(lengths) / len(lengths),
         deviation=0.0,
         recorded=tuple(lengths),
         num_turns=max(1, round(turns)),
         rewards=rewards if len(rewards) == len(lengths) else (),
-        has_own_limits=all(len(each.turns) == 1 and each.turns[0].is_capped for each in answers),
+        has_own_limits=all(len(each.turns) == 1 and each.turns[0].finish_reason == "length" for each in answers),
     )
 
 
-def _slots(group: LoggedGroup, group_size: int) -> tuple[list[LoggedRollout], list[LoggedRollout]]:
+def _slots(group: Group, group_size: int) -> tuple[Group, Group]:
     """One whole answer for each number, and those of spares. Where one is missing, a sibling's stands for it."""
-    by_number = {each.number: each for each in group.rollouts}
-    others = group.rollouts
-    own = [by_number.pop(number, others[number % len(others)]) for number in range(group_size)]
+    by_number = {each.number: each for each in group}
+    own = [by_number.pop(number, group[number % len(group)]) for number in range(group_size)]
     return own, list(by_number.values())
 
 
@@ -143,13 +148,10 @@ def training_s(log: RolloutLog, groups_per_step: int | None) -> float:
     """From the last group of a step to the first rollout of the next one, where the run waited for that."""
     if groups_per_step is None:
         return 0.0
-    complete = sorted(
-        max(each.ended_s for each in group.rollouts) for group in log.groups() if len(group.rollouts) >= log.group_size
-    )
+    complete = sorted(max(each.end for each in group) for group in log.groups() if len(group) >= log.group_size)
     begins = sorted(
-        min(each.started_s for each in log.rollouts if each.step == step)
-        for step in {each.step for each in log.rollouts}
+        min(each.started for each in log.rollouts if each.step == step) for step in {each.step for each in log.rollouts}
     )
     ends = complete[groups_per_step - 1 :: groups_per_step]
-    gaps = [max(0.0, begin - end) for end, begin in zip(ends, begins[1:], strict=False)]
+    gaps = [max(0, begin - end) * NS for end, begin in zip(ends, begins[1:], strict=False)]
     return sum(gaps) / len(gaps) if gaps else 0.0

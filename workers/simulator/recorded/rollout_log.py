@@ -1,113 +1,103 @@
-"""A log of rollouts as a simulation needs it, whoever wrote it: lengths by prompt, engines, turns; times in seconds."""
+"""A log of rollouts as a simulation needs it, whoever wrote it: lengths by prompt, and the calls of engines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from forebay.core.ids import InstanceId
+from forebay.telemetry.tracing.records import RolloutSummary, TurnSummary
+
+NS = 1e-9
+_WAITS = ("hold", "engine_wait", "retry")
+
+GroupKey = tuple[InstanceId, int]
+"""A prompt, and its epoch."""
 
 
-@dataclass(slots=True)
-class LoggedTurn:
-    """One call of an engine."""
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """One call of an engine. Its moments are in seconds, and in their order."""
 
-    begin_s: float
     engine: str
+    group: GroupKey
     prompt: int
     cached: int
     sampled: int
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    unsplit_s: float = 0.0
-    """In the engine, of which nobody says what it was."""
-    is_split: bool = False
-    """Whether the engine told its times."""
-    group: tuple[InstanceId, int] = ("", 0)
-    """Of which prompt and epoch it is."""
-    is_capped: bool = False
-    """Whether it ended at its ``max_tokens``."""
-
-    @property
-    def engine_s(self) -> float:
-        """All of the call."""
-        return self.queue_s + self.prefill_s + self.decode_s + self.unsplit_s
-
-    @property
-    def entered_s(self) -> float:
-        """When it left the engine's queue."""
-        return self.begin_s + self.queue_s
-
-    @property
-    def prefilled_s(self) -> float:
-        """When its prompt had been read."""
-        return self.entered_s + self.prefill_s
-
-    @property
-    def left_s(self) -> float:
-        """When its engine was done with it; its reply may still have been on its way."""
-        return self.end_s - (self.unsplit_s if self.is_split else 0.0)
-
-    @property
-    def end_s(self) -> float:
-        return self.begin_s + self.engine_s
-
-
-@dataclass(slots=True)
-class LoggedRollout:
-    """One attempt of a rollout."""
-
-    instance: InstanceId
-    epoch: int
-    number: int
-    attempt: int
-    step: int
-    ending: str
-    reward: float | None
     is_capped: bool
-    started_s: float
-    """When its rollout function was called."""
+    """Whether it ended at its ``max_tokens``."""
+    is_split: bool
+    """Whether the engine told its times."""
+    begin_s: float
+    entered_s: float
+    """When it left the engine's queue."""
+    prefilled_s: float
+    """When its prompt had been read."""
     left_s: float
+    """When its engine was done with it; its reply may still have been on its way."""
+    end_s: float
+
+    @classmethod
+    def of(cls, turn: TurnSummary, rollout: RolloutSummary) -> "LoggedCall":
+        """The calls of one turn, as if they were one."""
+        begin = turn.t + _spent(turn, *_WAITS)
+        entered = begin + _spent(turn, "engine_queue")
+        prefilled = entered + _spent(turn, "prefill")
+        decoded = prefilled + _spent(turn, "decode")
+        end = decoded + _spent(turn, "engine")  # nobody says what the engine did in this time
+        is_split = decoded > prefilled
+        moments = begin, entered, prefilled, decoded if is_split else end, end
+        return cls(
+            turn.engine or rollout.engine,
+            (rollout.instance, rollout.epoch),
+            turn.prompt,
+            turn.cached,
+            turn.sampled,
+            turn.finish_reason == "length",
+            is_split,
+            *(moment * NS for moment in moments),
+        )
+
+    @property
+    def queue_s(self) -> float:
+        return self.entered_s - self.begin_s
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.begin_s
+
+
+def calls_of(rollout: RolloutSummary) -> list[LoggedCall]:
+    """Those of one attempt."""
+    return [LoggedCall.of(turn, rollout) for turn in rollout.turns]
+
+
+def is_whole(rollout: RolloutSummary) -> bool:
+    """Whether its length is that of a whole answer."""
+    return rollout.ending == "finished" and any(turn.sampled for turn in rollout.turns)
+
+
+def left_ns(rollout: RolloutSummary) -> int:
     """When its place was free again; its sample may still have been on its way."""
-    ended_s: float
-    waited_s: float
-    """Of the time between, for engines and weights."""
-    turns: list[LoggedTurn] = field(default_factory=list)
-
-    @property
-    def sampled(self) -> int:
-        return sum(turn.sampled for turn in self.turns)
-
-    @property
-    def prompt(self) -> int:
-        return self.turns[0].prompt if self.turns else 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its length is that of a whole answer."""
-        return self.ending == "finished" and self.sampled > 0
+    return max(rollout.started, rollout.end - _spent(rollout, "write"))
 
 
-@dataclass(slots=True)
-class LoggedGroup:
-    """The answers to one prompt, in one epoch."""
+def busy_s(rollout: RolloutSummary) -> float:
+    """How long it had its place, but for the time in which it waited for engines and weights."""
+    return (left_ns(rollout) - rollout.started - _spent(rollout, *_WAITS)) * NS
 
-    instance: InstanceId
-    epoch: int
-    rollouts: list[LoggedRollout] = field(default_factory=list)
-    """Whole ones, by their numbers."""
 
-    @property
-    def lengths(self) -> list[int]:
-        return [each.sampled for each in self.rollouts]
+def _spent(record: TurnSummary | RolloutSummary, *phases: str) -> int:
+    return sum(record.phases.get(name, 0) for name in phases)
 
 
 @dataclass
 class RolloutLog:
-    """What a log tells. Rollouts are in the order in which they were started."""
+    """What a log tells."""
 
     title: str
-    rollouts: list[LoggedRollout]
+    rollouts: list[RolloutSummary]
+    """In the order in which they were started: one that never was, at its end."""
     is_grouped: bool = True
     """Whether it says which answers are those of one prompt."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -117,23 +107,24 @@ class RolloutLog:
     notes: list[str] = field(default_factory=list)
     """What a reader must know: lines that are missing."""
 
-    def groups(self) -> Iterator[LoggedGroup]:
-        """Those with whole answers, in the order of their first start."""
-        found: dict[tuple[InstanceId, int], LoggedGroup] = {}
+    def groups(self) -> Iterator[list[RolloutSummary]]:
+        """The whole answers to each prompt in one epoch, by their numbers; groups in the order of their first start."""
+        found: dict[GroupKey, list[RolloutSummary]] = {}
         for each in self.rollouts:
-            key = each.instance, each.epoch
-            group = found.setdefault(key, LoggedGroup(*key))
-            if each.is_whole:
-                group.rollouts.append(each)
-        for group in found.values():
-            group.rollouts.sort(key=lambda each: each.number)
-            if group.rollouts:
-                yield group
+            group = found.setdefault((each.instance, each.epoch), [])
+            if is_whole(each):
+                group.append(each)
+        return (sorted(group, key=lambda each: each.number) for group in found.values() if group)
+
+    @cached_property
+    def calls(self) -> list[LoggedCall]:
+        """Those of all rollouts."""
+        return [call for each in self.rollouts for call in calls_of(each)]
 
     @property
     def engines(self) -> list[str]:
         """That had a call."""
-        return sorted({turn.engine for each in self.rollouts for turn in each.turns})
+        return sorted({call.engine for call in self.calls})
 
     @property
     def group_size(self) -> int:
@@ -141,7 +132,7 @@ class RolloutLog:
         stated = self.settings.get("group_size")
         if stated:
             return int(stated)
-        sizes = [len(group.rollouts) for group in self.groups()]
+        sizes = [len(group) for group in self.groups()]
         return max(set(sizes), key=lambda size: (sizes.count(size), size))
 
     @property
@@ -150,7 +141,7 @@ class RolloutLog:
         stated = self.settings.get("num_process")
         if isinstance(stated, int) and stated > 0:
             return stated
-        changes = [(each.started_s, 1) for each in self.rollouts] + [(each.left_s, -1) for each in self.rollouts]
+        changes = [(each.started, 1) for each in self.rollouts] + [(left_ns(each), -1) for each in self.rollouts]
         running = most = 0
         for _, change in sorted(changes):
             running += change
@@ -158,10 +149,6 @@ class RolloutLog:
         return most
 
     @property
-    def begin_s(self) -> float:
-        return min(each.started_s for each in self.rollouts)
-
-    @property
     def makespan_s(self) -> float:
         """From the first start to the last end."""
-        return max(each.ended_s for each in self.rollouts) - self.begin_s
+        return (max(each.end for each in self.rollouts) - min(each.started for each in self.rollouts)) * NS
