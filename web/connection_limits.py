@@ -1,10 +1,25 @@
-"""What one client may take of a server, before and while it sends a request: for server, gateway and engines alike, and
-what it is told beyond that."""
+"""What one client may take of a server, before and while it sends a request, and what it is told beyond that.
 
+The bounds are the same for server, gateway and engines. One timer looks at all connections of a server, however many
+packets they send, and bounds their number as well: the files that a server must open have descriptors left.
+"""
+
+import asyncio
+import resource
+import sys
 from dataclasses import dataclass, fields
-from typing import Self
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, Protocol, Self
 
 from forebay.core.errors import ForebayError
+
+INTERVAL_S = 1.0
+LINGER_S = 2.0
+"""A client that was refused has so long to read why: one that is cut off while it sends would find nothing to read."""
+
+NUM_WEIGHED = 64
+"""Idle connections of which one is closed where there are too many: to look at all would slow each new one down."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +69,86 @@ class HeadTooLarge(ForebayError):
             f"the first line and the headers are larger than {limit_bytes} bytes",
             hint="send less in them, or raise max_head_bytes of the server",
         )
+
+
+class SweptConnection(Protocol):
+    """What is asked of a connection."""
+
+    loop: asyncio.AbstractEventLoop
+    has_sent_body: bool
+    """Whether a body of its requests was read: keys are asked for before that."""
+
+    @property
+    def waits_for(self) -> str:
+        """What the client owes.
+
+        The rest of a ``head`` or of a ``body``, a next request (``idle``), to ``take`` more of a
+        reply, or its end before the connection closes, or to ``end`` the connection itself after a
+        refusal; empty where it owes nothing.
+        """
+
+    @property
+    def progress(self) -> int:
+        """A number that changes while the client goes on with it."""
+
+    def end_wait(self, waited_for: str) -> None:
+        """It owed this for too long."""
+
+
+class _Standing(NamedTuple):
+    """Where a connection stood, and since when."""
+
+    waits_for: str
+    progress: int
+    since_s: float
+
+
+def _is_idle(connection: SweptConnection) -> bool:
+    """Whether no request is under way: one that was refused, and whose body nothing reads, is none."""
+    waits_for = connection.waits_for
+    return waits_for in ("idle", "head", "end") or (waits_for == "body" and not connection.has_sent_body)
+
+
+class ConnectionSweep:
+    """Looks at all connections of a server about once a second, or more often for shorter bounds."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._bounds_s = {
+            "head": limits.head_timeout_s,
+            "body": limits.body_timeout_s,
+            "idle": limits.idle_timeout_s,
+            "take": limits.idle_timeout_s,
+            "end": LINGER_S,
+        }
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Journal, engines and run processes need the other half of the descriptors.
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
+        self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
+        self._seen: dict[SweptConnection, _Standing | None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: SweptConnection) -> None:
+        """Look at it from now on. Where there are too many, the oldest that waits for a request is closed, or this one.
+
+        Those that never sent a body go first.
+        """
+        if len(self._seen) >= self._most:
+            idle = filter(_is_idle, self._seen)
+            min(islice(idle, NUM_WEIGHED), key=attrgetter("has_sent_body"), default=connection).end_wait("take")
+        self._seen[connection] = None
+        if self._timer is None:
+            self._timer = connection.loop.call_later(self._interval_s, self._sweep, connection.loop)
+
+    def discard(self, connection: SweptConnection) -> None:
+        """It has ended."""
+        self._seen.pop(connection, None)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        for connection, before in list(self._seen.items()):
+            waits_for, progress = connection.waits_for, connection.progress
+            if before is None or before[:2] != (waits_for, progress):
+                self._seen[connection] = _Standing(waits_for, progress, now_s)
+            elif waits_for and now_s - before.since_s >= self._bounds_s[waits_for]:
+                connection.end_wait(waits_for)
+        self._timer = loop.call_later(self._interval_s, self._sweep, loop) if self._seen else None

@@ -16,8 +16,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http import flow_control, httptools_impl
 
 from forebay.core.errors import ForebayError
-from forebay.web.connection_limits import ConnectionLimits, HeadTooLarge, RequestStalled
-from forebay.web.connection_sweep import ConnectionSweep
+from forebay.web.connection_limits import ConnectionLimits, ConnectionSweep, HeadTooLarge, RequestStalled
 from forebay.web.replies import encode, error_body
 
 logger = logging.getLogger(__name__)
