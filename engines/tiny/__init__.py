@@ -8,9 +8,9 @@ rows in flight, and decodes all rows together, one token each a step. What a row
 loop as a piece, which the face writes out. Aborts, pauses and new weights are messages to the thread, too.
 
 - ``server``: the process: its address, its signals, the ready line.
-- ``engine``, ``prompt``: the face's back end; chats as the model's template takes them, and what is not served.
-- ``generation_thread``, ``backlog``, ``load``: the loop of steps, what waits to enter it, and how busy it is.
-- ``batch``, ``rows``, ``sampling``, ``text``: the cache of all rows; one choice: its tokens, drawn, and as text.
+- ``engine``: the face's back end; chats as the model's template takes them, and what is not served.
+- ``generation_thread``, ``backlog``: the loop of steps and how busy it is, and what waits to enter it.
+- ``batch``, ``rows``, ``sampling``: the cache of all rows; one choice, its tokens and its text; drawing tokens.
 - ``model``, ``recipe``, ``warmup``: the built-in model, made on the spot, and loading it or another.
 - ``extra``: torch and transformers, imported when they are first needed.
 """

@@ -1,21 +1,71 @@
 """The embedded engine as the face asks it: its generation thread, its tokenizer, and what it says of itself."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forebay.core.errors import InvalidInput
 from forebay.engines.fake_sglang.calls import JSONObject
 from forebay.engines.fake_sglang.request_bodies import ChatBody, GenerateBody, WeightsBody
+from forebay.engines.tiny.extra import require
 from forebay.engines.tiny.generation_thread import GenerationThread
 from forebay.engines.tiny.model import LoadedModel
-from forebay.engines.tiny.prompt import chat_tokens, refuse_unserved
+from forebay.web.request_models import invalid
 
 DEFAULT_NAME = "tiny"
 
+UNSUPPORTED: dict[str, Collection[object]] = {
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "logit_bias": (None, {}),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_p": (None, 0),
+}
+"""Fields that would change the answer and are not served, with the values that ask for nothing."""
+
+UNSUPPORTED_PARAMS = UNSUPPORTED | {"skip_special_tokens": (True,), "spaces_between_special_tokens": (True,)}
+"""The same for the sampling parameters of ``/generate``."""
+
 T = TypeVar("T")
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message; fields beside these reach the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def rendered(self) -> JSONObject:
+        """The message as a chat template takes it, its content one string."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        message = {**self.model_dump(exclude_none=True), "content": text}
+        if isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
+        return message
+
+
+class ChatMessages(BaseModel):
+    """The messages of a chat."""
+
+    messages: list[Message]
 
 
 class TinyEngine:
@@ -54,8 +104,21 @@ class TinyEngine:
         return self.thread.weights.version
 
     def refuse_unserved(self, body: ChatBody | GenerateBody) -> None:
-        """Raise ``InvalidInput`` where something is asked that this engine does not serve."""
-        refuse_unserved(body)
+        """Raise ``InvalidInput`` where a body asks for what SGLang serves and this engine does not."""
+        if isinstance(body, ChatBody):
+            _refuse(body.given, UNSUPPORTED)
+            if body.continue_final_message and body.messages[-1].get("role") != "assistant":
+                message = "continue_final_message needs an assistant message at the end"
+                raise InvalidInput(message, field="continue_final_message")
+            return
+        for at in range(len(body.prompts)):
+            extra = body.params_of(at).model_extra or {}
+            _refuse(extra, UNSUPPORTED_PARAMS)
+            # SGLang refuses a name that it does not know; of those that it knows, few are served here.
+            for name in extra.keys() - UNSUPPORTED_PARAMS.keys():
+                raise InvalidInput(f"sampling_params.{name} is not supported by the embedded engine", field=name)
+        if body.stream and len(body.prompts) > 1:
+            raise InvalidInput("the embedded engine streams one prompt at a time", field="stream")
 
     async def encode(self, text: str) -> Sequence[int]:
         """The tokens of a text."""
@@ -66,7 +129,7 @@ class TinyEngine:
     ) -> Sequence[int]:
         """The tokens of a chat's prompt; ``InvalidInput`` where the template does not take its messages."""
         return await self._encoded(
-            lambda: chat_tokens(self._model.tokenizer, messages, tools, is_continued=is_continued)
+            lambda: _chat_tokens(self._model.tokenizer, messages, tools, is_continued=is_continued)
         )
 
     async def decode(self, tokens: Sequence[int], *, with_marks: bool) -> str:
@@ -120,7 +183,7 @@ class TinyEngine:
             "max_running_requests": load.max_rows,
             "token_usage": load.num_tokens / load.max_tokens,
             "gen_throughput": load.tokens_per_s,
-            "cache_hit_rate": load.cache_hit_rate,
+            "cache_hit_rate": load.num_reused / max(1, load.num_reused + load.num_prefilled),
             "utilization": load.num_running / load.max_rows,
             "total_prefill_uncached_tokens": load.num_prefilled,
             "total_prefill_busy_us": int(load.prefill_s * 1e6),
@@ -133,3 +196,39 @@ class TinyEngine:
     def _text(self, tokens: Sequence[int], *, skips_marks: bool) -> str:
         tokenizer = self._model.tokenizer
         return str(tokenizer.decode(tokens, skip_special_tokens=skips_marks, clean_up_tokenization_spaces=False))
+
+
+def _chat_tokens(
+    tokenizer: Any, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
+) -> list[int]:
+    """The tokens of a chat's prompt. A message to be continued is the open end of it, as in SGLang."""
+    try:
+        rendered = [message.rendered() for message in ChatMessages.model_validate({"messages": messages}).messages]
+    except ValidationError as error:
+        raise invalid(error) from None
+    partial = rendered.pop()["content"] if is_continued else ""
+    try:
+        prompt = tokenizer.apply_chat_template(
+            rendered, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+    except (require("jinja2").TemplateError, TypeError, RecursionError) as error:
+        raise InvalidInput(f"the model's chat template refuses these messages: {error}", field="messages") from error
+    return list(tokenizer.encode(prompt + partial, add_special_tokens=False))
+
+
+def _refuse(given: Mapping[str, Any], unsupported: Mapping[str, Collection[object]]) -> None:
+    for name, idle in unsupported.items():
+        if name in given and given[name] not in idle:
+            raise InvalidInput(f"{name} is not supported by the embedded engine", field=name)
+
+
+def _with_arguments(call: Any) -> Any:
+    """A call of a tool with its arguments decoded, as chat templates take them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except json.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -18,7 +18,6 @@ from forebay.engines.fake_sglang.calls import Milestones, Piece, PromptCall
 from forebay.engines.tiny.backlog import Backlog
 from forebay.engines.tiny.batch import Prefill, PrefillCache, RunningBatch
 from forebay.engines.tiny.extra import require, torch_threads
-from forebay.engines.tiny.load import Load, LoadMeter
 from forebay.engines.tiny.model import LoadedModel, take_weights
 from forebay.engines.tiny.rows import ChoiceRow
 from forebay.engines.tiny.sampling import pick_tokens
@@ -29,6 +28,9 @@ MAX_KEPT_TOKENS = 16_384
 """Tokens of prompts whose caches are kept: the samples of a group ask with one prompt, one call each."""
 
 STOP_TIMEOUT_S = 10.0
+
+WINDOW_S = 1.0
+"""The throughput is that of the last whole window."""
 
 Outbox = list[tuple[PromptCall, "Piece | Exception"]]
 
@@ -41,15 +43,44 @@ class CurrentWeights:
     version: str = FIRST_VERSION
 
 
+@dataclass(slots=True)
+class Load:
+    """How busy the thread is, and totals since the start. The event loop reads each number on its own."""
+
+    max_rows: int
+    max_tokens: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_tokens: int = 0
+    """In the cache."""
+    tokens_per_s: float = 0.0
+    num_prefilled: int = 0
+    num_reused: int = 0
+    """Tokens of prompts that were not read again."""
+    prefill_s: float = 0.0
+    window_start_s: float = 0.0
+    num_in_window: int = 0
+
+    def generated(self, num_tokens: int) -> None:
+        """Count tokens that were generated."""
+        self.num_in_window += num_tokens
+        elapsed_s = time.monotonic() - self.window_start_s
+        if elapsed_s >= WINDOW_S:
+            self.begin_window(self.num_in_window / elapsed_s)
+
+    def begin_window(self, tokens_per_s: float) -> None:
+        """Count anew; ``tokens_per_s`` is the throughput until the window's end."""
+        self.tokens_per_s, self.window_start_s, self.num_in_window = tokens_per_s, time.monotonic(), 0
+
+
 class GenerationThread:
     """Generates for all calls on one thread of its own. Its methods belong to the event loop that started it."""
 
     def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
-        self.max_rows = max_rows
+        self.load = Load(max_rows, max_rows * model.context_length)
         self.weights = CurrentWeights(model.path)
         self._model = model
         self._threads = threads
-        self._meter = LoadMeter(max_rows, max_rows * model.context_length)
         self._batch: RunningBatch[ChoiceRow] = RunningBatch(model)
         self._prefills = PrefillCache(MAX_KEPT_TOKENS)
         self._backlog = Backlog()
@@ -62,11 +93,6 @@ class GenerationThread:
     def is_alive(self) -> bool:
         """Whether calls are being answered."""
         return self._thread.is_alive() and not self._stopping
-
-    @property
-    def load(self) -> Load:
-        """The load as of the last step."""
-        return self._meter.load
 
     def start(self) -> None:
         """Start generating for the running event loop."""
@@ -145,8 +171,9 @@ class GenerationThread:
                 self._turn()
 
     def _take_messages(self) -> None:
+        # Else an engine that has nothing to do would tell the throughput of its last window for ever.
         if not self._batch.rows and not self._backlog:
-            self._meter.idle()
+            self.load.begin_window(0.0)
         # Nothing to generate: sleep until a message comes, which is all that can change that.
         if not self._can_advance:
             self._inbox.get()()
@@ -168,7 +195,8 @@ class GenerationThread:
         except Exception as error:  # whatever a step died of (out of memory, a wrong model), its calls must be answered
             logger.exception("a generation step failed")
             self._fail_all(error)
-        self._meter.note(len(self._batch.rows), self._backlog.num_choices, self._batch.num_tokens)
+        self.load.num_running, self.load.num_waiting = len(self._batch.rows), self._backlog.num_choices
+        self.load.num_tokens = self._batch.num_tokens
 
     def _advance(self) -> None:
         # Rows that run go before newcomers are read: `_pick` needs the logits of both in the order of the rows.
@@ -177,7 +205,7 @@ class GenerationThread:
         rows = self._batch.rows
         if rows:
             self._pick(rows, decoded, added)
-            self._meter.generated(len(rows))
+            self.load.generated(len(rows))
         self._send_pieces()
 
     def _pick(self, rows: list[ChoiceRow], decoded: Any, added: list[tuple[ChoiceRow, Prefill]]) -> None:
@@ -193,7 +221,7 @@ class GenerationThread:
 
     def _admit(self) -> list[tuple[ChoiceRow, Prefill]]:
         """Join what fits now: rows taken out by a pause, then calls, whose choices enter together."""
-        calls = self._backlog.fitting(self.max_rows - len(self._batch.rows))
+        calls = self._backlog.fitting(self.load.max_rows - len(self._batch.rows))
         added = [(row, self._batch.prefill(row.token_ids)) for row in self._backlog.retracted]
         unsampled: Outbox = []
         for call in calls:
@@ -217,13 +245,16 @@ class GenerationThread:
         key = (call.extra_key, call.prompt_ids)
         kept = self._prefills.get(key)
         if kept is not None and call.logprob_start is None:
-            self._meter.reused(len(call.prompt_ids))
+            self.load.num_reused += len(call.prompt_ids)
             return kept, len(call.prompt_ids)
-        with self._meter.prefilling(len(call.prompt_ids)):
-            if call.logprob_start is None:
-                return self._prefills.put(key, self._batch.prefill(call.prompt_ids)), 0
+        begun_s = time.monotonic()
+        if call.logprob_start is None:
+            prefill = self._prefills.put(key, self._batch.prefill(call.prompt_ids))
+        else:
             prefill, call.prompt_logprobs = self._batch.scored_prefill(call.prompt_ids, call.logprob_start)
-            return prefill, 0
+        self.load.num_prefilled += len(call.prompt_ids)
+        self.load.prefill_s += time.monotonic() - begun_s
+        return prefill, 0
 
     def _act(self, act: Callable[[], None], done: "asyncio.Future[None]") -> None:
         error: Exception | None = None

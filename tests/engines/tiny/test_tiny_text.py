@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forebay.engines.tiny.model import build_tokenizer
 from forebay.engines.tiny.recipe import Recipe
-from forebay.engines.tiny.text import MAX_PENDING_TOKENS, TextStream
+from forebay.engines.tiny.rows import MAX_PENDING_TOKENS, TextStream
 
 
 @cache
