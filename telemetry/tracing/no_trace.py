@@ -38,7 +38,9 @@ class _NoSpan(SpanHandle):
         pass
 
 
-class _NoAttempt(AttemptTrace):
+class NoAttempt(AttemptTrace):
+    """Whatever is recorded of the attempt is dropped."""
+
     def span(self, *_: Any, **__: Any) -> SpanHandle:
         return NO_SPAN
 
@@ -97,5 +99,5 @@ class _NoTracer(Tracer):
 
 
 NO_TRACE: Tracer = _NoTracer(TraceSettings(folder="", run_id="", max_bytes=0), "run")
-NO_ATTEMPT: AttemptTrace = _NoAttempt(NO_TRACE, uid="", group="", attempt=0, is_kept=False)
+NO_ATTEMPT: AttemptTrace = NoAttempt(NO_TRACE, uid="", group="", attempt=0, is_kept=False)
 NO_SPAN: SpanHandle = _NoSpan(NO_ATTEMPT, "", "", "", None, 0, {})

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 
+from forebay.core.scheduling.policy import PastRollout
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import POPULATIONS
@@ -42,7 +43,14 @@ def mean_ratio_with_history(name: str, policy: str, other: str, num_seeds: int) 
     ratios = []
     for seed in range(num_seeds):
         before = simulate(replace(four_times(name, other, seed), seed=seed + ANOTHER_EPOCH))
-        after = simulate(replace(four_times(name, policy, seed), history=before.past()))
+        past = [
+            PastRollout(
+                each.instance, each.epoch, each.number, each.sampled, (each.end - each.started) / 1e9, each.prompt
+            )
+            for each in before.rollouts
+            if each.ending == "finished"
+        ]
+        after = simulate(replace(four_times(name, policy, seed), history=past))
         ratios.append(after.makespan_s / _makespan_s(name, other, seed))
     return mean(ratios)
 

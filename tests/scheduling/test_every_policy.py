@@ -14,7 +14,8 @@ from forebay.core.scheduling.oversampling import Oversampling
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import AnswerLengths
-from forebay.workers.simulator.scenario import EngineFailure, GroupClosing, Scenario, SimulatedRun, simulate
+from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
+from forebay.workers.simulator.simulated_records import EngineFailure, GroupClosing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 POLICIES = sorted(PROJECT["project"]["entry-points"]["forebay.policies"])
@@ -149,9 +150,8 @@ def check_makespan(run: SimulatedRun) -> None:
     work_s = sum(each.sampled + each.lost for each in run.rollouts) / capacity
     assert run.makespan_s >= max(alone_s, work_s) - CLOCK_S
     for each in run.rollouts:
-        assert each.submitted_s <= each.started_s + CLOCK_S
-        assert each.started_s <= each.ended_s + CLOCK_S
-        assert each.ended_s <= run.makespan_s + CLOCK_S
+        assert each.t <= each.started <= each.end
+        assert each.end / 1e9 <= run.makespan_s + CLOCK_S
 
 
 def check_order(run: SimulatedRun) -> None:

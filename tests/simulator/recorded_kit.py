@@ -9,13 +9,12 @@ from random import Random
 
 import msgspec
 
-from forebay.core.ids import group_id
 from forebay.telemetry.tracing.records import VERSION, Head, Record, RolloutSummary, RunPlan, TurnSummary
+from forebay.workers.simulator.attempt_records import SimulatedRollout
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import AnswerLengths, Population
 from forebay.workers.simulator.recorded.rollout_log import RolloutLog
 from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
-from forebay.workers.simulator.simulated_records import SimulatedRollout
 
 S = 1_000_000_000
 AT_S = 1_750_000_000
@@ -47,7 +46,7 @@ def write_trace(folder: Path, run: SimulatedRun, *, has_lengths: bool = True, ha
         oversampling=scenario.oversampling.model_dump(exclude_defaults=True) if scenario.oversampling else {},
     )
     records: list[Record] = [head, *([plan] if has_plan else [])]
-    in_order = sorted(run.rollouts, key=lambda each: (each.started_s, str(each.instance).zfill(9), each.number))
+    in_order = sorted(run.rollouts, key=lambda each: (each.started, str(each.instance).zfill(9), each.number))
     records += [_summary(run, each, place, has_lengths) for place, each in enumerate(in_order)]
     path = folder / "trace" / "run-1-1.1.jsonl"
     path.parent.mkdir(parents=True)
@@ -56,44 +55,20 @@ def write_trace(folder: Path, run: SimulatedRun, *, has_lengths: bool = True, ha
 
 
 def _summary(run: SimulatedRun, each: SimulatedRollout, place: int, has_lengths: bool) -> RolloutSummary:
-    begun, started, ended = (round((AT_S + moment) * S) for moment in (each.submitted_s, each.started_s, each.ended_s))
-    started = min(ended, started + place * 1_000)  # in a real run no two begin at the same moment
+    started = min(each.end, each.started + place * 1_000)  # in a real run no two begin at the same moment
     cost = next(
         engine for number, engine in enumerate(run.scenario.engines) if each.engine == f"http://engine-{number}"
     )
-    tool = min(ended - started, round(cost.tool_s * S))
-    engine = ended - started - tool
-    turn = TurnSummary(
-        t=started,
-        d=ended - started,
-        engine=each.engine,
-        prompt=each.prompt,
-        cached=each.cached,
-        sampled=each.sampled if has_lengths else 0,
-        phases={"engine": engine, "tool": tool},
-    )
-    return RolloutSummary(
-        t=begun,
-        d=ended - begun,
-        id=f"{place:016x}",
-        uid=f"uid-{place}",
-        group=group_id(each.instance, each.epoch),
-        instance=each.instance,
-        epoch=each.epoch,
-        slot=each.slot,
-        number=each.number,
-        attempt=each.attempt,
-        step=each.step,
-        engine=each.engine,
-        ending=each.ending,
-        reward=each.reward,
-        started=started,
-        prompt=each.prompt,
-        cached=each.cached,
-        sampled=turn.sampled,
-        phases={"engine": engine, "tool": tool},
-        turns=[turn],
-    )
+    lasted = each.end - started
+    tool = min(lasted, round(cost.tool_s * S))
+    known = {name: getattr(each, name) for name in RolloutSummary.__struct_fields__}
+    known |= {"t": each.t + AT_S * S, "started": started + AT_S * S, "phases": {"engine": lasted - tool, "tool": tool}}
+    known["sampled"] = each.sampled if has_lengths else 0
+    turn = TurnSummary(t=known["started"], d=lasted, **{name: known[name] for name in TURN_FIELDS})
+    return RolloutSummary(**{**known, "turns": [turn]})
+
+
+TURN_FIELDS = ("engine", "prompt", "cached", "sampled", "phases")
 
 
 def recorded_run(folder: Path, scenario: Scenario | None = None) -> tuple[Path, SimulatedRun]:

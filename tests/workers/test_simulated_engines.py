@@ -10,7 +10,8 @@ from forebay.core.scheduling.oversampling import Oversampling
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.run_measures import measure
-from forebay.workers.simulator.scenario import EngineFailure, Scenario, SimulatedRun, engine_url, simulate
+from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
+from forebay.workers.simulator.simulated_records import EngineFailure, engine_url
 from forebay.workers.simulator.virtual_loop import SimulationStuck, run_virtual
 
 STEP_S, SEQUENCE_S = 0.01, 0.001
@@ -102,7 +103,7 @@ def test_a_prompt_stays_in_memory_until_the_last_sibling_has_ended() -> None:
     engine = replace(ENGINE, kv_tokens=80, kv_reserve=0.0, shared_share=1.0)
     prompts = [AnswerLengths(name, 40, 0, 0, recorded=(10, 30)) for name in ("a", "b")]
     run = simulate(Scenario(prompts, 2, 8, [engine]))
-    begun = [each.ended_s - each.started_s for each in run.rollouts if each.instance == "b"]
+    begun = [(each.end - each.started) / 1e9 for each in run.rollouts if each.instance == "b"]
     both, alone = STEP_S + 2 * SEQUENCE_S, STEP_S + SEQUENCE_S
     assert run.makespan_s == pytest.approx(2 * (10 * both + 20 * alone), rel=0.01)
     assert max(begun) == pytest.approx(run.makespan_s, rel=0.01)

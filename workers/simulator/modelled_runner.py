@@ -90,11 +90,11 @@ class _ModelledRollout:
         lengths: AnswerLengths,
     ) -> None:
         assert isinstance(trace.attempt, AttemptRecord)
-        self.record = trace.attempt
+        self.record = trace.attempt.rollout
         self._engines, self._model, self._group, self._seat, self._lengths = engines, model, group, seat, lengths
         self._execution = ModelledExecution()
-        self.record.started_s = asyncio.get_running_loop().time()
         self.record.cap = seat.cap_tokens
+        trace.attempt.note_started()
         group.note_rollout(number, self._execution)
         self._go_to(model)
 
@@ -147,7 +147,7 @@ class _ModelledRollout:
         record = self.record
         record.prompt += call.prompt
         record.cached += call.cached
-        record.num_preemptions += call.num_preemptions
+        record.preemptions += call.num_preemptions
         if outcome == "lost":
             record.lost += call.sampled
         else:

@@ -4,6 +4,7 @@ was offered."""
 from dataclasses import dataclass, fields
 
 from forebay.core.ids import InstanceId
+from forebay.workers.simulator.attempt_records import SECOND_NS
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.scenario import SimulatedRun
 
@@ -134,7 +135,7 @@ def _tail(run: SimulatedRun) -> float:
     ends: dict[int, list[float]] = {}
     for each in run.rollouts:
         if each.trained_step is not None:
-            ends.setdefault(each.trained_step if run.steps else 0, []).append(each.ended_s)
+            ends.setdefault(each.trained_step if run.steps else 0, []).append(each.end / SECOND_NS)
     known = [(*spans[number], float(numpy.quantile(found, 0.9))) for number, found in ends.items() if number in spans]
     lasted = sum(ready_s - begun_s for begun_s, ready_s, _ in known)
     return sum(ready_s - max(begun_s, most_s) for begun_s, ready_s, most_s in known) / lasted if lasted else 0.0

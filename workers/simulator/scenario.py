@@ -19,7 +19,7 @@ from forebay.generators.job.reporter import Reporter
 from forebay.generators.job.schedule import Schedule
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
-from forebay.workers.simulator.attempt_records import AttemptRecords
+from forebay.workers.simulator.attempt_records import AttemptRecords, SimulatedRollout
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.modelled_engines import ModelledEngines
 from forebay.workers.simulator.modelled_runner import ModelledRunner, ModelledWriter
@@ -29,26 +29,12 @@ from forebay.workers.simulator.simulated_records import (
     EngineFailure,
     EngineUse,
     GroupClosing,
-    SimulatedRollout,
     SimulatedStep,
-    engine_url,
 )
 from forebay.workers.simulator.virtual_loop import LoopClock, run_virtual
 
 if TYPE_CHECKING:
     from forebay.core.scheduling.oversampling import Oversampling
-
-__all__ = [
-    "EngineFailure",
-    "EngineUse",
-    "GroupClosing",
-    "Scenario",
-    "SimulatedRollout",
-    "SimulatedRun",
-    "SimulatedStep",
-    "engine_url",
-    "simulate",
-]
 
 NEVER_S = 1e9
 RUN_ID = "run-simulated"
@@ -113,14 +99,6 @@ class SimulatedRun:
     counts: Mapping[str, int]
     """As the job has counted them."""
     engines: list[EngineUse] = field(default_factory=list)
-
-    def past(self) -> list[PastRollout]:
-        """Its history, for the policies of a run that comes after it."""
-        return [
-            PastRollout(one.instance, one.epoch, one.number, one.sampled, one.ended_s - one.started_s, one.prompt)
-            for one in self.rollouts
-            if one.ending == "finished"
-        ]
 
 
 def simulate(scenario: Scenario) -> SimulatedRun:

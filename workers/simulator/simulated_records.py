@@ -1,11 +1,8 @@
-"""What is known of a simulated run: of each attempt of a rollout, each step, each engine; and what befalls it."""
+"""What is known of a simulated run, of each step and each engine; and what befalls it."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from forebay.core.ids import InstanceId
-
-Ending = Literal["finished", "failed", "aborted", "broken", "retried"]
 
 
 def engine_url(number: int) -> str:
@@ -29,37 +26,6 @@ class GroupClosing:
     instance_id: InstanceId
     epoch: int
     at_s: float
-
-
-@dataclass(slots=True)
-class SimulatedRollout:
-    """One attempt of a rollout. Times in seconds of the run; ``tokens`` are those of all its turns."""
-
-    instance: InstanceId
-    epoch: int
-    number: int
-    slot: int
-    attempt: int
-    step: int
-    engine: str
-    ending: Ending
-    submitted_s: float
-    started_s: float
-    ended_s: float
-    prompt: int
-    cached: int
-    sampled: int
-    """Those that went with an engine are not among them."""
-    reward: float | None = None
-    lost: int = 0
-    """Sampled by engines that were gone before they answered."""
-    preemptions: int = 0
-    cap: int | None = None
-    """What it might sample."""
-    chosen: int = 0
-    """How many attempts had been begun when it was, itself included."""
-    trained_step: int | None = None
-    """The step that has trained on its sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from forebay.telemetry.tracing.records import RolloutSummary
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.recorded.engine_fit import EngineFit
 from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog
-from forebay.workers.simulator.scenario import Scenario, engine_url, simulate
+from forebay.workers.simulator.scenario import Scenario, simulate
+from forebay.workers.simulator.simulated_records import engine_url
 
 if TYPE_CHECKING:
     from numpy.random import Generator
