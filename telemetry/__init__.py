@@ -1,5 +1,5 @@
 """What is told of a process: logs (``log``; ``visible_text``, so that nothing breaks their entries), metrics for
-Prometheus (``metrics``), and what a child prints (``output_file``).
+Prometheus (``metrics``), and what a child prints (``output_file``). ``numbers`` writes figures for people.
 
 ``tracing/`` records where the time of rollouts goes. ``trace_db`` reads that back, with the ``attempts`` of rollouts;
 ``analysis/`` makes a report of it, ``render/`` shows that, and ``export/`` writes traces in the formats of others.

@@ -7,6 +7,7 @@ import typer
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import echo, facts_table, make_console, print_json, show_table
+from forebay.telemetry.numbers import counted
 
 REASONS = {
     "open": "of groups that are not complete",
@@ -42,7 +43,7 @@ def command(
 
 def storage_text(num_bytes: int, num_segments: int) -> str:
     """How much is stored."""
-    return f"{num_bytes:,} bytes in {num_segments} segment{'s' * (num_segments != 1)}"
+    return f"{num_bytes:,} bytes in {counted(num_segments, 'segment')}"
 
 
 def _show(done: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from rich.text import Text
 from forebay.server.cli.output import VisibleTable, columns_table, show_table
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
+from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render.sections import ranked, where_text
 from forebay.telemetry.visible_text import visible
 

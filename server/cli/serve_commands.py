@@ -17,7 +17,7 @@ from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
 from forebay.server.cli.output import echo
 from forebay.telemetry.log import set_up_logging
-from forebay.telemetry.render.numbers import counted
+from forebay.telemetry.numbers import counted
 
 if TYPE_CHECKING:
     from forebay.replay.engine.served_engine import ServedEngine

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from forebay.server.cli.output import columns_table, facts_table, show_table
-from forebay.telemetry.render.numbers import counted
+from forebay.telemetry.numbers import counted, number_text, share_text
 
 if TYPE_CHECKING:
     from forebay.workers.simulator.recorded.engine_fit import EngineFit
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from forebay.workers.simulator.result_rows import Mean, ResultRow
     from forebay.workers.simulator.simulated_source import SimulatedFacts
 
-UNKNOWN = "-"
 LEGEND = """\
 time/first: mean step time as a share of the first row's, pair by pair of seeds. waste: sampled and not trained on.
 stale: weight versions between start and training. KS: distance of trained from offered lengths. >P90: trained answers
@@ -46,13 +45,13 @@ def _answers(facts: "AnswerFacts") -> dict[str, str]:
     if facts.cv_within is None:
         return stated
     stated["groups"] = (
-        f"CV within {_number(facts.cv_within)} (at most {_number(facts.cv_most)}), "
-        f"between {_number(facts.cv_between)}; rank correlation of a probe and its siblings "
-        f"{_number(facts.rank_correlation)}"
+        f"CV within {number_text(facts.cv_within)} (at most {number_text(facts.cv_most)}), "
+        f"between {number_text(facts.cv_between)}; rank correlation of a probe and its siblings "
+        f"{number_text(facts.rank_correlation)}"
     )
     stated["probe"] = (
-        f"false negatives {_percent(facts.false_negatives)} (of probes below {facts.threshold:,.0f} tokens, those with "
-        f"a sibling above); precision of the top fifth {_percent(facts.precision)}"
+        f"false negatives {share_text(facts.false_negatives)} (of probes below {facts.threshold:,.0f} tokens, those "
+        f"with a sibling above); precision of the top fifth {share_text(facts.precision)}"
     )
     return stated
 
@@ -60,9 +59,9 @@ def _answers(facts: "AnswerFacts") -> dict[str, str]:
 def _run(facts: "RunFacts") -> str:
     return (
         f"{facts.makespan_s:,.1f} s on {counted(facts.num_engines, 'engine')}, {facts.num_process:,} at once: engines "
-        f"idle {_percent(facts.idle_share)}, places free {_percent(facts.free_share)}, the last tenth of the rollouts "
-        f"{_percent(facts.tail_share)} of the time, capped {_percent(facts.capped_share)}, in engines' queues "
-        f"{_percent(facts.waiting_share)}"
+        f"idle {share_text(facts.idle_share)}, places free {share_text(facts.free_share)}, the last tenth of the "
+        f"rollouts {share_text(facts.tail_share)} of the time, capped {share_text(facts.capped_share)}, in engines' "
+        f"queues {share_text(facts.waiting_share)}"
     )
 
 
@@ -71,19 +70,19 @@ def _engines(fit: "EngineFit") -> str:
     cost = costs[0]
     parts = [f"a step takes {cost.step_s * 1e3:.2f} ms + {cost.step_s_per_sequence * 1e3:.3f} ms a sequence"]
     if cost.prefill_tokens_per_s != float("inf"):
-        parts.append(f"prompts {cost.prefill_tokens_per_s:,.0f} tokens/s, {_percent(cost.cached_share)} cached")
+        parts.append(f"prompts {cost.prefill_tokens_per_s:,.0f} tokens/s, {share_text(cost.cached_share)} cached")
     speeds = sorted(each.speed for each in costs)
     if len(speeds) > 1:
         parts.append(f"speeds {speeds[0]:.2f} to {speeds[-1]:.2f}")
     parts.append(f"{cost.tool_s:.2f} s beside it a turn")
     if cost.kv_tokens is not None:
-        kept = f"{_percent(cost.kv_reserve)} of what calls may still sample kept free"
+        kept = f"{share_text(cost.kv_reserve)} of what calls may still sample kept free"
         parts.append(f"cache of {cost.kv_tokens:,} tokens, {kept}")
     if fit.is_limited_by == "places":
         parts.append(f"{cost.places} places")
     if not fit.is_limited_by:
         parts.append(f"nothing waited with up to {fit.most_at_once} at once")
-    return f"{'; '.join(parts)}; half of {fit.num_calls:,} calls are off by {_percent(fit.error)} or less"
+    return f"{'; '.join(parts)}; half of {fit.num_calls:,} calls are off by {share_text(fit.error)} or less"
 
 
 def _self_check(check: "SelfCheck") -> str:
@@ -132,14 +131,6 @@ def _cells(row: "ResultRow", has_settings: bool) -> list[str]:
 
 def _mean(value: "Mean | None", form: str) -> str:
     if value is None:
-        return UNKNOWN
+        return "-"
     margin = f" ±{value.margin:{form.replace('+', '')}}" if value.margin else ""
     return f"{value.mean:{form}}{margin}"
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0%}"

@@ -8,7 +8,6 @@ from pathlib import PurePath
 from statistics import fmean
 
 from forebay.telemetry.analysis.findings.step_outliers import outlier_steps
-from forebay.telemetry.analysis.findings.wording import seconds_of
 from forebay.telemetry.analysis.report import (
     ComparedRun,
     ComparedStep,
@@ -17,6 +16,7 @@ from forebay.telemetry.analysis.report import (
     StepFigures,
     StepSummary,
 )
+from forebay.telemetry.numbers import seconds_text
 
 _ALIKE = 0.05
 """Peaks of which the same step of another run has none: that one is this near to its usual, or nearer."""
@@ -111,7 +111,7 @@ def _changes(runs: Sequence[ComparedRun]) -> list[str]:
         if base is None or run.saved_s is None or run.figures.seconds is None:
             continue
         word = "less" if run.saved_s >= 0 else "more"
-        text = f"{run.name}: {seconds_of(abs(run.saved_s))} {word} a step than {base.name}"
+        text = f"{run.name}: {seconds_text(abs(run.saved_s))} {word} a step than {base.name}"
         if run.throughput_gain is not None:
             text += f", {run.throughput_gain:.2f} times its tokens per second"
         if run.reward_gain is not None:
@@ -129,9 +129,9 @@ def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> list[str]:
             same = [each for other in others for each in other.steps if each.name == step.name]
             if same and all(each.seconds < (1 - _ALIKE) * step.seconds for each in same):
                 fast, slow = min(each.seconds for each in same), max(each.seconds for each in same)
-                usual = seconds_of(fast) if len(same) == 1 else f"{seconds_of(fast)} to {seconds_of(slow)}"
+                usual = seconds_text(fast) if len(same) == 1 else f"{seconds_text(fast)} to {seconds_text(slow)}"
                 found.append(
-                    f"Step {step.name} took {seconds_of(step.seconds)} in {name} and {usual} in the other "
+                    f"Step {step.name} took {seconds_text(step.seconds)} in {name} and {usual} in the other "
                     f"{len(same)}: it does not come from the data."
                 )
     return found

@@ -6,6 +6,7 @@ from statistics import fmean, pstdev
 from forebay.telemetry.analysis.report import CompletionCurve, StepSummary
 from forebay.telemetry.analysis.robust import percentile, thinned
 from forebay.telemetry.analysis.timeline import ProfileStep
+from forebay.telemetry.numbers import percent_text
 
 PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
 _POINTS_OF_ALL = 500
@@ -65,8 +66,9 @@ def _knee(ends_s: list[float]) -> float:
 
 
 def _sentence(ends_s: list[float], knee: float) -> str:
-    usual = f"{_USUAL:.0f} % of the requests end in the first {_time_share(ends_s, _USUAL):.1f} % of the time"
+    in_time = percent_text(_time_share(ends_s, _USUAL))
+    usual = f"{percent_text(_USUAL)} of the requests end in the first {in_time} of the time"
     at_knee = _time_share(ends_s, knee)
     if abs(knee - _USUAL) < 1 or knee >= 100:
         return usual
-    return f"{usual}; the curve bends at {knee:.0f} % in {at_knee:.1f} %"
+    return f"{usual}; the curve bends at {percent_text(knee)} in {percent_text(at_knee)}"

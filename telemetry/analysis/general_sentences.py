@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from forebay.telemetry.analysis.report import StepSummary
+from forebay.telemetry.numbers import seconds_text
 
 _MOST = 0.5
 _DIFFERS = 0.05
@@ -65,14 +66,15 @@ def _thrown(steps: Sequence[StepSummary]) -> Iterator[str]:
         total = sum(step.num_requests for step in steps)
         seconds = sum(step.thrown_s for step in steps)
         tokens = sum(step.thrown_tokens for step in steps)
-        yield f"{thrown:,} of {total:,} requests were thrown away: {seconds:,.0f} s and {tokens:,} tokens."
+        yield f"{thrown:,} of {total:,} requests were thrown away: {seconds_text(seconds)} and {tokens:,} tokens."
 
 
 def _broken(steps: Sequence[StepSummary]) -> Iterator[str]:
     if broken := sum(step.broken_attempts for step in steps):
         seconds = sum(step.broken_s for step in steps)
         tokens = sum(step.broken_tokens for step in steps)
-        yield f"{broken:,} attempts were broken at their cap, and run again: {seconds:,.0f} s and {tokens:,} tokens."
+        cost = f"{seconds_text(seconds)} and {tokens:,} tokens"
+        yield f"{broken:,} attempts were broken at their cap, and run again: {cost}."
 
 
 def _discarded(steps: Sequence[StepSummary]) -> Iterator[str]:
@@ -86,5 +88,5 @@ def _discarded(steps: Sequence[StepSummary]) -> Iterator[str]:
         total = sum(step.num_requests for step in steps)
         yield (
             f"{reasons.total():,} of {total:,} requests were in groups that were discarded ({why}): "
-            f"{seconds:,.0f} s and {tokens:,} tokens."
+            f"{seconds_text(seconds)} and {tokens:,} tokens."
         )

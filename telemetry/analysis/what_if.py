@@ -11,6 +11,7 @@ from itertools import pairwise
 from forebay.telemetry.analysis.findings.engine_rates import working_s
 from forebay.telemetry.analysis.report import StepSummary, WhatIf
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
+from forebay.telemetry.numbers import seconds_text, share_text
 
 CAP_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the cap, or of the longest answer where none is known."""
@@ -107,9 +108,11 @@ class WhatIfs:
     def _would_have_saved(self, cap: int, mean_s: float) -> str:
         total = self._by_cap[cap]
         saved_s = total.saved_s / self._num_steps
-        share = 100 * total.num_cut / self._num_answers
-        text = f"max_tokens {cap} would have saved {saved_s:.1f} s a step ({100 * saved_s / mean_s:.0f} %) and cut "
-        return text + f"{total.num_cut} of {self._num_answers} answers ({share:.1f} %)"
+        text = f"max_tokens {cap} would have saved {seconds_text(saved_s)} a step ({share_text(saved_s / mean_s)}) and "
+        return (
+            text
+            + f"cut {total.num_cut} of {self._num_answers} answers ({share_text(total.num_cut / self._num_answers)})"
+        )
 
 
 def kept(number: int, share: float) -> int:

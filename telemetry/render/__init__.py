@@ -3,5 +3,5 @@
 ``sections.py`` says what is shown and in which order, as the ``blocks.py`` that both faces share; ``tails.py`` and
 ``steps.py`` make its longer parts, what became of requests and one step after the other, ``side_by_side.py`` those of
 compared runs, and ``charts.py`` the pictures, as plain data. ``page.py`` writes one HTML file with ``assets/``,
-``markdown.py`` the same without pictures. ``numbers.py`` writes figures, and thins what is too many of them.
+``markdown.py`` the same without pictures.
 """

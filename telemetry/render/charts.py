@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, PathPart, StepSummary, WhatIf
 from forebay.telemetry.analysis.robust import thinned
+from forebay.telemetry.numbers import MOST_POINTS, short, shortened
 from forebay.telemetry.render.blocks import Chart
-from forebay.telemetry.render.numbers import MOST_POINTS, short, shortened
 from forebay.telemetry.visible_text import visible
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render.blocks import Block, Cell, FoldBlock, LinkCell, ParagraphBlock, TableBlock
-from forebay.telemetry.render.numbers import counted, seconds_text
 from forebay.telemetry.render.sections import sections_of
 from forebay.telemetry.visible_text import visible
 

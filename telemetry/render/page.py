@@ -16,6 +16,7 @@ import msgspec
 
 from forebay.core.errors import MissingExtra
 from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render.blocks import (
     Block,
     Cell,
@@ -27,7 +28,6 @@ from forebay.telemetry.render.blocks import (
     ParagraphBlock,
     TableBlock,
 )
-from forebay.telemetry.render.numbers import counted, seconds_text
 from forebay.telemetry.render.sections import sections_of
 from forebay.telemetry.visible_text import visible
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
+from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
     Block,
@@ -16,7 +17,6 @@ from forebay.telemetry.render.blocks import (
     known_columns,
 )
 from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render.side_by_side import compared
 from forebay.telemetry.render.steps import step_section
 from forebay.telemetry.render.tails import completion_section, outlier_section, thrown_section

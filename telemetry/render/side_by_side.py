@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import ComparedRun, ProfileReport, ReportComparison
+from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, TableBlock
-from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text, share_text
 
 PICTURES = {
     "seconds": ("Duration of each step", "seconds", 1),

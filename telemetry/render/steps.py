@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from forebay.telemetry.analysis.report import CompletionCurve, PathPart, ProfileReport, StepSummary
+from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, LinkCell, PageSection, ParagraphBlock, TableBlock
 from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.numbers import counted, number_text, percent_text, seconds_text
 from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
 
 MOST_PARTS = 200

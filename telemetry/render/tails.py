@@ -5,6 +5,7 @@ from typing import Any
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, ProfileReport, WhatIf
 from forebay.telemetry.analysis.robust import thinned
+from forebay.telemetry.numbers import MOST_POINTS, counted, number_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
     Block,
@@ -17,7 +18,6 @@ from forebay.telemetry.render.blocks import (
     TableBlock,
 )
 from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.numbers import MOST_POINTS, counted, number_text, seconds_text, share_text
 
 MOST_POINTS_TOGETHER = 40_000
 """Of all curves of a page: those of a hundred steps and their workers would be as large as the log."""

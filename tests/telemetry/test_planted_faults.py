@@ -48,7 +48,7 @@ def test_the_published_figures_come_back(report_of: Report) -> None:
     for step, curve in zip(report.steps, report.curves, strict=True):
         assert curve.time_of_80 == pytest.approx(40, abs=0.5)
         assert (curve.knee_requests, curve.knee_time) == pytest.approx((80, 40), abs=0.5)
-        assert curve.sentence == "80 % of the requests end in the first 40.0 % of the time"
+        assert curve.sentence == "80 % of the requests end in the first 40 % of the time"
         assert curve.percentiles["p50"] == pytest.approx(0.25 * 0.7405 * step.seconds, rel=0.02)
         assert curve.num_requests == 100
     assert [step.seconds for step in report.steps] == pytest.approx(seconds, abs=0.001)
@@ -113,7 +113,7 @@ def test_a_slow_reward_is_named(report_of: Report) -> None:
     assert (finding.cause, finding.path.step, finding.path.worker) == ("reward", "5", "3")
     assert (finding.path.request, finding.path.event) == (slow.request_id, "reward")
     assert finding.seconds == pytest.approx(60, rel=0.01)
-    assert "spent 60.0 s more on its reward than its like" in finding.sentence
+    assert "spent 60 s more on its reward than its like" in finding.sentence
 
 
 def test_a_reward_that_is_slow_for_all_is_seen_on_the_critical_path(report_of: Report) -> None:
@@ -132,7 +132,7 @@ def test_a_slow_tool_is_named_with_the_turn_that_called_it(report_of: Report) ->
     finding = only_finding(report_of(steps))
     assert (finding.cause, finding.path.request, finding.path.turn) == ("tool", slow.request_id, 0)
     assert finding.seconds == pytest.approx(90, rel=0.01)
-    assert "in turn 1 of 2 spent 90.0 s more on tools" in finding.sentence
+    assert "in turn 1 of 2 spent 90 s more on tools" in finding.sentence
 
 
 def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: Report) -> None:
@@ -195,7 +195,7 @@ def test_a_late_worker_is_named_with_its_reason(report_of: Report) -> None:
     finding = only_finding(report)
     assert (finding.cause, finding.path.worker) == ("barrier", "0")
     assert finding.seconds == pytest.approx(64, rel=0.01)
-    assert "worker 0 ended 64.0 s after the other 7, which stood waiting: it had 192 requests" in finding.sentence
+    assert "worker 0 ended 64 s after the other 7, which stood waiting: it had 192 requests" in finding.sentence
     assert report.steps[0].barrier_s == pytest.approx({"0": 0.0} | {str(n): 64.0 for n in range(1, 8)}, abs=0.01)
 
 

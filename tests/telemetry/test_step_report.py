@@ -280,7 +280,7 @@ def test_groups_that_were_judged_and_discarded_are_no_surplus(trace: PlantedTrac
     assert step.discarded_s == pytest.approx(20)
     causes = {finding.cause: finding for finding in report.findings}
     assert "over_sampling" not in causes
-    assert "(2 invalid) had taken 20.0 s and 10 tokens (67 % of all request time)" in causes["discarded"].sentence
+    assert "(2 invalid) had taken 20 s and 10 tokens (66.7 % of all request time)" in causes["discarded"].sentence
     assert "2 of 3 requests were in groups that were discarded (2 invalid): 20 s and 10 tokens." in report.sentences
 
 

@@ -71,7 +71,7 @@ def test_a_cap_that_cuts_few_answers_is_recommended(tmp_path: Path) -> None:
     requests.append(PlannedRequest("long", [PlannedTurn(1000, 100.0)]))
     report = analyse(load(write_log(tmp_path, [PlannedStep({"0": requests}, {})])))
     (text,) = [text for text in report.sentences if "and cut 1 of 100 answers" in text]
-    assert text.startswith("max_tokens 200 would have saved 80.0 s a step")
+    assert text.startswith("max_tokens 200 would have saved 80 s a step")
 
 
 def test_two_runs_with_different_caps_stand_side_by_side(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_two_runs_with_different_caps_stand_side_by_side(tmp_path: Path) -> None
     assert last[1] is None
     assert last[0] is not None
     assert last[0].reward_mean == pytest.approx(0.5)
-    assert found.sentences[0].startswith("cap600: 40.0 s less a step than cap1000, ")
+    assert found.sentences[0].startswith("cap600: 40 s less a step than cap1000, ")
     assert b'"speedup"' in found.as_json()
 
 

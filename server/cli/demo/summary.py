@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from forebay.server.cli.demo.trainer import SlimeTrainer
 from forebay.server.cli.options import own_command
+from forebay.server.cli.output import facts_table, show_table
 from forebay.server.cli.progress import RunProgress
 from forebay.server.cli.run_facts import DISCARD_REASONS
 
@@ -17,10 +16,8 @@ def show_summary(
     console: Console, progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float, folder: Path
 ) -> None:
     """A table of what happened, one delivered row, and where to go from here."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, title="What happened", title_justify="left")
-    for name, value in summary_rows(progress, trainer, elapsed_s):
-        table.add_row(name, value)
-    console.print(table)
+    console.print("What happened", style="bold")
+    show_table(console, facts_table(summary_facts(progress, trainer, elapsed_s)))
     if trainer.best_row is not None:
         console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
     console.print(
@@ -33,19 +30,19 @@ def show_summary(
     )
 
 
-def summary_rows(progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float) -> list[tuple[str, str]]:
+def summary_facts(progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float) -> dict[str, str]:
     """Names and values of the summary."""
     groups, view = progress.groups, progress.view
-    return [
-        ("tasks", f"{view['num_groups_total']}, {view['settings']['group_size']} samples each"),
-        ("samples in", f"{progress.num_samples}, {view['samples'].get('failed', 0)} of them failed"),
-        ("mean reward", "-" if progress.mean_reward is None else f"{progress.mean_reward:.3f}"),
-        ("groups delivered", f"{groups['delivered']}, as {trainer.num_rows} rows in {trainer.num_batches} batches"),
-        ("groups discarded", str(groups["discarded"])),
-        *((f"  {reason}", f"{number}: {DISCARD_REASONS[reason]}") for reason, number in view["discarded"].items()),
-        ("groups left", str(groups["open"] + groups["full"] + groups["ready"])),
-        ("time", f"{elapsed_s:.1f} s, {progress.num_samples / elapsed_s:.0f} samples/s"),
-    ]
+    return {
+        "tasks": f"{view['num_groups_total']}, {view['settings']['group_size']} samples each",
+        "samples in": f"{progress.num_samples}, {view['samples'].get('failed', 0)} of them failed",
+        "mean reward": "-" if progress.mean_reward is None else f"{progress.mean_reward:.3f}",
+        "groups delivered": f"{groups['delivered']}, as {trainer.num_rows} rows in {trainer.num_batches} batches",
+        "groups discarded": str(groups["discarded"]),
+        **{f"  {reason}": f"{number}: {DISCARD_REASONS[reason]}" for reason, number in view["discarded"].items()},
+        "groups left": str(groups["open"] + groups["full"] + groups["ready"]),
+        "time": f"{elapsed_s:.1f} s, {progress.num_samples / elapsed_s:.0f} samples/s",
+    }
 
 
 def _row_text(row: dict[str, Any]) -> str:

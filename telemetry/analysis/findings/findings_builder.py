@@ -9,10 +9,11 @@ from statistics import fmean
 
 from forebay.telemetry.analysis import completion_curves, completion_gaps, general_sentences
 from forebay.telemetry.analysis.findings import constant_phases, request_outliers, step_findings, step_outliers
-from forebay.telemetry.analysis.findings.wording import ADVICE, percent_of, seconds_of
+from forebay.telemetry.analysis.findings.wording import ADVICE
 from forebay.telemetry.analysis.report import EventPath, Finding, OutlierRequest, ProfileReport, StepSummary
 from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.analysis.what_if import WhatIfs
+from forebay.telemetry.numbers import seconds_text, share_text
 
 MIN_SHARE = 0.05
 MAX_FINDINGS = 50
@@ -80,7 +81,7 @@ def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -
     worst = max(own, key=lambda finding: finding.seconds)
     seconds = sum(finding.seconds for finding in own)
     share = seconds / total_s if total_s > 0 else 0.0
-    text = f"In {num_steps} of {of} steps, {seconds_of(seconds)} in all ({percent_of(share)}). "
+    text = f"In {num_steps} of {of} steps, {seconds_text(seconds)} in all ({share_text(share)}). "
     return Finding(
         cause=worst.cause,
         seconds=seconds,
@@ -97,10 +98,8 @@ def _of_constant_phases(report: ProfileReport) -> list[Finding]:
         share = fmean(step.phase_shares.get(phase.name, 0.0) for step in report.steps) / 100
         if share >= MIN_SHARE:
             seconds = phase.mean_s * number
-            text = (
-                f"{phase.name} takes {seconds_of(phase.mean_s)} in each of {number} steps, {percent_of(share)} of their"
-            )
-            text += f" time, however much is generated. {ADVICE['constant_phase']}"
+            text = f"{phase.name} takes {seconds_text(phase.mean_s)} in each of {number} steps, {share_text(share)} of "
+            text += f"their time, however much is generated. {ADVICE['constant_phase']}"
             found.append(
                 Finding(
                     cause="constant_phase",

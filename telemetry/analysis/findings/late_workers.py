@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from forebay.telemetry.analysis.findings.engine_rates import EngineRates
-from forebay.telemetry.analysis.findings.wording import seconds_of, sentence
+from forebay.telemetry.analysis.findings.wording import sentence
 from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.robust import MAD_TO_SIGMA, median
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
+from forebay.telemetry.numbers import seconds_text
 
 _GENERATING = ("async_generate", "engine_async_generate")
 _MIN_DEVIATION = 5.0
@@ -33,7 +34,7 @@ def late_worker(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
         seconds = min(seconds, summary.wait_s)
     if seconds <= 0 or summary.seconds <= 0:
         return
-    text = f"worker {last} ended {seconds_of(seconds)} after the other {len(others)}, which stood waiting"
+    text = f"worker {last} ended {seconds_text(seconds)} after the other {len(others)}, which stood waiting"
     reason, advice = _reason(step, last)
     if step.requests and not advice:
         return

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from forebay.telemetry.analysis.findings.engine_rates import WORKING
 from forebay.telemetry.analysis.findings.late_workers import late_worker
 from forebay.telemetry.analysis.findings.request_causes import CAUSES_OF_PHASES
-from forebay.telemetry.analysis.findings.wording import CAP_ADVICE, seconds_of, sentence
+from forebay.telemetry.analysis.findings.wording import CAP_ADVICE, sentence
 from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import EventPath, Finding, Gap, OutlierRequest, StepSummary
 from forebay.telemetry.analysis.timeline import ProfileStep
+from forebay.telemetry.numbers import seconds_text, share_text
 
 MIN_SHARE = 0.05
 """Of the step: below it nothing is said."""
@@ -68,7 +69,7 @@ def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     late_s = step.asked_s - ready_s
     if late_s > 0:
         text = (
-            f"the trainer asked {seconds_of(late_s)} after {_last_of(len(step.ready_s))} was ready: "
+            f"the trainer asked {seconds_text(late_s)} after {_last_of(len(step.ready_s))} was ready: "
             "the rollouts waited for it"
         )
         yield _finding(summary, "late_trainer", late_s, text, EventPath(event="train"))
@@ -88,7 +89,7 @@ def _blocked_loops(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
             (one for one in step.standstills if one.process == process), key=lambda one: one.end_s - one.begin_s
         )
         where = f", last in {longest.stack[-1]}" if longest.stack else ""
-        text = f"the event loop of the {process} process stood still for {seconds_of(seconds)}{where}"
+        text = f"the event loop of the {process} process stood still for {seconds_text(seconds)}{where}"
         yield _finding(summary, "blocked_loop", seconds, text, EventPath(event=longest.stack[-1] if where else process))
 
 
@@ -102,12 +103,12 @@ def _of_gap(step: ProfileStep, summary: StepSummary, gap: Gap, gaps: Sequence[Ga
     seconds = sum(other.end_s - other.begin_s for other in same)
     what = "stood still" if gap.is_standstill else "was slow"
     text = (
-        f"worker {gap.worker} ended nothing from {gap.begin_s:.0f} s to {gap.end_s:.0f} s "
-        f"({seconds_of(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
+        f"worker {gap.worker} ended nothing from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
+        f"({seconds_text(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
         f"({gap.num_before} ended) and {gap.rate_after:.1f} after ({gap.num_after}): it {what}"
     )
     if len(same) > 1:
-        text += f"; it did so {len(same)} times, for {seconds_of(seconds)}"
+        text += f"; it did so {len(same)} times, for {seconds_text(seconds)}"
     cause, event = _cause_of_gap(step, gap)
     return _finding(summary, cause, seconds, text, EventPath(worker=gap.worker, event=event))
 
@@ -158,7 +159,7 @@ def _on_the_path(summary: StepSummary) -> Iterator[Finding]:
         place = EventPath(
             worker=longest.worker, group=longest.group, request=longest.request, turn=longest.turn, event=longest.event
         )
-        text = f"it waited {seconds_of(total_s)} for {longest.event} of request {longest.request}, which ended last"
+        text = f"it waited {seconds_text(total_s)} for {longest.event} of request {longest.request}, which ended last"
         yield _finding(summary, cause, total_s, text, place)
 
 
@@ -174,14 +175,14 @@ def _over_sampling(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
         parts.append(
             f"{wanted - summary.thrown_requests} of {wanted:,} requests were used; "
             f"the other {summary.thrown_requests} had taken "
-            f"{seconds_of(summary.thrown_s)} and {summary.thrown_tokens:,} tokens"
+            f"{seconds_text(summary.thrown_s)} and {summary.thrown_tokens:,} tokens"
         )
     if summary.broken_attempts:
         parts.append(
             f"{summary.broken_attempts:,} attempts that were broken at their cap, and run again, had taken "
-            f"{seconds_of(summary.broken_s)} and {summary.broken_tokens:,} tokens"
+            f"{seconds_text(summary.broken_s)} and {summary.broken_tokens:,} tokens"
         )
-    text = f"{'; '.join(parts)} ({100 * share:.0f} % of all request time)"
+    text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
     advice = CAP_ADVICE if summary.broken_s > summary.thrown_s else ""
     yield _finding(summary, "over_sampling", share * summary.seconds, text, EventPath(event="aborted"), advice)
 
@@ -194,8 +195,8 @@ def _discarded(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     reasons = ", ".join(f"{number:,} {why}" for why, number in summary.discarded_requests.items())
     text = (
         f"of {summary.num_requests:,} requests, those of groups that were discarded ({reasons}) had taken "
-        f"{seconds_of(summary.discarded_s)} and {summary.discarded_tokens:,} tokens "
-        f"({100 * share:.0f} % of all request time)"
+        f"{seconds_text(summary.discarded_s)} and {summary.discarded_tokens:,} tokens "
+        f"({share_text(share)} of all request time)"
     )
     yield _finding(summary, "discarded", share * summary.seconds, text, EventPath(event="discarded"))
 
@@ -204,4 +205,4 @@ def _sending(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     for cause, words in (("hooks", "the hooks took {} to judge its groups"), ("delivery", "its reply took {} to send")):
         seconds = step.delivery_phases.get(cause, 0.0)
         if seconds > 0:
-            yield _finding(summary, cause, seconds, words.format(seconds_of(seconds)), EventPath(event=cause))
+            yield _finding(summary, cause, seconds, words.format(seconds_text(seconds)), EventPath(event=cause))

@@ -3,9 +3,10 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from forebay.telemetry.analysis.findings.wording import seconds_of, sentence
+from forebay.telemetry.analysis.findings.wording import sentence
 from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.robust import log_deviations, median
+from forebay.telemetry.numbers import seconds_text
 
 MIN_DEVIATION = 5.0
 MIN_SHARE = 0.05
@@ -44,8 +45,8 @@ def outlier_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
 
 def _finding(step: StepSummary, usual_s: float, beyond_s: float) -> Finding:
     parts = [("training", step.train_s), ("waiting for rollouts", step.wait_s), ("sending", step.send_s)]
-    known = [f"{seconds_of(seconds)} {name}" for name, seconds in parts if seconds]
-    text = f"it took {seconds_of(step.seconds)} where {seconds_of(usual_s)} are usual"
+    known = [f"{seconds_text(seconds)} {name}" for name, seconds in parts if seconds]
+    text = f"it took {seconds_text(step.seconds)} where {seconds_text(usual_s)} are usual"
     text += f" ({', '.join(known)})" if known else ""
     return Finding(
         cause="slow_step",

@@ -1,6 +1,7 @@
 """The words of findings: what happened, where, and what to do, for somebody who is tired."""
 
 from forebay.telemetry.analysis.report import EventPath
+from forebay.telemetry.numbers import seconds_text
 
 ADVICE = {
     "long_answer": "Lower max_tokens, or wait for fewer requests: the what-if table says what either saves.",
@@ -44,23 +45,11 @@ _HAPPENED = {
 }
 
 
-def seconds_of(seconds: float) -> str:
-    """``0.25 s``, ``4.2 s``, ``152 s``."""
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
-
-
-def percent_of(share: float) -> str:
-    """Of a share of 1: ``7.5 %``, ``62 %``."""
-    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
 def happened(cause: str, seconds: float, phase: str, tokens: float, usual_tokens: float) -> str:
     """What a request did, for whom ``cause`` is the reason that it took so much longer."""
     if cause == "long_answer":
-        return f"answered with {tokens:,.0f} tokens where {usual_tokens:,.0f} are usual: {seconds_of(seconds)} more"
-    return _HAPPENED[cause].format(seconds=seconds_of(seconds), phase=phase)
+        return f"answered with {tokens:,.0f} tokens where {usual_tokens:,.0f} are usual: {seconds_text(seconds)} more"
+    return _HAPPENED[cause].format(seconds=seconds_text(seconds), phase=phase)
 
 
 def subject(path: EventPath, num_turns: int = 0) -> str:

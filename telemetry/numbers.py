@@ -18,8 +18,8 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def percent_text(percent: float | None) -> str:
-    """``74.05 %``; a dash for what is not known."""
-    return "-" if percent is None or not math.isfinite(percent) else f"{percent:.2f} %"
+    """``62 %``, ``7.4 %``; a dash for what is not known."""
+    return "-" if percent is None or not math.isfinite(percent) else f"{percent:.3g} %"
 
 
 def share_text(share: float | None) -> str:
