@@ -13,9 +13,10 @@ from forebay.core.ids import InstanceId
 from forebay.core.scheduling.oversampling import Oversampling
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.workers.simulator.cost import EngineCost
+from forebay.workers.simulator.modelled_engines import EngineFailure
+from forebay.workers.simulator.modelled_trainer import GroupClosing
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
-from forebay.workers.simulator.simulated_records import EngineFailure, GroupClosing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 POLICIES = sorted(PROJECT["project"]["entry-points"]["forebay.policies"])

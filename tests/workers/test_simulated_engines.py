@@ -8,10 +8,10 @@ import pytest
 from forebay.core.errors import InvalidInput
 from forebay.core.scheduling.oversampling import Oversampling
 from forebay.workers.simulator.cost import EngineCost
+from forebay.workers.simulator.modelled_engines import EngineFailure, engine_url
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.run_measures import measure
 from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
-from forebay.workers.simulator.simulated_records import EngineFailure, engine_url
 from forebay.workers.simulator.virtual_loop import SimulationStuck, run_virtual
 
 STEP_S, SEQUENCE_S = 0.01, 0.001

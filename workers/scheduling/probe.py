@@ -8,9 +8,8 @@ from forebay.core.ids import InstanceId
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import NextRollout, PastRollout, PolicyInputs, RolloutEnd, RolloutKey, WaitingGroup
 from forebay.workers.scheduling.heavy_engines import HeavyEngines
-from forebay.workers.scheduling.in_place import InPlace
 from forebay.workers.scheduling.probe_ranking import Measured, cap_tokens, cut_of, top_of
-from forebay.workers.scheduling.rollout_line import ProbedGroup, RolloutLine
+from forebay.workers.scheduling.rollout_line import EngineQueues, ProbedGroup, RolloutLine
 
 
 class Probe:
@@ -44,7 +43,7 @@ class Probe:
         """``again`` is for heavy engines once more, ``elsewhere`` for any fast one."""
         self._newest: ProbedGroup | None = None
         """The group that began last."""
-        self._in_place = InPlace(inputs.settings.fast_concurrency)
+        self._queues = EngineQueues(inputs.settings.fast_concurrency)
         self._history = inputs.history
         self._recent: OrderedDict[str, ProbedGroup] = OrderedDict()
         """Groups that were closed lately: what is left of them may be submitted again."""
@@ -89,7 +88,7 @@ class Probe:
 
     def next(self, loads: EngineLoads) -> NextRollout | None:
         if self._engines.update(loads):
-            for group, number in self._in_place.keep(self._engines.fast):
+            for group, number in self._queues.keep(self._engines.fast):
                 self._elsewhere.add(group, number)
         if self._probed and (not self._num_probing or self._is_stopped(loads)):  # no other group has come, or can
             self._rank()
@@ -111,9 +110,9 @@ class Probe:
         return loads.in_flight(engine) - sum(url == engine for url, _ in waiting)
 
     def _next_fast(self, loads: EngineLoads) -> NextRollout | None:
-        while (placed := self._in_place.take(loads)) is None:
+        while (placed := self._queues.take(loads)) is None:
             engine = loads.least(self._engines.fast)
-            if engine is None or not self._in_place.has_room(engine, loads):
+            if engine is None or not self._queues.has_room(engine, loads):
                 return None
             found = self._elsewhere.take(may_begin=loads.may_begin)
             if found is None:
@@ -122,7 +121,7 @@ class Probe:
             if group.engine not in self._engines.fast:
                 group.engine = engine  # for its siblings as well, which find their prompt in the cache there
                 return self._start(group, number, engine, cap=group.cap)
-            self._in_place.add(group, number)
+            self._queues.add(group, number)
         group, number = placed
         return self._start(group, number, group.engine, cap=group.cap)
 
@@ -141,7 +140,7 @@ class Probe:
         if not group.has_begun:
             group.has_begun, self._newest = True, group
         group.running[number] = engine, is_heavy
-        self._in_place.entered(engine)
+        self._queues.entered(engine)
         return NextRollout(RolloutKey(group.group.group, number), engine, cap)
 
     # --- ranking
@@ -191,7 +190,7 @@ class Probe:
         if is_heavy:
             (self._again if is_again else self._heavy).add(group, number)
         elif group.engine in self._engines.fast:
-            self._in_place.add(group, number, is_first=is_again)
+            self._queues.add(group, number, is_first=is_again)
         else:
             self._elsewhere.add(group, number, is_first=is_again)
 
@@ -238,7 +237,7 @@ class Probe:
         for number in list(entry.waiting):
             self._take_out(entry, number)
         for engine, _ in entry.running.values():
-            self._in_place.left(engine)
+            self._queues.left(engine)
         entry.running.clear()
         if entry.is_probing:
             self._num_probing -= 1
@@ -259,7 +258,7 @@ class Probe:
         if group is None or rollout.number not in group.running:
             return None
         engine, is_heavy = group.running.pop(rollout.number)
-        self._in_place.left(engine)
+        self._queues.left(engine)
         return group, is_heavy
 
     def _note_probe(self, group: ProbedGroup, measured: Measured | None) -> None:

@@ -5,7 +5,7 @@ event loop of ``virtual_loop.py``. ``populations.py`` knows how long answers are
 them. What the job meets in place of the real parts: ``modelled_engines.py`` with one ``engine_model.py`` for each
 engine, ``modelled_runner.py`` (rollouts, and the writer), ``modelled_trainer.py`` (the buffer, and the trainer).
 
-``attempt_records.py`` keeps what the job's trace says of each attempt; ``simulated_records.py`` has the other records.
+``attempt_records.py`` keeps what the job's trace says of each attempt.
 ``simulated_source.py`` is what ``forebay simulate`` is about: a population, or a log, which ``recorded/`` reads.
 ``scenario_grid.py`` varies its scenario, by what ``simulation_settings.py`` lets be set; ``run_measures.py`` says what
 a run was worth, ``result_rows.py`` what several seeds come to, and ``pareto_plot.py`` draws them. Run processes import

@@ -9,11 +9,20 @@ from typing import Literal
 
 from forebay.engines.abc import EngineLoad
 from forebay.workers.simulator.cost import EngineCost
-from forebay.workers.simulator.simulated_records import EngineUse
 
 Outcome = Literal["done", "aborted", "lost"]
 ALMOST = 1e-6
 """Of a token: clocks are not exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """What an engine did."""
+
+    busy_s: float
+    """In which it sampled, or read prompts."""
+    sampled: float
+    preemptions: int
 
 
 @dataclass(eq=False, slots=True)

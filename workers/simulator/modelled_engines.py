@@ -2,17 +2,31 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
 from forebay.engines.ring import Call
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.engine_model import EngineModel, ModelledCall, Outcome
-from forebay.workers.simulator.simulated_records import EngineFailure, engine_url
 from forebay.workers.simulator.virtual_loop import SimulationStuck
 
 STUCK_S = 1e6
 """How long no engine may have anything to do while rollouts are to be started."""
+
+
+def engine_url(number: int) -> str:
+    """The address of the ``number``-th engine of a scenario."""
+    return f"http://engine-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """An engine does not answer from ``at_s`` on, and does again from ``back_s`` on. What it sampled is lost."""
+
+    engine: int
+    at_s: float
+    back_s: float
 
 
 class ModelledEngines:

@@ -3,15 +3,37 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import ClosedGroups, GroupKey, ProgressReport, Step
-from forebay.workers.simulator.simulated_records import GroupClosing, SimulatedStep
 
 Trained = Callable[[str, tuple[int, ...], int], None]
 """Told of each group that is trained on: its id, the numbers of its rollouts, the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosing:
+    """The buffer closes a group at that time, if it has been begun by then, and is not complete."""
+
+    instance_id: InstanceId
+    epoch: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """What the trainer did once."""
+
+    number: int
+    begun_s: float
+    """When it announced the weights before, or began."""
+    ready_s: float
+    """When it had its groups."""
+    ended_s: float
+    """When it announced other weights."""
 
 
 class _BufferedGroup:
@@ -126,8 +148,7 @@ class ModelledTrainer:
             return
         if self._train_s:
             await asyncio.sleep(self._train_s)
-        keys = tuple(group.key for _, group in groups)
-        self.steps.append(SimulatedStep(self._number, self._begun_s, ready_s, self._time(), keys))
+        self.steps.append(SimulatedStep(self._number, self._begun_s, ready_s, self._time()))
         self._number += 1
         self._begun_s = self._time()
         self._is_over = self._num_steps is not None and self._number >= self._num_steps

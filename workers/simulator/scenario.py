@@ -21,16 +21,11 @@ from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
 from forebay.workers.simulator.attempt_records import AttemptRecords, SimulatedRollout
 from forebay.workers.simulator.cost import EngineCost
-from forebay.workers.simulator.modelled_engines import ModelledEngines
+from forebay.workers.simulator.engine_model import EngineUse
+from forebay.workers.simulator.modelled_engines import EngineFailure, ModelledEngines
 from forebay.workers.simulator.modelled_runner import ModelledRunner, ModelledWriter
-from forebay.workers.simulator.modelled_trainer import ModelledTrainer
+from forebay.workers.simulator.modelled_trainer import GroupClosing, ModelledTrainer, SimulatedStep
 from forebay.workers.simulator.populations import AnswerLengths, Answers
-from forebay.workers.simulator.simulated_records import (
-    EngineFailure,
-    EngineUse,
-    GroupClosing,
-    SimulatedStep,
-)
 from forebay.workers.simulator.virtual_loop import LoopClock, run_virtual
 
 if TYPE_CHECKING:

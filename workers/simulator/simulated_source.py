@@ -12,6 +12,7 @@ from forebay.core.scheduling.policies import make_policy
 from forebay.core.scheduling.policy import PolicyInputs
 from forebay.core.scheduling.scheduler import WINDOW
 from forebay.workers.simulator.cost import EngineCost
+from forebay.workers.simulator.modelled_engines import engine_url
 from forebay.workers.simulator.populations import POPULATIONS, Population
 from forebay.workers.simulator.recorded.engine_fit import EngineFit, fit_engines
 from forebay.workers.simulator.recorded.log_facts import AnswerFacts, RunFacts, answer_facts, run_facts
@@ -24,7 +25,6 @@ from forebay.workers.simulator.recorded.recorded_scenario import (
 )
 from forebay.workers.simulator.recorded.rollout_log import RolloutLog
 from forebay.workers.simulator.scenario import Scenario
-from forebay.workers.simulator.simulated_records import engine_url
 
 NUM_ENGINES = 8
 GROUP_SIZE = 8

@@ -9,11 +9,11 @@ from forebay.core.ids import InstanceId
 from forebay.core.scheduling.oversampling import Oversampling, parse_oversampling
 from forebay.core.scheduling.scheduler import Scheduler, parse_scheduler
 from forebay.telemetry.tracing.records import RolloutSummary
+from forebay.workers.simulator.modelled_engines import engine_url
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.recorded.engine_fit import EngineFit
 from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog
 from forebay.workers.simulator.scenario import Scenario, simulate
-from forebay.workers.simulator.simulated_records import engine_url
 
 if TYPE_CHECKING:
     from numpy.random import Generator
