@@ -13,7 +13,6 @@ each piece. Aborts, pauses and new weights go past all this straight to the back
 - ``backend``: what an engine behind the face can do.
 - ``calls``: a prompt and its choices on the way through an engine.
 - ``request_bodies``, ``admission``: what clients ask for, and the calls that this makes.
-- ``answering``, ``reply_bodies``, ``reply_times``: one request from its calls to its reply, how the reply is written,
-  and what it tells of the time that the call took.
+- ``answering``, ``reply_bodies``: one request from its calls to its reply, and how the reply is written.
 - ``routes``: the application; ``administration``: those that go past all this.
 """

@@ -109,10 +109,8 @@ class WhatIfs:
         total = self._by_cap[cap]
         saved_s = total.saved_s / self._num_steps
         text = f"max_tokens {cap} would have saved {seconds_text(saved_s)} a step ({share_text(saved_s / mean_s)}) and "
-        return (
-            text
-            + f"cut {total.num_cut} of {self._num_answers} answers ({share_text(total.num_cut / self._num_answers)})"
-        )
+        cut = share_text(total.num_cut / self._num_answers)
+        return text + f"cut {total.num_cut} of {self._num_answers} answers ({cut})"
 
 
 def kept(number: int, share: float) -> int:
