@@ -83,11 +83,6 @@ class EngineModel:
         self._num_preemptions = 0
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing runs there, and nothing waits."""
-        return not self._running and not self._waiting
-
-    @property
     def load(self) -> EngineLoad:
         """What it would say of itself."""
         return EngineLoad(len(self._running), len(self._waiting))

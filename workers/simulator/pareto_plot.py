@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.telemetry.visible_text import visible
-
-if TYPE_CHECKING:
-    from forebay.workers.simulator.result_rows import Mean, ResultRow
+from forebay.workers.simulator.result_rows import Mean, ResultRow
 
 SIZE_INCHES = (11.0, 4.6)
 PANELS = (
@@ -17,7 +15,7 @@ PANELS = (
 )
 
 
-def draw(rows: "Sequence[ResultRow]", path: Path) -> None:
+def draw(rows: Sequence[ResultRow], path: Path) -> None:
     """Write the picture; its ending says whether as PNG or SVG. No display is needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -39,7 +37,7 @@ def draw(rows: "Sequence[ResultRow]", path: Path) -> None:
     figure.savefig(path, dpi=150, metadata=metadata)
 
 
-def _add(panel: Any, row: "ResultRow", name: str) -> None:
+def _add(panel: Any, row: ResultRow, name: str) -> None:
     time, value = row.measures["step_mean_s"], _value(row, name)
     if time is None or value is None:
         return
@@ -55,16 +53,14 @@ def _add(panel: Any, row: "ResultRow", name: str) -> None:
     )
 
 
-def _value(row: "ResultRow", name: str) -> "Mean | None":
-    from forebay.workers.simulator.result_rows import Mean
-
+def _value(row: ResultRow, name: str) -> Mean | None:
     if name != "tail_lost":
         return row.measures[name]
     kept = row.measures["tail_kept"]
     return None if kept is None else Mean(1 - kept.mean, kept.margin)
 
 
-def label_of(row: "ResultRow") -> str:
+def label_of(row: ResultRow) -> str:
     """What tells a row from the others, in one line."""
     parts = [row.policy, row.label, f"{row.engines} engines", f"{row.num_process} at once"]
     # A dollar sign would begin a formula.

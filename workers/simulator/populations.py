@@ -1,7 +1,6 @@
 """How long answers are: of one prompt, and of whole populations of prompts, three of which have names."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -152,8 +151,3 @@ class Answers:
         place, increment = int.from_bytes(digest[:16]), int.from_bytes(digest[16:]) | 1  # PCG wants an odd one
         self._state["state"] = {"state": place, "inc": increment}
         self._bits.state = self._state
-
-    def offered(self, prompts: Sequence[AnswerLengths], epochs: range) -> list[Answer]:
-        """Those of every slot, first attempts all."""
-        slots = range(self._group_size)
-        return [self.of(prompt, epoch, slot, 0) for epoch in epochs for prompt in prompts for slot in slots]
