@@ -26,7 +26,15 @@ from forebay.generators.rollouts.engine_calls import CallNames, EngineCalls, tak
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
 from forebay.generators.rollouts.rollout import Rollout
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
-from forebay.generators.rollouts.samples import Returned, Unbegun, failed_sample, finished_samples, plain, reward_item
+from forebay.generators.rollouts.samples import (
+    Returned,
+    Unbegun,
+    failed_sample,
+    finished_samples,
+    plain,
+    reward_item,
+    text_of,
+)
 from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
@@ -94,7 +102,7 @@ class RolloutRunner:
                         return await self._judged(rollout, result, left, trace)
                 outcome = outcome_of(result)
                 trace.note_outcome(outcome)
-                reason = f"{type(result).__name__}: {result}"
+                reason = f"{type(result).__name__}: {text_of(result)}"
                 logger.warning("rollout %s, attempt %d: %s: %s", rollout.rollout_id, rollout.attempt, outcome, reason)
                 if not left[outcome] or isinstance(result, EngineWaitOver):
                     return [failed_sample(rollout, result, outcome)]

@@ -64,7 +64,7 @@ class Returned:
         messages = plain(result[0])
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise InvalidInput(f"rollout_func must return a list of messages first, it returned {messages!r:.200}")
-        return cls(messages, str(result[1]))
+        return cls(messages, plain(str(result[1])))
 
     @property
     def outcome(self) -> RolloutOutcome:
@@ -149,12 +149,20 @@ def failed_sample(rollout: "RolloutHead", error: BaseException, outcome: Rollout
     """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
     problem = {
         "type": type(error).__name__,
-        "message": _sendable(str(error))[:4_000],
+        "message": text_of(error)[:4_000],
         "traceback": _sendable("".join(traceback.format_exception(error)))[-16_000:],
     }
     extra_info = {"finish_reason": "error", "timestamp": str(time.time())}
     ending = {"status": "failed", "outcome": outcome.value, "error": problem}
     return {**_head(rollout), "messages": rollout.prompt, "extra_info": extra_info, **ending}
+
+
+def text_of(error: BaseException) -> str:
+    """What the error says, if it can be asked: its ``__str__`` may be a user's."""
+    try:
+        return _sendable(str(error))
+    except Exception:  # noqa: BLE001 - as above
+        return "its __str__ raises"
 
 
 def _sendable(text: str) -> str:

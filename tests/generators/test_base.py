@@ -20,6 +20,11 @@ from forebay.web.serving import serve_app
 pytestmark = pytest.mark.usefixtures("with_and_without_workers")
 
 
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
 async def length_reward(item: dict[str, Any]) -> float:
     return float(len(item["messages"][-1]["content"]))
 
@@ -170,7 +175,9 @@ async def test_a_rollout_that_raises_is_tried_again_and_then_fails_without_a_rew
     assert (totals.num_completed, totals.num_failed) == (1, 1)
 
 
-@pytest.mark.parametrize("result", [None, "text", ([{"role": "user"}],), ("text", "stop"), ([{"x": object()}], "stop")])
+@pytest.mark.parametrize(
+    "result", [None, "text", ([{"role": "user"}],), ("text", "stop"), ([{"x": object()}], "stop"), ([], "\ud800")]
+)
 async def test_a_result_of_the_wrong_shape_is_a_failed_sample_that_says_so(buffer, write_rows, result) -> None:
     async def wrong(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         return result
@@ -178,10 +185,16 @@ async def test_a_result_of_the_wrong_shape_is_a_failed_sample_that_says_so(buffe
     async with ScriptedEngine(lambda _: "x") as engine:
         await run(generator_for(engine, buffer, max_attempts=1), write_rows({"prompt": "q"}), wrong)
     assert [sample["status"] for sample in buffer.samples] == ["failed", "failed"]
-    assert any(word in buffer.samples[0]["error"]["message"] for word in ("must return", "not a JSON value"))
+    assert any(
+        word in buffer.samples[0]["error"]["message"] for word in ("must return", "not a JSON value", "surrogates")
+    )
 
 
-@pytest.mark.parametrize("leave", [SystemExit("bye"), StopIteration(3), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "leave",
+    [SystemExit("bye"), StopIteration(3), asyncio.CancelledError(), Untold(), ValueError("\ud800")],
+    ids=lambda leave: type(leave).__name__,
+)
 async def test_no_way_of_leaving_a_rollout_function_stops_the_others(buffer, write_rows, leave) -> None:
     def leaving(client: Any, messages: list[Any], params: dict[str, Any]) -> Any:
         if client.rollout.slot == 0:

@@ -127,5 +127,5 @@ def check_exact(run: NativeRun, *, has_counts: bool = True) -> None:
         uids.update(row["uid"] for row in batch["data"])
         sizes = Counter(row["instance_id"] for row in batch["data"])
         assert set(sizes.values()) == {GROUP_SIZE}
-    assert set(slots.values()) <= {1}
-    assert set(uids.values()) <= {1}
+    assert {slot: number for slot, number in slots.items() if number > 1} == {}
+    assert {uid: number for uid, number in uids.items() if number > 1} == {}

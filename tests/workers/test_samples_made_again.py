@@ -98,3 +98,23 @@ async def test_one_that_takes_too_long_when_it_is_made_again_is_written_by_the_l
     sample = await job.end()
     assert (sample["slot"], sample["status"]) == (0, "failed")
     assert "longer than its group may" in sample["error"]["message"]
+
+
+async def test_one_that_no_worker_can_deliver_is_written_by_the_lead_and_the_job_ends() -> None:
+    job = Job()
+
+    class Refusing(RunWorker):
+        async def call(self, method: str, *args: Any) -> Any:
+            if method == "rollout":
+                return encode(Done("completed", [1], {}, ""))
+            raise TypeError("the sample cannot be JSON")
+
+        def kill(self) -> None:
+            self.state = "ready"  # the next one does no better
+
+    refusing = Refusing(0)
+    refusing.state = "ready"
+    job.workers.members = [refusing]
+    sample = await job.end()
+    assert (sample["slot"], sample["status"], sample["outcome"]) == (0, "failed", "environment_failure")
+    assert "cannot be JSON" in sample["error"]["message"]

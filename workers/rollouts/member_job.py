@@ -7,9 +7,11 @@ from typing import Any
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.generators.buffer_link.abc import Plan, RunGone
+from forebay.generators.failures import outcome_of
 from forebay.generators.job.places import MemberParts
 from forebay.generators.rollouts.open_group import GroupClosed, Hold, RolloutBroken
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
+from forebay.generators.rollouts.samples import Unbegun, failed_sample
 from forebay.workers.rollouts.member_rollout import MemberRollout, WorkerChanges, begin_rollout
 from forebay.workers.rollouts.orders import Done, JobState, Order
 
@@ -101,6 +103,9 @@ class MemberJob:
             if not group.is_closed or task.uncancel():
                 raise
             return "closed"
+        except Exception as error:  # noqa: BLE001 - it has failed alone: the worker has others
+            unbegun = Unbegun(group.plan, rollout.order.uid, rollout.order.number, 0, rollout.trace.num_attempts - 1)
+            samples = [failed_sample(unbegun, error, outcome_of(error))]
         rollout.samples = samples
         return str(samples[-1]["status"])
 

@@ -130,6 +130,7 @@ class RemoteRunner:
                     await worker.call("deliver", rollout.uid, slot)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._workers.note_lost(worker, error)
+                    self._workers.deaths[rollout.uid] += 1  # its sample may be why
                 else:
                     return True
             logger.warning("the sample of rollout %s was lost with its worker: it is made again", rollout.uid)
