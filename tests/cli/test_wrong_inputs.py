@@ -95,7 +95,10 @@ def test_a_data_directory_that_is_a_file_is_told(forebay: Forebay, tmp_path: Pat
     assert file.read_text() == "kept"
 
 
-@pytest.mark.parametrize(("port", "told"), [("70000", "70000 is no port"), ("-1", "-1 is no port")])
+@pytest.mark.parametrize(
+    ("port", "told"),
+    [("70000", "port 70000 of 127.0.0.1 cannot be used"), ("-1", "port -1 of 127.0.0.1 cannot be used")],
+)
 def test_a_port_that_is_none_is_refused_by_the_engine(forebay: Forebay, port: str, told: str) -> None:
     outcome = forebay("engine", "tiny", "--port", port)
     assert outcome.code == 2

@@ -31,11 +31,11 @@ async def test_an_engine_that_is_not_there_yet_is_waited_for_and_no_attempt_is_l
     async with ScriptedEngine(lambda _: "x") as engine:
         url = engine.url
     started = asyncio.create_task(run(BaseGenerator(url, buffer.url, max_attempts=1), two_rows(write_rows)))
-    await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1]["waiting_for_engine"])
+    await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1].get("waiting_for_engine"))
     async with engine:
         totals = await started
     assert (totals.num_completed, totals.num_failed) == (4, 0)
-    assert buffer.progress[-1]["waiting_for_engine"] is False
+    assert buffer.progress[-1].get("waiting_for_engine") is False
     assert {sample["attempt"] for sample in buffer.samples} == {0}
 
 
@@ -55,7 +55,7 @@ async def check_outage(buffer: Any, write_rows: Any, rollout: Any) -> None:
         for count in (1, 2):
             await buffer.wait_for(
                 lambda count=count: (
-                    [progress["waiting_for_engine"] for progress in buffer.progress].count(True) == count
+                    [progress.get("waiting_for_engine") for progress in buffer.progress].count(True) == count
                 )
             )
             engine.available = True
@@ -87,7 +87,7 @@ async def test_deadlines_stand_still_while_waiting_for_an_engine(buffer, write_r
         engine.available = False
         generator = BaseGenerator(engine.url, buffer.url)
         started = asyncio.create_task(run(generator, write_rows({"instance_id": "a", "prompt": "a"})))
-        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1]["waiting_for_engine"])
+        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1].get("waiting_for_engine"))
         done, _ = await asyncio.wait({started}, timeout=5.5)
         assert not done
         engine.available = True
@@ -103,12 +103,12 @@ async def test_an_outage_is_one_wait_although_the_rest_of_a_failed_engine_is_sho
     async with ScriptedEngine(answer) as engine:
         generator = BaseGenerator(engine.url, buffer.url, num_process=1)
         started = asyncio.create_task(run(generator, write_rows({"instance_id": "a", "prompt": "a"})))
-        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1]["waiting_for_engine"])
+        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1].get("waiting_for_engine"))
         done, _ = await asyncio.wait({started}, timeout=3 * REST_FIRST_S)
         assert not done
         engine.available = True
         await started
-    told = [progress["waiting_for_engine"] for progress in buffer.progress]
+    told = [progress.get("waiting_for_engine") for progress in buffer.progress]
     assert (told.count(True), told[-1]) == (1, False)
 
 

@@ -202,7 +202,7 @@ async def test_a_router_that_is_away_is_waited_for(behind, buffer) -> None:
     async with behind(lambda _: "one") as served:
         served.engine.available = False
         running = asyncio.create_task(served.run(single_turn))
-        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1]["waiting_for_engine"])
+        await buffer.wait_for(lambda: buffer.progress and buffer.progress[-1].get("waiting_for_engine"))
         served.engine.available = True
         await running
     (sample,) = buffer.samples

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.buffer.admission import announce
-from forebay.buffer.buffer import Buffer, Entry
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
@@ -35,7 +35,7 @@ class Recorder:
     clock: ManualClock
     store: MemoryStore
     buffer: Buffer
-    entry: Entry
+    entry: LiveRun
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
