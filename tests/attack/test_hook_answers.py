@@ -36,12 +36,13 @@ def normalize_group_data(data, **_):
 
 FORGES = """
 import os, sys, threading
+import msgspec
 from forebay.hooks import host_messages as messages
 TASK_TYPE = "forges"
 def run_rollout(data):
     threading.Event().wait()
 FORGED = {
-    "another answer": messages._encoder.encode(messages.Notified()),
+    "another answer": msgspec.msgpack.encode(messages.Notified()),
     "lists in lists": b"\\x82\\xa4type\\xa8notified\\xa1x" + b"\\x91" * 2_000_000 + b"\\xc0",
     "at the bound": b"x" * LIMIT,
 }

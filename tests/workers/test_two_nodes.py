@@ -49,13 +49,16 @@ try:
 except ForebayError as error:
     say(error=type(error).__name__, message=str(error), hint=error.hint)
     sys.exit()
-classes = {"": ClassWithInitArgs(Probe)}
-specs = [WorkerSpec(r, 4, r % 2, 2, r // 2, classes, {}, cpus=1.0) for r in range(4)]
-workers = start(specs)
+
+def specs():
+    classes = {"": ClassWithInitArgs(Probe)}  # the same object for all workers of a group
+    return [WorkerSpec(r, 4, r % 2, 2, r // 2, classes, {}, cpus=1.0) for r in range(4)]
+
+workers = start(specs())
 for worker in workers:
     worker.on_lost(lambda reason, rank=worker.spec.rank: say(lost=rank, reason=reason))
 for line in sys.stdin:
-    start(specs[2:])
+    start(specs()[2:])
 """
 
 
