@@ -14,6 +14,7 @@ from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, Rollo
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.trace_ids import new_span_id
+from forebay.workers.members.worker_errors import WorkerLost
 from forebay.workers.rollouts.orders import Done, Order, decode, encode
 from forebay.workers.rollouts.remote_rollout import KilledWorkers, RemoteExecution, RemoteRollout, TookTooLong
 from forebay.workers.rollouts.remote_traces import remote_attempt
@@ -130,7 +131,8 @@ class RemoteRunner:
                     await worker.call("deliver", rollout.uid, slot)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._workers.note_lost(worker, error)
-                    self._workers.deaths[rollout.uid] += 1  # its sample may be why
+                    # Where the worker was gone, another rollout was why; else it may be this sample.
+                    self._workers.deaths[rollout.uid] += not isinstance(error, WorkerLost)
                 else:
                     return True
             logger.warning("the sample of rollout %s was lost with its worker: it is made again", rollout.uid)
