@@ -81,7 +81,7 @@ class Recording:
         self._calls: list[tuple[int, int]] = []
         """The calls' numbers and records."""
         self._frames = Frames()
-        self._file = _opened(self.path)
+        self._file = open_file(self.path)
         try:
             self._load()
         except BaseException:
@@ -318,7 +318,8 @@ class Recording:
         return RecordingDamaged(f"{self.path.name}: {place}: {reason}", hint=hint, place=place, detail=reason)
 
 
-def _opened(path: Path) -> RecordFile:
+def open_file(path: Path) -> RecordFile:
+    """The file of a recording, of which nothing is read yet. Raises ``FileNotFoundError``, ``RecordingDamaged``."""
     try:
         if path.is_file():
             return RecordFile(path)

@@ -16,7 +16,7 @@ from forebay.replay.engine.relay import Upstream
 from forebay.replay.engine.replay_answers import ReplayAnswers
 from forebay.replay.engine.served_engine import ServedEngine
 from forebay.replay.errors import NotRecorded
-from forebay.replay.recording import Recording
+from forebay.replay.recording import open_file
 from forebay.web.serving import entered_in_thread
 
 MAX_MISSES = 1_000
@@ -136,7 +136,7 @@ class RecordedEngine(ServedEngine):
         if self._upstream is None or (self._record == "once" and not is_new):
             return None
         if not is_new:
-            Recording.open(self._file).close()  # else the writer would make it
+            open_file(self._file).close()  # else the writer would make it
         writer = await asyncio.to_thread(CallWriter, self._file)
         if is_new:  # a file without calls would be replayed the next time
             stack.callback(lambda: None if len(self._known) else self._file.unlink())

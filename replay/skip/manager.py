@@ -237,7 +237,8 @@ async def _acquire(way: _Here | _Threads, lock: FileLock, path: Path) -> None:
     """Asks again and again: a thread that waited would be one less for what the holder has to do."""
     backoff, began_s = Backoff(0.01, 0.25), time.monotonic()
     logged_s = began_s
-    while not await way.call(_try_acquire, lock, path):
+    await way.call(make_folder_durably, path.parent)
+    while not await way.call(_try_acquire, lock):
         now_s = time.monotonic()
         if now_s - logged_s >= LOGGED_EVERY_S:
             logger.warning("waiting for %s for %.0f s: another call has it", path, now_s - began_s)
@@ -245,8 +246,7 @@ async def _acquire(way: _Here | _Threads, lock: FileLock, path: Path) -> None:
         await way.pause(backoff.next_s())
 
 
-def _try_acquire(lock: FileLock, path: Path) -> bool:
-    make_folder_durably(path.parent)
+def _try_acquire(lock: FileLock) -> bool:
     try:
         lock.acquire(blocking=False)
     except Timeout:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from forebay.generators.buffer_link.abc import WorkerReport
@@ -69,11 +70,10 @@ class RunWorker:
 
     async def report(self) -> WorkerStatus:
         """Ask how it is. The trace that comes with it is written, whether or not the caller still waits."""
-        future = self.send("report")
-        future.add_done_callback(self._write_trace)
-        report = decode(await awaited(future), WorkerStatus)
-        self.last_report = report
-        return report
+        report: Future[WorkerStatus] = Future()
+        self.send("report").add_done_callback(partial(self._take_report, report))
+        self.last_report = await awaited(report)
+        return self.last_report
 
     async def watch(self) -> None:
         """Raise why it cannot go on, when its ``run_rollout`` has ended, or its process."""
@@ -106,10 +106,15 @@ class RunWorker:
             reason=self.reason,
         )
 
-    def _write_trace(self, ended: "Future[bytes]") -> None:
-        if not ended.cancelled() and ended.exception() is None:
-            for lines in decode(ended.result(), WorkerStatus).trace:
+    def _take_report(self, report: "Future[WorkerStatus]", ended: "Future[bytes]") -> None:
+        try:
+            status = decode(ended.result(), WorkerStatus)
+            for lines in status.trace:
                 self._trace.append(lines)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            report.set_exception(error)
+        else:
+            report.set_result(status)
 
     def _note_returned(self, ended: "Future[bytes]") -> None:
         if not ended.cancelled() and ended.exception() is None:
