@@ -195,6 +195,9 @@ class GenerationThread:
         except Exception as error:  # whatever a step died of (out of memory, a wrong model), its calls must be answered
             logger.exception("a generation step failed")
             self._fail_all(error)
+        self._count_load()
+
+    def _count_load(self) -> None:
         self.load.num_running, self.load.num_waiting = len(self._batch.rows), self._backlog.num_choices
         self.load.num_tokens = self._batch.num_tokens
 
@@ -262,6 +265,8 @@ class GenerationThread:
             act()
         except Exception as failed:  # noqa: BLE001 - handed to the caller; the thread has others to answer
             error = failed
+        # Before the answer: who has paused the engine and then asks for its load must see the calls gone.
+        self._count_load()
         self._in_loop(_resolve, done, error)
 
     def _update(self, path: Path, version: str | None, flushes_cache: bool) -> None:
