@@ -16,7 +16,7 @@ from forebay.generators.process.spec import RunSpec
 
 if TYPE_CHECKING:
     from forebay.generators.buffer_link.abc import Plan
-    from forebay.generators.job.places import RolloutPlaces
+    from forebay.generators.job.ports import RolloutPlaces
 
 LAST_WORKER_S = 30.0
 """So long what stands behind the jobs of ``run_rollout`` may go on in workers once it has returned in the lead."""

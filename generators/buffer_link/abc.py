@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
@@ -186,6 +186,19 @@ class ClosedGroups:
     """The engines stand still, while they are given other weights say."""
     is_still: bool = False
     """The server's deadlines are paused."""
+
+
+class JobBuffer(Protocol):
+    """What a job asks of a ``Link``; a simulated run has a model of one."""
+
+    has_feed: bool
+    takes_failed: bool
+
+    async def report(self, progress: ProgressReport) -> None:
+        """Tell how far the run is."""
+
+    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
+        """Wait for what is news after the answer ``before``."""
 
 
 class Link(ABC):

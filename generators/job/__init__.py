@@ -1,8 +1,8 @@
 """The job of a run process: one passage over its rows, in groups, until the buffer has every sample.
 
 ``session.py`` opens what the job needs, in order, and closes it again; it asks the buffer for the plan first, which
-``plan_record.py`` puts into the trace, and ``composition.py`` for the policy of the run; ``parts.py`` says what the job
-asks of what was opened, and ``places.py`` what of it lies elsewhere where workers run the rollouts. ``job.py`` then
+``plan_record.py`` puts into the trace, and ``composition.py`` for the policy of the run; ``ports.py`` says what the job
+asks of what was opened, and what of it lies elsewhere where workers run the rollouts. ``job.py`` then
 serves the rollouts of the ``schedule.py`` of groups that ``input_rows.py`` reads from the file. ``group_feed.py``
 submits a few of them ahead to the policy; ``starter.py`` asks the policy for every free place, announces a group before
 its first rollout, and starts what was chosen. What rollouts bring goes to the writer. Where another run is replayed,

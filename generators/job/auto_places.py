@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.engines.abc import EngineLoad
-from forebay.generators.job.parts import JobEngines
+from forebay.generators.job.ports import JobEngines
 
 logger = logging.getLogger(__name__)
 

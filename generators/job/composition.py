@@ -10,7 +10,7 @@ from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs
 
 if TYPE_CHECKING:  # they load what talks to the buffer, which not every run needs
     from forebay.generators.buffer_link.abc import Plan
-    from forebay.generators.job.places import JobMember, RolloutPlaces
+    from forebay.generators.job.ports import JobMember, RolloutPlaces
 
 
 def _nothing(_plan: "Plan") -> Sequence[PastRollout]:

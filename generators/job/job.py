@@ -9,13 +9,13 @@ from forebay.client.sample_writer.outbox import Sample
 from forebay.core.clock import ActiveClock
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import Policy, RolloutEnd
-from forebay.generators.buffer_link.abc import ClosedGroups, Plan, RunGone, Step
+from forebay.generators.buffer_link.abc import ClosedGroups, JobBuffer, Plan, RunGone, Step
 from forebay.generators.job.auto_places import adjust_places
 from forebay.generators.job.deferral import Deferral
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.held_back import FinishedRollout, HeldBack
 from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.parts import JobBuffer, JobEngines, JobRunner, JobWriter
+from forebay.generators.job.ports import JobEngines, JobRunner, JobWriter
 from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals, cost
 from forebay.generators.job.schedule import Schedule

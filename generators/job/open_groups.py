@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.ring import Call
-from forebay.generators.job.parts import JobEngines
+from forebay.generators.job.ports import JobEngines
 from forebay.generators.job.reporter import Reporter, kept_costs
 from forebay.generators.rollouts.open_group import Hold, OpenGroup
 

@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forebay.core.clock import ActiveClock
-from forebay.generators.buffer_link.abc import GroupKey, ProgressReport, WorkerReport
+from forebay.generators.buffer_link.abc import GroupKey, JobBuffer, ProgressReport, WorkerReport
 from forebay.generators.job.idle_reports import IdleReports
-from forebay.generators.job.parts import JobBuffer
 from forebay.generators.rollouts.open_group import Execution, OpenGroup
 from forebay.generators.rollouts.rollout_trace import Ending
 

@@ -2,11 +2,23 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from forebay.core.ids import InstanceId, group_id
+from forebay.core.task_row import TaskRow
 from forebay.generators.buffer_link.abc import GroupKey, Plan
-from forebay.generators.job.parts import JobRows
 from forebay.generators.rollouts.open_group import GroupPlan, rollout_numbers
+
+
+class JobRows(Protocol):
+    """The input: a ``RowFile``, or the rows of a simulation."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+
+    def rows(self, epoch: int = 0) -> Iterator[TaskRow]:
+        """One pass over them. Raises ``InputRefused``."""
 
 
 class Schedule:

@@ -23,8 +23,8 @@ from forebay.generators.buffer_link.slime import SlimeLink
 from forebay.generators.job.composition import composition, policy_of
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
-from forebay.generators.job.places import JobPlaces, JobSurroundings, MemberParts, MemberShare
 from forebay.generators.job.plan_record import record_plan
+from forebay.generators.job.ports import JobPlaces, JobSurroundings, MemberParts, MemberShare
 from forebay.generators.job.replayed_groups import ReplayedGroups, ReplayParts
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.job.schedule import Schedule

@@ -16,7 +16,7 @@ from forebay.generators.buffer_link.abc import GroupKey
 from forebay.generators.job.deferral import Deferral
 from forebay.generators.job.group_feed import GroupFeed
 from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.parts import JobEngines
+from forebay.generators.job.ports import JobEngines
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
 from forebay.generators.rollouts.seat import Seat

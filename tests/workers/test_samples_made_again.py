@@ -12,7 +12,7 @@ from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.task_row import parse_row
 from forebay.generators.buffer_link.abc import Plan
-from forebay.generators.job.places import JobSurroundings
+from forebay.generators.job.ports import JobSurroundings
 from forebay.generators.rollouts.open_group import GroupPlan, Hold
 from forebay.telemetry.tracing.tracer import NO_TRACE
 from forebay.workers.rollouts.orders import Done, encode

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
-from forebay.generators.job.places import JobPlaces, JobSurroundings
+from forebay.generators.job.ports import JobPlaces, JobSurroundings
 from forebay.generators.job.reporter import Totals
 from forebay.workers.rollouts.reach import NeededAddresses
 from forebay.workers.rollouts.remote_job import RemoteJob

@@ -8,7 +8,7 @@ from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.generators.buffer_link.abc import Plan, RunGone
 from forebay.generators.failures import outcome_of
-from forebay.generators.job.places import MemberParts
+from forebay.generators.job.ports import MemberParts
 from forebay.generators.rollouts.open_group import GroupClosed, Hold, RolloutBroken
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.samples import Unbegun, failed_sample

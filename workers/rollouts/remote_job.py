@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.tasks import TaskSet
 from forebay.generators.buffer_link.abc import RunGone
-from forebay.generators.job.places import JobPlaces, JobSurroundings
+from forebay.generators.job.ports import JobPlaces, JobSurroundings
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.rollouts.orders import JobOrder, JobState, WorkerStatus, encode

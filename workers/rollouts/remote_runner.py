@@ -9,7 +9,7 @@ from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.ids import attempt_rid_prefix
 from forebay.core.tasks import TaskSet
 from forebay.core.waiting import Signal
-from forebay.generators.job.places import JobSurroundings
+from forebay.generators.job.ports import JobSurroundings
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken, RolloutLost
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.seat import Seat

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import Composition, compose_here
-from forebay.generators.job.places import MemberShare, OpenMember
+from forebay.generators.job.ports import MemberShare, OpenMember
 from forebay.generators.job.reporter import Totals
 from forebay.generators.process.main import call_run_rollout, set_up_output
 from forebay.generators.process.spec import RunSpec

@@ -1,23 +1,71 @@
-"""Where the rollouts of a job run: in this process, or in workers, which a member of them sees from its side."""
+"""What a job works with, and where its rollouts run: in this process, in workers, or in models where it is simulated.
 
-from collections.abc import Awaitable, Callable
+A worker that takes rollouts of a job sees it from its side: as a ``JobMember`` with ``MemberParts``.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.clock import ActiveClock
 from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.engines.ring import EngineRing
+from forebay.core.weight_versions import AnnouncedWeights
+from forebay.engines.abc import EngineLoad
+from forebay.engines.ring import Call, EngineRing
 from forebay.generators.buffer_link.abc import Link, Plan
-from forebay.generators.job.parts import JobEngines, JobRunner, JobWriter
 from forebay.generators.job.reporter import Reporter, Totals
-from forebay.generators.rollouts.open_group import Hold
-from forebay.generators.rollouts.rollout_trace import RolloutTraces
+from forebay.generators.rollouts.open_group import Hold, OpenGroup
+from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
+from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from forebay.generators.rollouts.attempts import RolloutRunner
+
+
+class JobEngines(Protocol):
+    """Where calls go: an ``EngineRing``."""
+
+    def announce(self, weights: AnnouncedWeights | None) -> None:
+        """The trainer has said this last of the engines' weights."""
+
+    async def when_up(self) -> Sequence[str]:
+        """The addresses of those that answer, the same object as long as they are the same; waits while none does."""
+
+    async def load_at(self, url: str) -> EngineLoad | None:
+        """What the engine there is busy with; None where it does not say."""
+
+    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
+        """Stop ``calls`` in flight, and whatever else has this prefix."""
+
+    async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = ...) -> None:
+        """Have the engines end ``calls()`` until there are none; who has asked gets what there was by then."""
+
+
+class JobRunner(Protocol):
+    """What runs rollouts: a ``RolloutRunner``."""
+
+    async def when_ready(self) -> None:
+        """Return when there is somebody to run them."""
+
+    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
+        """The samples of one, the main one last. Raises ``RolloutBroken``, ``RolloutLost``, ``GroupClosed``."""
+
+
+class JobWriter(Protocol):
+    """What takes samples: an ``AsyncWriter``."""
+
+    async def write(self, sample: Sample) -> None:
+        """Take one, once there is room."""
+
+    async def watch(self) -> None:
+        """Return once it is closed; raises why nothing can be written any more."""
+
+    async def close(self) -> None:
+        """Send what waits."""
 
 
 @dataclass(frozen=True)
