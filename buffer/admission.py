@@ -25,7 +25,7 @@ from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.records.rows import GroupRow, Location, Outcome, Row, SampleRow
 from forebay.core.sample import Incoming
-from forebay.core.waiting import Patience, finish
+from forebay.core.waiting import Deadline, finish
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) ->
 
     Without an epoch, the same uid with another body is another sample. Raises ``BufferFull`` after ``wait_s``.
     """
-    patience: Patience | None = None
+    deadline: Deadline | None = None
     while True:
         if not buffer.gone.knows(sample.instance_id, sample.epoch):
             await buffer.gone.look_up([(sample.instance_id, sample.epoch)])
@@ -105,9 +105,9 @@ async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) ->
         try:
             return write(buffer, sample)
         except BufferFull:
-            patience = patience or Patience(wait_s)
+            deadline = deadline or Deadline(wait_s)
             # All who wait are woken by each piece of news, in the order in which they came; the first take the room.
-            if not await patience.wait(buffer.news):
+            if not await deadline.wait(buffer.news):
                 raise
 
 

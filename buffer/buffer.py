@@ -14,7 +14,7 @@ from forebay.buffer.deadlines import Deadlines, expire_leases
 from forebay.buffer.evicted_rows import REMEMBERED_SAMPLES
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
-from forebay.buffer.reads.judging import Pipeline
+from forebay.buffer.reads.judging import GroupJudge
 from forebay.buffer.restore import load_run, read_back, side_by_side
 from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
@@ -37,7 +37,7 @@ class LiveRun:
     """A run and what works on it."""
 
     buffer: RunBuffer
-    pipeline: Pipeline
+    group_judge: GroupJudge
     delivery: Delivery
     deadlines: Deadlines
 
@@ -146,8 +146,8 @@ class Buffer:
     async def add(self, run: Run) -> LiveRun:
         """Take in a new run and store it. Raises ``StorageFailed``."""
         buffer = await self._make(run, 0.0)
-        pipeline = Pipeline(buffer)
-        entry = LiveRun(buffer, pipeline, Delivery(buffer, pipeline), Deadlines(buffer, pipeline))
+        group_judge = GroupJudge(buffer)
+        entry = LiveRun(buffer, group_judge, Delivery(buffer, group_judge), Deadlines(buffer, group_judge))
         self._register(entry)
         try:
             await buffer.save_run()
@@ -341,11 +341,11 @@ class Buffer:
 
     def _install(self, buffer: RunBuffer, windows: dict[str, MetaWindow]) -> None:
         old = self._entries.pop(buffer.run.run_id, None)
-        pipeline = Pipeline(buffer)
+        group_judge = GroupJudge(buffer)
         # Delivery outlives the recovery: it knows which replies are on their way, and readers wait in it.
-        delivery = old.delivery if old else Delivery(buffer, pipeline)
-        delivery.resume_with(buffer, pipeline, windows)
-        self._register(LiveRun(buffer, pipeline, delivery, Deadlines(buffer, pipeline)))
+        delivery = old.delivery if old else Delivery(buffer, group_judge)
+        delivery.resume_with(buffer, group_judge, windows)
+        self._register(LiveRun(buffer, group_judge, delivery, Deadlines(buffer, group_judge)))
         if old is not None:
             old.buffer.has_failed = True
             # Whoever waits by the old object must look at the new one.

@@ -20,7 +20,7 @@ from forebay.buffer.groups.alarm import alarm_text
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import idle_until_s
 from forebay.buffer.leases.leases import Leases
-from forebay.buffer.reads.judging import Pipeline
+from forebay.buffer.reads.judging import GroupJudge
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import BatchState, DiscardReason, GroupState
 from forebay.core.run import WORKING, RunSettings, RunState
@@ -44,9 +44,9 @@ def expire_leases(leases: Leases) -> None:
 class Deadlines:
     """When the open groups of one run are closed, and when the run ends."""
 
-    def __init__(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
+    def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
-        self._pipeline = pipeline
+        self._group_judge = group_judge
         self._due: list[tuple[float, str]] = []
         """A heap. A group may be in it several times, and have another deadline by then."""
         self._made_for: tuple[RunSettings, float | None] | None = None
@@ -148,7 +148,7 @@ class Deadlines:
         groups = self._buffer.groups
         if was_salvaged:
             groups.changed.pop(group.group_id, None)
-        await self._pipeline.evaluate()
+        await self._group_judge.evaluate()
         if was_salvaged and group.state is GroupState.OPEN:
             groups.short_valid.pop(group.group_id, None)
             groups.changed[group.group_id] = group
@@ -161,14 +161,14 @@ class Deadlines:
         is_asked = is_full or not is_enough or num_samples >= settings.min_valid_group_size
         # Any other short group that is enough goes out without being asked about; slime's buffer does the same.
         if group.group_id in groups.changed and is_asked:
-            await self._pipeline.judge_changed(group)
+            await self._group_judge.judge_changed(group)
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
             return  # it was closed by that, or a sample came while the hook was asked
         if num_completed >= settings.min_valid_group_size and self._are_rewards_equal(group):
             buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
         elif num_completed and (is_enough or group.group_id in groups.short_valid):
             group.row.is_salvaged = group.group_id not in groups.short_valid
-            await self._pipeline.make_ready(group)
+            await self._group_judge.make_ready(group)
         else:
             failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
             detail = f"{num_completed} of {settings.group_size} samples had come{failed}"
@@ -184,7 +184,7 @@ class Deadlines:
 
     async def _close_after_process(self) -> None:
         """Judge what is full, and close what the generator has said it will not fill."""
-        await self._pipeline.evaluate()
+        await self._group_judge.evaluate()
         run = self._buffer.run
         if run.state is RunState.FINISHED and run.is_last_slot_reported:
             await self._close(self._buffer.groups.in_state(GroupState.OPEN))

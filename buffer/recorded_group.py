@@ -195,7 +195,7 @@ class GroupFeeder:
             buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, detail)
         elif record.reason == DiscardReason.STALE:
             # Of when the trainer had which weights nothing is known any more.
-            await entry.pipeline.evaluate()
+            await entry.group_judge.evaluate()
             if group.state in (GroupState.OPEN, GroupState.READY):
                 buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, "as in the recording")
         else:

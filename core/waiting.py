@@ -1,6 +1,7 @@
 """Waking those who wait for news, or for one result, within one event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -81,16 +82,16 @@ class Signal:
             self._waiters.pop(waiter, None)
 
 
-class Patience:
-    """Waits for signals until its seconds are used up."""
+class Deadline:
+    """Seconds that are used up from now on, by one wait or by several together."""
 
     def __init__(self, wait_s: float) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._until_s = self._time() + wait_s
+        self._until_s = time.monotonic() + wait_s
 
     @property
     def left_s(self) -> float:
-        return self._until_s - self._time()
+        """Never less than 0."""
+        return max(0.0, self._until_s - time.monotonic())
 
     async def wait(self, signal: Signal) -> bool:
         """Wait for ``signal``; False once the time is used up."""

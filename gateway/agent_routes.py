@@ -185,7 +185,7 @@ class AgentRoutes:
         return body.data
 
     async def _pay(self, body: RequestBody, num_bytes: int) -> None:
-        room = self._bodies.room.num_bytes
+        room = self._bodies.num_bytes
         if body.num_bytes + num_bytes > room:
             hint = "send fewer messages, or raise max_bodies_bytes of the server"
             raise TooLarge(f"decoded, the body takes about {num_bytes} bytes of memory, of {room}", hint=hint)

@@ -8,8 +8,7 @@ A request comes in through ``app.create_app``: ``auth`` asks for the token or a 
 FastAPI takes the rest, one file of ``routes/`` for each resource. Routes reach everything by ``services``: the buffer
 for runs, groups and batches; ``runs/`` for what starts and stops; ``tracing/`` for where time went;
 ``engine_pauses`` (and its records, ``engine_pause_records``) for engines whose weights change. ``gateway_process``
-keeps the gateway alive, and ``orphans`` waits for what killed processes left behind. ``last_resort`` ends the process
-where something hangs.
+keeps the gateway alive. ``hard_stop`` ends the process where something hangs.
 
 What goes out is JSON made by ``views`` and ``errors``, or a batch. A large batch goes from the store straight to the
 socket: ``direct_send``. ``stalled_clients`` ends replies that nobody takes

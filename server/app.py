@@ -56,9 +56,8 @@ from forebay.server.services import Services
 from forebay.server.tracing.run_traces import RunTraces
 from forebay.server.tracing.trace_upkeep import TraceUpkeep
 from forebay.telemetry.metrics import Metrics
-from forebay.web.bodies import BodyBudget, BodyLimit
+from forebay.web.bodies import BodyBudget, BodyLimit, BodyMiddleware
 from forebay.web.browser_guard import BrowserGuard
-from forebay.web.paid_bodies import PaidBodies
 
 
 def create_app(services: Services) -> ASGIApp:
@@ -66,7 +65,7 @@ def create_app(services: Services) -> ASGIApp:
     api = create_api()
     api.state.services = services
     settings = services.settings
-    ordinary = PaidBodies(api, services.bodies, BodyLimit(settings.max_start_bytes, "max_start_bytes"))
+    ordinary = BodyMiddleware(api, services.bodies, BodyLimit(settings.max_start_bytes, "max_start_bytes"))
     # Before the body is read; the routes of samples look for their run before that too.
     keyed = RunKeys(ordinary, services.buffer)
     app = SampleRouter(keyed, services, write_samples.PATHS | read_batches.PATHS)

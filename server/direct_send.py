@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.types import Scope
 
 from forebay.buffer.store.abc import Outbound, Store
-from forebay.web.http_protocol import OpenReply
+from forebay.web.http_protocol import ReplyHandle
 from forebay.web.replies import BodyPieces, ClientGone, Header, HttpReply
 
 MAX_TURNS = 100
@@ -24,7 +24,7 @@ def duplicate(transport: asyncio.Transport) -> socket.socket:
     return connection
 
 
-class DirectBody(OpenReply):
+class DirectBody(ReplyHandle):
     """The way to the socket of one request, for use after the reply has been started."""
 
     __slots__ = ()

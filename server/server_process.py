@@ -11,17 +11,17 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import cast
+from typing import Self, cast
 
 import uvicorn
 import uvloop
 
-from forebay.core.child_process import close_to_others
+from forebay.core.child_process import adopt_orphans, close_to_others, dead_children, reap
 from forebay.core.errors import InvalidInput
 from forebay.core.settings import Settings
+from forebay.core.tasks import TaskSet
 from forebay.server.app import create_app, open_services
-from forebay.server.last_resort import LastResort
-from forebay.server.orphans import Orphans
+from forebay.server.hard_stop import HardStop
 from forebay.server.services import Services
 from forebay.server.stalled_clients import Connection, end_calls
 from forebay.web.connection_limits import ConnectionLimits
@@ -37,6 +37,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 DRAIN_S = 6
 """Seconds for the replies that are on their way when the server ends; `end_calls` breaks them off before."""
+REAP_EVERY_S = 3.0
 MAX_OPEN_FILES = 65_536
 """Enough for every engine call and every reader; no more, since some programs walk through all that they may have."""
 
@@ -62,17 +63,17 @@ def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], 
     keep_freed_memory()
     allow_many_files()
     with (
-        LastResort(settings.stop_limit_s) as last_resort,
+        HardStop(settings.stop_limit_s) as hard_stop,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_serve(settings, bound, when_ready, last_resort))
+        runner.run(_serve(settings, bound, when_ready, hard_stop))
 
 
 async def _serve(
-    settings: Settings, bound: socket.socket, when_ready: Callable[[str], None], last_resort: LastResort
+    settings: Settings, bound: socket.socket, when_ready: Callable[[str], None], hard_stop: HardStop
 ) -> None:
     url = url_of(bound)
-    async with Orphans(), open_services(settings, url) as services:
+    async with ChildReaper(), open_services(settings, url) as services:
         config = uvicorn.Config(
             create_app(services),
             log_config=None,
@@ -86,7 +87,7 @@ async def _serve(
             timeout_keep_alive=math.ceil(settings.idle_timeout_s),
             timeout_graceful_shutdown=DRAIN_S,
         )
-        await _Server(config, services, lambda: when_ready(url), last_resort).serve(sockets=[bound])
+        await _Server(config, services, lambda: when_ready(url), hard_stop).serve(sockets=[bound])
     logger.info("run processes have ended, and everything is written down")
 
 
@@ -124,14 +125,45 @@ def calm_collector() -> None:
     gc.set_threshold(100_000, 50, 1_000)
 
 
+class ChildReaper:
+    """Adopts what processes below the server leave behind when they are killed, so that none stays a zombie.
+
+    Whoever started a process ends what is left of its session (``end_session``). A process that made itself a session
+    of its own continues. Enter it with ``async with``.
+    """
+
+    def __init__(self, every_s: float = REAP_EVERY_S) -> None:
+        self._every_s = every_s
+        self._tasks = TaskSet()
+
+    async def __aenter__(self) -> Self:
+        adopt_orphans()
+        self._tasks.start(self._keep_reaping())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.cancel()
+
+    async def _keep_reaping(self) -> None:
+        before: set[int] = set()
+        while True:
+            await asyncio.sleep(self._every_s)
+            dead = await asyncio.to_thread(dead_children)
+            # The event loop waits for those that it started, and has done so by the second look: these are others.
+            for pid in dead & before:
+                reap(pid)
+                logger.debug("process %d, which another had left behind, has ended", pid)
+            before = dead
+
+
 class _Server(uvicorn.Server):
     """Starts runs once it listens, and ends long polls before it waits for requests to end."""
 
     def __init__(
-        self, config: uvicorn.Config, services: Services, when_ready: Callable[[], None], last_resort: LastResort
+        self, config: uvicorn.Config, services: Services, when_ready: Callable[[], None], hard_stop: HardStop
     ) -> None:
         super().__init__(config)
-        self._last_resort = last_resort
+        self._hard_stop = hard_stop
         self._services = services
         self._when_ready = when_ready
 
@@ -154,7 +186,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A server that was asked to end by SIGTERM ended well: uvicorn would raise the signal once more."""
-        self._last_resort.begin(0 if sig == signal.SIGTERM else 128 + sig)
+        self._hard_stop.begin(0 if sig == signal.SIGTERM else 128 + sig)
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:

@@ -2,8 +2,8 @@
 
 A request comes in over ``http_protocol``, the one module that knows uvicorn's inside: it reads one request at a time,
 within bounds on what a client sends, and how long it keeps the server waiting (``connection_limits``). On it goes as
-ASGI. ``bodies`` reads its body: it waits for room among all bodies that are in memory (``body_room``),
-refuses one that is too long (413), and decompresses it; ``paid_bodies`` does so for the routes of a framework.
+ASGI. ``bodies`` reads its body, for the routes of a framework too: the body waits for room among all bodies that are in
+memory, and one that is too long is refused (413); ``decompression`` gives what a compressed one holds.
 ``request_models`` makes a checked object of its JSON, or an error that names the first wrong field. Where nobody is
 asked for a key, ``browser_guard`` refuses what a browser sends for pages of other sites. What goes out is made in
 ``replies``: JSON at once, a large body in chunks while it is made, and the one form of every error. ``serving`` binds

@@ -1,24 +1,14 @@
-"""Request bodies: read within limits (a body that is too long is a 413), and decompressed."""
+"""Request bodies: read within limits, one for each and one for all that are in memory."""
 
 import asyncio
-import zlib
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.core.errors import BodyTooLarge, InvalidInput
-from forebay.web.body_room import BodyRoom, BodyShare
+from forebay.core.errors import BodyTooLarge, BufferFull
 from forebay.web.connection_limits import RequestStalled
 from forebay.web.http_protocol import connection_of
 from forebay.web.replies import ClientGone
-
-STEP_BYTES = 1 << 20
-"""What one turn of decompression gives, more or less, before its size is looked at."""
-GZIP_SLICE_BYTES = 64 << 10
-ZSTD_SLICE_BYTES = 1 << 10
-"""A few bytes of zstd can stand for 128 KiB, and its decoder knows no limit: small slices bound what comes of one."""
-ZSTD_WINDOW_BYTES = 1 << 27
 
 
 class BodyLimit(NamedTuple):
@@ -29,12 +19,22 @@ class BodyLimit(NamedTuple):
 
 
 class BodyBudget:
-    """Limits on request bodies: each for itself, and all that are in memory at once."""
+    """Limits on request bodies: each for itself, and all that are in memory at once.
 
-    def __init__(self, max_body_bytes: int, max_bodies_bytes: int, body_room_wait_s: float = 60.0) -> None:
+    A body that finds no room waits while others can finish. Where bodies that have not come whole hold so much that
+    the oldest of them cannot continue, whatever else is freed, the newest of them gets a 429: else they would wait
+    for each other.
+    """
+
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int, wait_s: float = 60.0) -> None:
         self.max_body_bytes = max_body_bytes
-        self.room = BodyRoom(max_bodies_bytes, body_room_wait_s)
+        self.num_bytes = max_bodies_bytes
+        """Of all bodies together."""
+        self.free_bytes = max_bodies_bytes
+        self._wait_s = wait_s
         self._limit = min(BodyLimit(max_body_bytes, "max_body_bytes"), BodyLimit(max_bodies_bytes, "max_bodies_bytes"))
+        # In the order in which they came. A body that came whole at once, and found room, is never in it.
+        self._growing: dict[RequestBody, None] = {}
 
     async def read(self, scope: Scope, receive: Receive, narrower: BodyLimit | None = None) -> "RequestBody":
         """Read a body, which pays for its bytes as they arrive, and waits where there is no room for more.
@@ -45,8 +45,8 @@ class BodyBudget:
         announced = _content_length(scope)
         if announced > limit:  # before a byte is read: the client may not have begun to send
             raise BodyTooLarge(limit, setting)
-        connection, room = connection_of(scope), self.room
-        body = RequestBody(room)
+        connection = connection_of(scope)
+        body = RequestBody(self)
         parts: list[bytes] = []
         size, has_more = 0, True
         try:
@@ -64,46 +64,127 @@ class BodyBudget:
                 if size > limit:  # also of a body whose length was announced wrongly, or not at all
                     raise BodyTooLarge(limit, setting)
                 if has_more:
-                    room.begin(body)
+                    self._growing[body] = None
                     if connection is not None and connection.is_late:
                         raise RequestStalled("the body stood still for too long", "body_timeout_s")
-                if not room.take(body, len(part)):
+                if not self._take(body, len(part)):
                     if connection is not None:
                         connection.pause_reading()
-                    await room.wait(body, len(part))
+                    await self._wait(body, len(part))
                 parts.append(part)
         except BaseException:  # whatever ended the reading, the room must come back
             body.free()
             raise
         if len(parts) > 1:
-            room.finish(body)
+            body.finish()
         body.data = parts[0] if len(parts) == 1 else b"".join(parts)
         return body
 
+    async def unfold(self, body: "RequestBody", num_bytes: int) -> None:
+        """Let ``body`` pay for ``num_bytes`` more. Raises ``BufferFull``, ``BodyTooLarge``."""
+        self._growing[body] = None
+        if not self._take(body, num_bytes):
+            await self._wait(body, num_bytes)
 
-class RequestBody(BodyShare):
-    """A body and the room that it takes; ``free`` it when it is done with."""
+    def finish(self, body: "RequestBody") -> None:
+        """The body is whole; its room is freed when it is done with."""
+        if body in self._growing:
+            del self._growing[body]
+            self._share_out()
 
-    __slots__ = ("_room", "data")
+    def free(self, body: "RequestBody") -> None:
+        """Take back what the body had; it may be called twice."""
+        self.free_bytes += body.num_bytes
+        body.num_bytes = 0
+        self._growing.pop(body, None)
+        if self._growing:
+            self._share_out()
 
-    def __init__(self, room: BodyRoom) -> None:
-        super().__init__()
-        self._room = room
+    def _take(self, body: "RequestBody", num_bytes: int) -> bool:
+        """Whether there was room; then it is the body's."""
+        if num_bytes > self.free_bytes:
+            return False
+        self.free_bytes -= num_bytes
+        body.num_bytes += num_bytes
+        return True
+
+    async def _wait(self, body: "RequestBody", num_bytes: int) -> None:
+        """Wait until there is room, and take it. Raises ``BufferFull``, ``BodyTooLarge``."""
+        self._growing[body] = None
+        body.wanted_bytes = num_bytes
+        waiter = body.waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._share_out()
+            async with asyncio.timeout(self._wait_s):
+                await waiter
+        except TimeoutError:
+            raise _full(f"request bodies have held {self.num_bytes - self.free_bytes} bytes") from None
+        finally:
+            body.waiter = None
+
+    def _share_out(self) -> None:
+        """Give room to those that wait, oldest first; where that lets none of them continue, refuse the newest."""
+        self._grant()
+        while (blocked := self._newest_of_a_deadlock()) is not None:
+            assert blocked.waiter is not None
+            is_alone = blocked.num_bytes + blocked.wanted_bytes > self.num_bytes
+            why = "request bodies that have not come whole hold all room for them, and this one came last"
+            blocked.waiter.set_exception(BodyTooLarge(self.num_bytes, "max_bodies_bytes") if is_alone else _full(why))
+            self.free_bytes += blocked.num_bytes
+            blocked.num_bytes = 0
+            del self._growing[blocked]
+            self._grant()
+
+    def _grant(self) -> None:
+        for body in self._growing:
+            if not body.is_waiting:
+                continue
+            if not self._take(body, body.wanted_bytes):  # no body that came later goes first
+                return
+            assert body.waiter is not None
+            body.waiter.set_result(None)
+
+    def _newest_of_a_deadlock(self) -> "RequestBody | None":
+        if not self._growing or not all(body.is_waiting for body in self._growing):
+            return None
+        oldest = next(iter(self._growing))
+        if sum(body.num_bytes for body in self._growing) + oldest.wanted_bytes <= self.num_bytes:
+            return None  # bodies that came whole make room
+        return next((body for body in reversed(self._growing) if body.num_bytes), None)
+
+
+class RequestBody:
+    """A body and what it has of the budget; ``free`` it when it is done with."""
+
+    __slots__ = ("_budget", "data", "num_bytes", "waiter", "wanted_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
         self.data = b""
+        self.num_bytes = 0
+        self.wanted_bytes = 0
+        self.waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for room, and has not been given any."""
+        return self.waiter is not None and not self.waiter.done()
 
     async def unfold(self, num_bytes: int) -> None:
         """Pay for ``num_bytes`` more that come of it. Raises ``BufferFull``, ``BodyTooLarge``."""
-        self._room.begin(self)
-        if not self._room.take(self, num_bytes):
-            await self._room.wait(self, num_bytes)
+        await self._budget.unfold(self, num_bytes)
 
     def finish(self) -> None:
         """Nothing more comes of it."""
-        self._room.finish(self)
+        self._budget.finish(self)
 
     def free(self) -> None:
         """Give the room back."""
-        self._room.give_back(self)
+        self._budget.free(self)
+
+
+def _full(what: str) -> BufferFull:
+    return BufferFull(what, hint="try again after Retry-After, send less at once, or raise max_bodies_bytes")
 
 
 def _content_length(scope: Scope) -> int:
@@ -114,122 +195,35 @@ def _content_length(scope: Scope) -> int:
     return 0
 
 
-async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
-    """What ``body`` holds, decompressed as ``coding``, its Content-Encoding, says. ``limit`` holds for what comes out.
+class BodyMiddleware:
+    """Stands in front of a framework, whose routes may then read bodies as they like.
 
-    Raises ``BodyTooLarge`` as soon as it is, ``InvalidInput`` for a broken stream or a coding that is not known.
+    A body is read when a route first asks for it, so that whoever must not call has been refused before. What the
+    budget raises (``BodyTooLarge``, ``BufferFull``, ``ClientGone``) the route's own call raises, and the framework
+    answers as it answers every error.
     """
-    coding = coding.strip().lower()
-    if coding in (b"", b"identity"):
-        return body.data
-    decode = _DECODERS.get(coding)
-    if decode is None:
-        problem = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
-        raise InvalidInput(problem, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
-    # In threads, a step at a time: what a few bytes stand for is not known before, and other requests go on meanwhile.
-    steps = _steps(decode(body.data))
-    size, parts = 0, list[bytes]()
-    while part := await asyncio.to_thread(next, steps, b""):
-        size += len(part)
-        if size > limit:
-            raise BodyTooLarge(limit)
-        await body.unfold(len(part))
-        parts.append(part)
-    body.finish()
-    return b"".join(parts)
 
+    def __init__(self, app: ASGIApp, bodies: BodyBudget, limit: BodyLimit | None = None) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._limit = limit
 
-def _steps(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Small parts joined to steps of some size. Raises ``InvalidInput`` for a broken stream."""
-    gathered: list[bytes] = []
-    size = 0
-    try:
-        for part in parts:
-            gathered.append(part)
-            size += len(part)
-            if size >= STEP_BYTES:
-                yield b"".join(gathered)
-                gathered, size = [], 0
-    except _BrokenStream as error:
-        hint = "send the whole stream, compressed as Content-Encoding says"
-        raise InvalidInput(f"the body cannot be decompressed: {error}", hint=hint, field="body") from None
-    yield b"".join(gathered)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body: RequestBody | None = None
 
+        async def receive_whole() -> Message:
+            nonlocal body
+            if body is not None:  # who asks again wants to know when the client goes away
+                return await receive()
+            body = await self._bodies.read(scope, receive, self._limit)
+            message: dict[str, Any] = {"type": "http.request", "body": body.data, "more_body": False}
+            return message
 
-class _BrokenStream(Exception):
-    """The compressed bytes are not what they should be."""
-
-
-def _gunzip(body: bytes) -> Iterator[bytes]:
-    return _inflated(body, GZIP_SLICE_BYTES, _GzipMember, zlib.error)
-
-
-class _GzipMember:
-    """zlib's decoder with a limit on what one call gives."""
-
-    def __init__(self) -> None:
-        self._decoder = zlib.decompressobj(wbits=31)
-
-    def decompress(self, piece: bytes) -> bytes:
-        return self._decoder.decompress(piece, STEP_BYTES)
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def rest(self) -> bytes:
-        return self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
-
-
-class _ZstdFrame:
-    """zstandard's decoder."""
-
-    def __init__(self) -> None:
-        import zstandard
-
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
-
-    def decompress(self, piece: bytes) -> bytes:
-        return self._decoder.decompress(piece)
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def rest(self) -> bytes:
-        return self._decoder.unused_data
-
-
-def _unzstd(body: bytes) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        hint = "send gzip, or install zstandard at the server: pip install 'forebay[zstd]'"
-        raise InvalidInput("this server cannot read zstd", hint=hint, field="Content-Encoding") from None
-    return _inflated(body, ZSTD_SLICE_BYTES, _ZstdFrame, zstandard.ZstdError)
-
-
-def _inflated(
-    body: bytes, slice_bytes: int, new_decoder: Callable[[], Any], error_kind: type[Exception]
-) -> Iterator[bytes]:
-    """What a stream of one or more members, or frames, stands for, in parts."""
-    decoder = new_decoder()
-    try:
-        for at in range(0, len(body), slice_bytes):
-            left = body[at : at + slice_bytes]
-            while left:
-                if decoder.eof:  # gzip members and zstd frames may follow one another, as `cat a.gz b.gz` makes them
-                    decoder = new_decoder()
-                yield decoder.decompress(left)
-                left = decoder.rest
-        while not decoder.eof and (part := decoder.decompress(b"")):  # what a limit held back
-            yield part
-    except error_kind as error:
-        raise _BrokenStream(error) from None
-    if not decoder.eof:
-        raise _BrokenStream("it ends too early")
-
-
-_DECODERS = {b"gzip": _gunzip, b"x-gzip": _gunzip, b"zstd": _unzstd}
+        try:
+            await self._app(scope, receive_whole, send)
+        finally:
+            if body is not None:
+                body.free()

@@ -89,7 +89,7 @@ def awaits_body(connection: object) -> bool:
     return bool(getattr(cycle, "more_body", False)) and not getattr(cycle, "response_complete", True)
 
 
-class GatedFlow(flow_control.FlowControl):
+class PausableFlow(flow_control.FlowControl):
     """uvicorn's, which resumes whenever an app asks for a message; this one may be shut meanwhile."""
 
     is_shut = False
@@ -108,7 +108,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
 
     limits: ClassVar[ConnectionLimits]
     sweep: ClassVar[ConnectionSweep]
-    flow: GatedFlow
+    flow: PausableFlow
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -136,7 +136,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = GatedFlow(transport)
+        self.flow = PausableFlow(transport)
         self.sweep.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -327,7 +327,7 @@ def num_bytes_in_kernel(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-class OpenReply:
+class ReplyHandle:
     """One request whose reply has been started, for those who send past the framework, or watch."""
 
     __slots__ = ("_cycle",)

@@ -12,7 +12,7 @@ from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.leases import Leases, Stored
 from forebay.buffer.reads import staleness
-from forebay.buffer.reads.judging import JudgedGroup, Pipeline
+from forebay.buffer.reads.judging import GroupJudge, JudgedGroup
 from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
@@ -20,7 +20,7 @@ from forebay.buffer.run_warnings import for_trainer
 from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
 from forebay.core.group import BatchState, GroupState
 from forebay.core.records.rows import BatchRow
-from forebay.core.waiting import Patience, Signal
+from forebay.core.waiting import Deadline, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,10 @@ class _Reader:
 class Delivery:
     """Chooses groups for one run's readers, and leases them."""
 
-    def __init__(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
+    def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
-        self._pipeline = pipeline
-        self._selection = Selection(buffer, pipeline)
+        self._group_judge = group_judge
+        self._selection = Selection(buffer, group_judge)
         self._readers: dict[_Reader, None] = {}
         """Those who want a batch, in the order in which they came."""
         self.leases = Leases(buffer)
@@ -133,7 +133,7 @@ class Delivery:
         # A dictionary for its order: whoever came first is tried first, and leaves in O(1).
         self._readers[reader] = None
         try:
-            await self._serve_within(reader, Patience(wait_s))
+            await self._serve_within(reader, Deadline(wait_s))
         except BaseException:  # also a reader that goes away, just when another's turn had served it
             if reader.batch is not None:
                 self.leases.abandoned(reader.batch.batch_id)
@@ -144,7 +144,7 @@ class Delivery:
                 self._take_back(reader)
         return reader.batch
 
-    async def _serve_within(self, reader: "_Reader", patience: Patience) -> None:
+    async def _serve_within(self, reader: "_Reader", deadline: Deadline) -> None:
         while True:
             buffer = self._buffer
             async with buffer.lock:
@@ -156,10 +156,10 @@ class Delivery:
                 raise reader.error
             if reader.batch is None and buffer.is_exhausted:
                 raise self._end(reader.request)
-            if reader.batch is not None or patience.left_s <= 0:
+            if reader.batch is not None or deadline.left_s <= 0:
                 return
             # News that came while others were tried is looked at before waiting for the next.
-            if reader.knows(buffer.news) and not await patience.wait(buffer.news):
+            if reader.knows(buffer.news) and not await deadline.wait(buffer.news):
                 return
 
     def _end(self, request: ReadRequest) -> RunEnded:
@@ -232,7 +232,7 @@ class Delivery:
         described = reader.described
         if described.meta_info is not None:
             return False
-        described.meta_info = await self._pipeline.meta_info(described.window)
+        described.meta_info = await self._group_judge.meta_info(described.window)
         return True
 
     def _take_back(self, reader: _Reader) -> None:
@@ -261,7 +261,7 @@ class Delivery:
             return None
         groups, staged = self.leases.groups_of(row), []
         for group in groups:
-            made = await self._pipeline.stage(group)
+            made = await self._group_judge.stage(group)
             if made is None:  # a hook that fails only now: the next read finds it, and gets past it
                 self.leases.release_soon(row.batch_id)
                 return None
@@ -364,7 +364,7 @@ class Delivery:
         if damaged and self.leases.held.get(batch.batch_id) is lease and not buffer.has_failed:
             self.leases.release_soon(batch.batch_id)
             for group, damage in damaged:
-                self._pipeline.discard_unreadable(group, damage)
+                self._group_judge.discard_unreadable(group, damage)
 
     async def _damaged(self, batch: LeasedBatch) -> list[tuple[SampleGroup, BodyUnreadable]]:
         """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
@@ -390,8 +390,8 @@ class Delivery:
 
     # --- after loading
 
-    def resume_with(self, buffer: RunBuffer, pipeline: Pipeline, windows: Mapping[str, MetaWindow]) -> None:
+    def resume_with(self, buffer: RunBuffer, group_judge: GroupJudge, windows: Mapping[str, MetaWindow]) -> None:
         """Go on with what was loaded. What is with a trainer stays leased, and what arrived is acknowledged."""
-        self._buffer, self._pipeline = buffer, pipeline
-        self._selection = Selection(buffer, pipeline)
+        self._buffer, self._group_judge = buffer, group_judge
+        self._selection = Selection(buffer, group_judge)
         self.leases.resume_with(buffer, windows)

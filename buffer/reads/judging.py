@@ -66,7 +66,7 @@ class JudgedGroup:
         return sum(planned.num_bytes for planned in self.planned())
 
 
-class Pipeline:
+class GroupJudge:
     """Asks the hooks about one run's groups. Its methods are called with the run's lock held."""
 
     def __init__(self, buffer: RunBuffer) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads import staleness
-from forebay.buffer.reads.judging import JudgedGroup, Pipeline
+from forebay.buffer.reads.judging import GroupJudge, JudgedGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import DiscardReason, GroupState
 from forebay.core.ids import InstanceId
@@ -101,9 +101,9 @@ class Chooser:
 class Selection:
     """Looks for what satisfies a request among one run's groups. Called with the run's lock held."""
 
-    def __init__(self, buffer: RunBuffer, pipeline: Pipeline) -> None:
+    def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
-        self._pipeline = pipeline
+        self._group_judge = group_judge
 
     async def choose(self, request: ReadRequest, describe: Callable[[], Awaitable[bool]]) -> list[ChosenGroup]:
         """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all.
@@ -114,7 +114,7 @@ class Selection:
         oldest = staleness.bound(self._buffer, request.max_staleness)
         while True:
             # Each turn begins anew: a hook that was asked about one group gave others time to change.
-            await self._pipeline.evaluate()
+            await self._group_judge.evaluate()
             staleness.discard_stale(self._buffer, oldest)
             if not self._may_suffice(request):
                 return []
@@ -176,7 +176,7 @@ class Selection:
         if is_stale and self._buffer.run.settings.stale_groups == "discard":
             staleness.discard(self._buffer, group)
             return
-        staged = await self._pipeline.stage(group)
+        staged = await self._group_judge.stage(group)
         if staged is None:
             return
         if not chooser.request.is_slime:

@@ -19,7 +19,7 @@ from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.log_writer import Append, Job, LogWriter
 from forebay.buffer.store.removal import Clearing, Removals
 from forebay.buffer.store.reserve import Reserve
-from forebay.buffer.store.send_bodies import Sending
+from forebay.buffer.store.send_bodies import BodyTransfer
 from forebay.core.errors import StorageFailed
 from forebay.core.ids import InstanceId
 from forebay.core.records.disk_files import DiskFiles, Files
@@ -130,7 +130,7 @@ class JournalStore(Store):
 
     async def send(self, pieces: Sequence[Outbound], connection: socket) -> bool:
         self._opened()
-        sending = Sending(self._bodies, pieces)
+        sending = BodyTransfer(self._bodies, pieces)
         try:
             while not await self._send_on(sending, connection):
                 await _writable(connection)
@@ -138,7 +138,7 @@ class JournalStore(Store):
             sending.close()
         return True
 
-    async def _send_on(self, sending: Sending, connection: socket) -> bool:
+    async def _send_on(self, sending: BodyTransfer, connection: socket) -> bool:
         """One turn in a thread, which is over before the socket may be closed."""
         # The thread cannot be cancelled: the caller must not close the socket under it.
         turn = asyncio.ensure_future(self._in_thread(sending.go, connection))

@@ -32,7 +32,7 @@ _Step = list[BytesLike] | _FileSpan
 """What is sent with one call, or with as many as the socket wants."""
 
 
-class Sending:
+class BodyTransfer:
     """``pieces`` on their way. ``go`` may be called from another thread each time, by one at a time."""
 
     def __init__(self, reader: BodyReader, pieces: Sequence[Outbound]) -> None:

@@ -7,7 +7,6 @@ blocks and one that awaits; both run the same flows, so that what the client doe
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +15,7 @@ import msgspec
 
 from forebay.client.errors import ServerUnreachable, error_of
 from forebay.core.backoff import Backoff
+from forebay.core.waiting import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -99,17 +99,6 @@ Flow: TypeAlias = Generator[Wish, Any, T]
 """Is sent what came of each wish; returns a ``T``."""
 
 
-class TimeLimit:
-    """Seconds that are used up from now on; without a number they never are."""
-
-    def __init__(self, wait_s: float | None) -> None:
-        self._until_s = ENDLESS_S if wait_s is None else time.monotonic() + wait_s
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._until_s - time.monotonic())
-
-
 def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[ServerReply]:
     """The answer to ``call``, asked again while nobody answers or the server has one of the ``transient`` statuses.
 
@@ -117,17 +106,17 @@ def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSI
     after the first failure. A status that is not transient is an answer, whether of success or not.
     """
     pause = Backoff()
-    limit: TimeLimit | None = None
+    deadline: Deadline | None = None
     while True:
         reply: ServerReply | Lost = yield call
         if isinstance(reply, ServerReply) and reply.status not in transient:
             return reply
-        if limit is None:  # from the first failure on: a long poll may have waited for longer than that before
-            limit = TimeLimit(retry_for_s)
+        if deadline is None:  # from the first failure on: a long poll may have waited for longer than that before
+            deadline = Deadline(retry_for_s)
             _log_repetition(reply, call, retry_for_s)
-        if limit.left_s <= 0:
+        if deadline.left_s <= 0:
             raise failure(reply, call)
-        yield Pause(min(pause.next_s(reply.retry_after_s), limit.left_s))
+        yield Pause(min(pause.next_s(reply.retry_after_s), deadline.left_s))
 
 
 def _log_repetition(reply: ServerReply | Lost, call: Call, retry_for_s: float) -> None:

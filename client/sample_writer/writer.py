@@ -12,7 +12,7 @@ from forebay.client.errors import WriterClosed
 from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Encoding, OnRefused, Writing
 from forebay.client.trainer.buffer_client import RETRY_FOR_S
-from forebay.core.waiting import Patience, Signal
+from forebay.core.waiting import Deadline, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +216,8 @@ class AsyncWriter(_Writer):
         self._background.wake()
 
     async def _wait(self, condition: Callable[[], bool], wait_s: float = NEVER_S) -> None:
-        patience = Patience(wait_s)
-        while not condition() and await patience.wait(self._changed):
+        deadline = Deadline(wait_s)
+        while not condition() and await deadline.wait(self._changed):
             pass
 
 

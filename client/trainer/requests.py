@@ -12,6 +12,7 @@ import msgspec
 
 from forebay.client.calls.flow import (
     CALL_TIMEOUT_S,
+    ENDLESS_S,
     PAGE_RUNS,
     Call,
     Flow,
@@ -19,7 +20,6 @@ from forebay.client.calls.flow import (
     Lost,
     Pause,
     ServerReply,
-    TimeLimit,
     answered,
     decoded,
     failure,
@@ -41,6 +41,7 @@ from forebay.client.trainer.open_reads import Reads
 from forebay.client.trainer.uncheckpointed_leases import UncheckpointedLeases
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.safetensors_format import TENSORS_TYPE, blob_json, is_blob
+from forebay.core.waiting import Deadline
 from forebay.core.weight_versions import PauseMode
 
 logger = logging.getLogger(__name__)
@@ -179,10 +180,11 @@ class Reading:
 
     def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
         """A batch, or None once ``wait_s`` is over."""
-        limit, poll_s = TimeLimit(wait_s), 0.0  # the first look does not wait: what is there is had even without time
+        deadline = Deadline(ENDLESS_S if wait_s is None else wait_s)
+        poll_s = 0.0  # the first look does not wait: what is there is had even without time
         while True:
-            batch = yield from self._lease(wanted, min(poll_s, limit.left_s))
-            if batch is not None or limit.left_s <= 0:
+            batch = yield from self._lease(wanted, min(poll_s, deadline.left_s))
+            if batch is not None or deadline.left_s <= 0:
                 return batch
             poll_s = POLL_S
 

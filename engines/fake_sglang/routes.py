@@ -26,9 +26,8 @@ from forebay.engines.fake_sglang.request_bodies import (
     GenerateBody,
     TokenizeBody,
 )
-from forebay.web.bodies import BodyBudget
+from forebay.web.bodies import BodyBudget, BodyMiddleware
 from forebay.web.browser_guard import BrowserGuard
-from forebay.web.paid_bodies import PaidBodies
 from forebay.web.replies import ClientGone
 
 SGLANG_VERSION = "0.5.23"
@@ -54,7 +53,7 @@ def app_of(routes: Sequence[Route]) -> Starlette:
     """An application of some of these routes: bodies within their limits, and SGLang's words for errors."""
     return Starlette(
         routes=routes,
-        middleware=[Middleware(PaidBodies, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
+        middleware=[Middleware(BodyMiddleware, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
         exception_handlers={ForebayError: _refuse, ClientGone: _client_gone},
     )
 

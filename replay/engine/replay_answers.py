@@ -30,7 +30,7 @@ from forebay.replay.engine.replayed_state import AnswerInFlight, ReplayedState
 from forebay.replay.engine.served_engine import break_off, send_error
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.recorded_calls import CallReply
-from forebay.web.http_protocol import OpenReply
+from forebay.web.http_protocol import ReplyHandle
 from forebay.web.replies import JSON_HEADER, ClientGone, encode, send_json
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class ReplayAnswers:
 
     async def _replay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.is_drawn:
-            connection = OpenReply.of(scope)
+            connection = ReplyHandle.of(scope)
             await self.state.opened()
             if connection is not None and connection.is_over:
                 raise ClientGone  # it asks again, and the answer is for that

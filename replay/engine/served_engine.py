@@ -19,7 +19,7 @@ from forebay.replay.recorded_calls import MAX_REQUEST_BYTES
 from forebay.replay.recording_secrets import without_keys
 from forebay.web.bodies import BodyBudget
 from forebay.web.connection_limits import DEFAULT_LIMITS
-from forebay.web.http_protocol import OpenReply
+from forebay.web.http_protocol import ReplyHandle
 from forebay.web.replies import ClientGone, encode, send_json
 from forebay.web.serving import SHUTDOWN_S, serve_app
 
@@ -146,7 +146,7 @@ async def send_error(send: Send, status: int, message: str) -> None:
 
 def break_off(scope: Scope) -> None:
     """End the connection of a request in the middle of its reply. Where its server bounds no connections it raises."""
-    reply = OpenReply.of(scope)
+    reply = ReplyHandle.of(scope)
     if reply is None:
         raise ConnectionResetError("the recorded reply ends here")
     reply.note_disconnect()

@@ -9,7 +9,7 @@ from forebay.buffer.buffer import LiveRun
 from forebay.core.binary_sample import as_json
 from forebay.core.errors import GroupNotFound
 from forebay.core.group import GroupState
-from forebay.core.waiting import Patience
+from forebay.core.waiting import Deadline
 from forebay.server.services import Services, services_of
 from forebay.server.views import closed_since, group_view, sample_view
 
@@ -65,9 +65,9 @@ async def closed_groups(
 
 async def follow_closed(entry: LiveRun, after: int, wait_s: float) -> dict[str, Any]:
     """The feed of closed groups, for its native route and for run processes."""
-    patience = Patience(wait_s)
+    deadline = Deadline(wait_s)
     groups = entry.buffer.groups
-    while groups.num_closed <= after and not entry.run.has_ended and await patience.wait(entry.buffer.news):
+    while groups.num_closed <= after and not entry.run.has_ended and await deadline.wait(entry.buffer.news):
         pass
     return await closed_since(entry, after)
 

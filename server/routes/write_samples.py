@@ -20,7 +20,7 @@ from forebay.server.routes.sample_routes import (
     by_key,
     by_name_to_write,
 )
-from forebay.web.bodies import plain_body
+from forebay.web.decompression import plain_body
 from forebay.web.replies import encode, error_body, error_headers, send_json
 
 NDJSON_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.buffer.buffer import Buffer
 from forebay.core.run import Run
-from forebay.core.waiting import Patience
+from forebay.core.waiting import Deadline
 from forebay.server.runs.input_contents import InputContents
 from forebay.server.runs.start_checks import num_bytes_of
 
@@ -28,30 +28,30 @@ class EarlierTraces:
         run = self._buffer.get(run_id).run
         if run.settings.scheduler is None or _file_of(run) is None:
             return []
-        patience, found = Patience(WAIT_S), list[str]()
+        deadline, found = Deadline(WAIT_S), list[str]()
         for other in [entry.run for entry in reversed(list(self._buffer.entries))]:
             is_other = other.run_id != run_id and other.task_type == run.task_type
-            if is_other and await self._have_same_input(run, other, patience):
+            if is_other and await self._have_same_input(run, other, deadline):
                 found.append(str(self._folder_of(other.run_id)))
                 if len(found) == MAX_RUNS:
                     break
         return found
 
-    async def _have_same_input(self, run: Run, other: Run, patience: Patience) -> bool:
+    async def _have_same_input(self, run: Run, other: Run, deadline: Deadline) -> bool:
         if _file_of(run) == _file_of(other):
             return True
         if num_bytes_of(run.input_fingerprint) != num_bytes_of(other.input_fingerprint):
             return False
-        digest = await self._digest(run, patience)
-        return bool(digest) and digest == await self._digest(other, patience)
+        digest = await self._digest(run, deadline)
+        return bool(digest) and digest == await self._digest(other, deadline)
 
-    async def _digest(self, run: Run, patience: Patience) -> str:
+    async def _digest(self, run: Run, deadline: Deadline) -> str:
         """What its input file held at its start; "" where nobody knows."""
         file = _file_of(run)
         if run.input_sha256 or file is None:
             return run.input_sha256
         with suppress(TimeoutError):
-            return await asyncio.wait_for(self._contents.of_start(*file), patience.left_s)
+            return await asyncio.wait_for(self._contents.of_start(*file), deadline.left_s)
         return ""
 
 

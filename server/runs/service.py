@@ -15,7 +15,7 @@ from forebay.core.records.log_records import check_fits
 from forebay.core.records.rows import StartRow
 from forebay.core.run import WORKING, Origin, Run, RunState
 from forebay.core.tasks import TaskSet
-from forebay.core.waiting import Patience
+from forebay.core.waiting import Deadline
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.replay_starts import ReplayPlan, defaults_of
@@ -106,19 +106,19 @@ class RunService:
             return same or await self._start(request, name, "native")
 
     async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
-        patience = Patience(self._start_wait_s)
-        async with self._parts.replay_starts.planned(request, patience.left_s) as plan:
-            return await self._start_planned(request, plan, patience, name, origin)
+        deadline = Deadline(self._start_wait_s)
+        async with self._parts.replay_starts.planned(request, deadline.left_s) as plan:
+            return await self._start_planned(request, plan, deadline, name, origin)
 
     async def _start_planned(
-        self, request: StartRequest, plan: ReplayPlan | None, patience: Patience, name: str, origin: Origin
+        self, request: StartRequest, plan: ReplayPlan | None, deadline: Deadline, name: str, origin: Origin
     ) -> Run:
         if plan is not None:
             request = replace(request, source=plan.source)
         generator = await self._checked(request, plan)
         if origin == "slime" and request.input_file is not None:
             # So that the run has it from its beginning; a large file is read on behind the reply.
-            await self._parts.contents.read_within(request.input_file, patience.left_s)
+            await self._parts.contents.read_within(request.input_file, deadline.left_s)
         entry = await find_run(self._buffer, self._parts.contents, request, name, origin)
         if entry is None:
             return await self._add(request, generator, plan, name, origin)

@@ -9,7 +9,7 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import UNANNOUNCED, warn
 from forebay.core.group import GroupState
 from forebay.core.run import StepStart
-from forebay.core.waiting import Patience
+from forebay.core.waiting import Deadline
 from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
 
@@ -82,7 +82,7 @@ async def follow_steps(
     Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused`` or, unless it
     is None, ``is_still``.
     """
-    patience, buffer = Patience(wait_s), entry.buffer
+    deadline, buffer = Deadline(wait_s), entry.buffer
 
     def is_news() -> bool:
         is_later = buffer.groups.num_closed > after or news_number(buffer) != seen
@@ -90,7 +90,7 @@ async def follow_steps(
         return is_later or is_other or not entry.run.is_alive
 
     # A signal only says that something happened: what it was is looked at anew each time.
-    while not is_news() and await patience.wait(buffer.news):
+    while not is_news() and await deadline.wait(buffer.news):
         pass
     return {
         **await closed_since(entry, after),

@@ -130,7 +130,7 @@ class DeliveryModel(RuleBasedStateMachine):
     def write_one_that_fails(self) -> None:
         self.num_groups += 1
         self.do(fill(self.entry, self.num_groups, [None, None]))
-        self.do(self.entry.pipeline.evaluate())
+        self.do(self.entry.group_judge.evaluate())
         self.model.discarded |= {key for key, group in self.groups.items() if group.state == "discarded"}
 
     # --- readers
@@ -303,7 +303,7 @@ class DeliveryModel(RuleBasedStateMachine):
         if not hasattr(self, "buffer"):
             return
         check_books(self.entry)
-        self.do(self.entry.pipeline.evaluate())
+        self.do(self.entry.group_judge.evaluate())
         assert {key: group.state.value for key, group in self.groups.items()} == {
             key: self.model.owner(key) for key in self.groups
         }

@@ -155,7 +155,7 @@ async def test_a_group_goes_out_when_it_did(store: Store, clock: ManualClock) ->
     async with open_buffer(store, clock) as buffer:
         entry = await buffer.add(make_run("run-1", **PAYLOAD))
         await fill(entry, "a", [0.0, 1.0, 0.0, 1.0])
-        await buffer.get("run-1").pipeline.evaluate()
+        await buffer.get("run-1").group_judge.evaluate()
         await fill(entry, "salvaged", [0.0, 1.0])
         clock.advance(301)
         await buffer.tick()

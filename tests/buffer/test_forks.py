@@ -124,7 +124,7 @@ async def test_weights_of_a_fork_that_is_not_delivered_make_no_group_stale(store
         await write(entry, uid="lost-f1", fork=1, rollout_id="lost", weight_version=1, **at)
         await put_slot(entry, 0, 1.0, weight_version=3)
         await put_slot(entry, 1, 0.0, weight_version=3)
-        await entry.pipeline.evaluate()
+        await entry.group_judge.evaluate()
         entry.run.weight_version = 3
         await entry.buffer.save_run()
     async with open_buffer(store) as buffer:
@@ -136,7 +136,7 @@ async def test_forks_of_a_closed_group_are_late_and_known_ones_are_duplicates(st
         entry = await buffer.add(make_run())
         await put_slot(entry, 0, 1.0, forks=1)
         await put_slot(entry, 1, 0.0)
-        await entry.pipeline.evaluate()
+        await entry.group_judge.evaluate()
         at = {"instance_id": 7, "epoch": 0, "slot": 0, "rollout_id": "r0"}
         assert (await write(entry, uid="r0-f1", fork=1, **at)).is_duplicate
         assert (await write(entry, uid="r0-f2", fork=2, **at)).outcome == "late"

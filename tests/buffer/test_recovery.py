@@ -200,7 +200,7 @@ async def test_judgement_made_while_the_disk_fails_reaches_no_disk(tmp_path: Pat
                 await lost.stored
             files.refuses_sync = False
             await buffer.store.recover()
-            await entry.pipeline.evaluate()
+            await entry.group_judge.evaluate()
             assert states(entry)[1, 0] == "ready"
         entry = await healthy(buffer)
         assert states(entry)[1, 0] == "open"

@@ -1,9 +1,9 @@
-"""Signals, patience and clocks."""
+"""Signals, deadline and clocks."""
 
 import asyncio
 
 from forebay.core.clock import ActiveClock, ManualClock, SystemClock
-from forebay.core.waiting import Patience, Signal
+from forebay.core.waiting import Deadline, Signal
 
 
 async def test_notification_wakes_everybody_who_waits() -> None:
@@ -59,22 +59,22 @@ async def test_notification_wakes_in_the_order_of_waiting() -> None:
 
 async def test_patience_ends() -> None:
     signal = Signal()
-    assert not await Patience(0.0).wait(signal)
-    assert not await Patience(-1.0).wait(signal)
-    patience = Patience(0.002)
-    assert not await patience.wait(signal)
-    assert patience.left_s <= 0
+    assert not await Deadline(0.0).wait(signal)
+    assert not await Deadline(-1.0).wait(signal)
+    deadline = Deadline(0.002)
+    assert not await deadline.wait(signal)
+    assert deadline.left_s <= 0
 
 
 async def test_patience_is_used_up_by_all_waits_together() -> None:
-    signal, patience = Signal(), Patience(5)
+    signal, deadline = Signal(), Deadline(5)
     for _ in range(2):
-        before_s = patience.left_s
-        waiting = asyncio.create_task(patience.wait(signal))
+        before_s = deadline.left_s
+        waiting = asyncio.create_task(deadline.wait(signal))
         await asyncio.sleep(0.001)
         signal.notify()
         assert await waiting
-        assert patience.left_s < before_s
+        assert deadline.left_s < before_s
 
 
 def test_active_clock_stands_still_while_held() -> None:

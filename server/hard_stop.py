@@ -18,7 +18,7 @@ MARGIN_S = 0.5
 """So much before the limit it acts: the kernel, too, takes its time to end a large process."""
 
 
-class LastResort:
+class HardStop:
     """Enter it around the life of the server; ``begin`` counts ``limit_s`` from the first call."""
 
     def __init__(self, limit_s: float) -> None:
@@ -26,7 +26,7 @@ class LastResort:
         self._is_over = threading.Event()
         self._begun = False
 
-    def __enter__(self) -> "LastResort":
+    def __enter__(self) -> "HardStop":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,7 +37,7 @@ class LastResort:
         """The server is asked to end: it ends by itself in time, or is ended with this exit status."""
         if not self._begun:
             self._begun = True
-            threading.Thread(target=self._wait, args=(status,), name="forebay-last-resort", daemon=True).start()
+            threading.Thread(target=self._wait, args=(status,), name="forebay-hard-stop", daemon=True).start()
 
     def _wait(self, status: int) -> None:
         if self._is_over.wait(max(0.0, self._limit_s - MARGIN_S)):
