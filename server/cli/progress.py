@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -107,19 +107,6 @@ class RunProgress:
         return Panel(facts_table(facts), title=title, title_align="left", expand=False, padding=(0, 1))
 
 
-class Display(Protocol):
-    """Shows the newest progress."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, progress: RunProgress) -> None:
-        """Replace what is shown."""
-
-
 class LiveDisplay:
     """A panel that is drawn again and again, and gone at the end."""
 
@@ -137,6 +124,7 @@ class LiveDisplay:
         self._live.__exit__(kind, error, trace)
 
     def show(self, progress: RunProgress) -> None:
+        """Draw the newest progress."""
         self._live.update(progress.as_panel(time.monotonic() - self._began_s))
 
 
@@ -158,6 +146,7 @@ class LineDisplay:
             self._write(self._unshown)
 
     def show(self, progress: RunProgress) -> None:
+        """Write the newest progress, or keep it until its time."""
         now_s = time.monotonic()
         self._unshown = progress.as_line(now_s - self._began_s)
         if now_s >= self._next_s:
@@ -169,6 +158,6 @@ class LineDisplay:
         self._console.print(line, markup=False, soft_wrap=True)
 
 
-def make_display(console: Console) -> Display:
+def make_display(console: Console) -> LiveDisplay | LineDisplay:
     """The display that fits where ``console`` writes."""
     return LiveDisplay(console) if console.is_terminal else LineDisplay(console)

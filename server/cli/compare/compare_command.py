@@ -50,9 +50,8 @@ def command(
     token: Token = "",
 ) -> None:
     """Judge what was recorded again, as it was and with other hooks, rewards or settings; tell what changes."""
-    from forebay.server.cli.compare.changed_settings import read_changes
     from forebay.server.cli.compare.new_rewards import prints_to_stderr
-    from forebay.server.cli.compare.what_if import WhatChanges, compare
+    from forebay.server.cli.compare.what_if import WhatChanges, compare, read_changes
 
     check_plot(plot)
     if plot is not None:

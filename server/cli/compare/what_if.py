@@ -1,25 +1,143 @@
-"""Everything in place: the groups of a recording go through two rehearsals, and what becomes of them is added up."""
+"""Everything in place: what changes, whose hooks judge, and the two rehearsals that a recording goes through.
 
-from collections.abc import Callable, Iterator, Sequence
+Hooks are those that are built in, or those of a generator file. Both times, as recorded and as changed.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from forebay.buffer.rehearsal import Rehearsal
+from forebay.buffer.rehearsal import Rehearsal, RehearsalHooks
 from forebay.buffer.rehearsed_groups import Treatment, rehearse
+from forebay.core.errors import InvalidInput
 from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.records.rows import GroupRow
+from forebay.core.run import RunSettings
+from forebay.generators.discovery.catalog import inspect_alone
+from forebay.generators.discovery.info import GeneratorInfo
+from forebay.generators.discovery.module_loading import import_roots
+from forebay.hooks.types import Contract
 from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.comparison import Comparison
 from forebay.replay.options import parse_steps
 from forebay.replay.source import Source
-from forebay.server.cli.compare.changed_settings import settings_of
-from forebay.server.cli.compare.judging_code import JudgingCodes, find_codes
 from forebay.server.cli.compare.new_rewards import NewRewards, open_rewarder
+from forebay.server.cli.options import own_command
 from forebay.server.cli.output import make_console
+from forebay.server.cli.start_command import parse_assignment
 
 INSPECT_TIMEOUT_S = 120.0
+GROUP_SIZE, ITS_ALIAS = "group_size", "num_repeat_per_sample"
+COMPARED = (
+    GROUP_SIZE,
+    "min_valid_group_size_ratio",
+    "min_valid_item_size_ratio",
+    "group_timeout_seconds",
+    "group_deadline_seconds",
+    "min_timeout_group_size_ratio",
+    "normaliser",
+    "reward_range",
+    "contract",
+    "hook_time_limit_s",
+)
+"""The others decide how much is generated, when, and when a trainer gets it: nothing of it is in the samples."""
+
+
+def read_changes(assignments: Sequence[str]) -> dict[str, Any]:
+    """The fields that are set. Raises ``InvalidInput`` for one that is none, or decides nothing here."""
+    changes: dict[str, Any] = {}
+    for name, value in map(parse_assignment, assignments):
+        field = GROUP_SIZE if name == ITS_ALIAS else name
+        if field not in COMPARED:
+            raise _wrong_name(name)
+        changes[field] = value
+    return changes
+
+
+def _wrong_name(name: str) -> InvalidInput:
+    hint = f"the fields are {', '.join(COMPARED)}"
+    if name.partition(".")[0] in RunSettings.model_fields:
+        message = f"--set {name}: it decides nothing that a recording can tell"
+        return InvalidInput(message, hint=f"{hint}; `forebay simulate` tries schedulers", field=name)
+    nearest = difflib.get_close_matches(name, COMPARED, 1)
+    meant = f"; did you mean {nearest[0]}?" if nearest else ""
+    return InvalidInput(f"--set {name:.100}: a run has no such setting{meant}", hint=hint, field=name)
+
+
+def settings_of(run: RecordedRun, changes: Mapping[str, Any] | None = None) -> RunSettings:
+    """The settings that a run was recorded with, with ``changes`` in place of some. Raises ``InvalidInput``."""
+    payload = dict(run.payload)
+    for name, value in (changes or {}).items():
+        payload.pop(ITS_ALIAS if name == GROUP_SIZE else name, None)
+        payload[name] = value
+    return RunSettings.parse(payload, "slime" if run.origin == "slime" else "native")
+
+
+@dataclass(frozen=True)
+class JudgingCode:
+    """A generator file, or none: its hooks, and which of slime's contracts it declares."""
+
+    path: Path | None
+    hooks: Collection[str] = ()
+    contract: Contract | None = None
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.hooks)} of {self.path}" if self.path is not None and self.hooks else "built-in"
+
+    def make_hooks(self, run: RecordedRun, settings: RunSettings) -> RehearsalHooks:
+        """Its hooks, as the server would ask them for this run."""
+        return RehearsalHooks(
+            task_type=run.task_type,
+            contract=settings.contract or self.contract,
+            normaliser=settings.normaliser,
+            reward_range=settings.reward_range,
+            module_path=self.path,
+            python_path=import_roots(self.path.parent) if self.path is not None else (),
+            user_hooks=self.hooks,
+            time_limit_s=settings.hook_time_limit_s,
+        )
+
+
+@dataclass(frozen=True)
+class JudgingCodes:
+    """Who is asked with everything as recorded, and who with what is changed."""
+
+    recorded: JudgingCode
+    changed: JudgingCode
+    has_recorded: bool
+    """Whether ``recorded`` are the hooks that the run had; else they are the built-in ones in their place."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether others are asked."""
+        return self.recorded != self.changed
+
+
+async def find_codes(run: RecordedRun, file: Path | None, inspect_timeout_s: float) -> JudgingCodes:
+    """Who judges, where ``file`` is what ``--code`` names. Raises ``InvalidInput`` if it cannot be used."""
+    built_in = JudgingCode(None, contract=cast("Contract | None", run.generator_contract))
+    given = None if file is None else await _inspected(file, inspect_timeout_s)
+    if given is None:
+        return JudgingCodes(built_in, built_in, has_recorded=not run.generator_hooks)
+    code = JudgingCode(given.path, tuple(given.hooks), given.contract)
+    if not run.generator_hooks:
+        return JudgingCodes(built_in, code, has_recorded=True)
+    is_recorded = given.sha256 == run.generator_sha256
+    return JudgingCodes(code if is_recorded else built_in, code, has_recorded=is_recorded)
+
+
+async def _inspected(file: Path, inspect_timeout_s: float) -> GeneratorInfo:
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "is not there"
+        raise InvalidInput(f"--code {file} {what}", hint="it names a generator file", field="code")
+    info = await inspect_alone(file, working_dir=Path.cwd(), inspect_timeout_s=inspect_timeout_s)
+    if info.status != "ok":
+        hint = f"`{own_command()} generators check {file}` shows the whole error"
+        raise InvalidInput(f"{file} cannot be used: {info.error}", hint=hint, field="code")
+    return info
 
 
 @dataclass(frozen=True)
