@@ -23,34 +23,30 @@ from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
 from forebay.server.routes import (
     batches,
-    group_recordings,
+    exports,
     groups,
     operations,
     read_batches,
-    recordings,
     run_process,
     runs,
     slime_runs,
-    trace,
     weights,
     write_samples,
 )
 from forebay.server.routes.openapi import complete_document
 from forebay.server.routes.sample_routes import SampleRouter
-from forebay.server.runs.code_copies import CodeCopies
-from forebay.server.runs.earlier_traces import EarlierTraces
-from forebay.server.runs.folders import RunFolders
+from forebay.server.runs.folders import CodeCopies, RunFolders
 from forebay.server.runs.gateway_registration import RunGateway
-from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.launches import RunParts
 from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.replay_starts import ReplayStarts
 from forebay.server.runs.replays import Replays
-from forebay.server.runs.run_defaults import RunDefaults
 from forebay.server.runs.service import RunService
-from forebay.server.runs.start_checks import InputCheck
+from forebay.server.runs.start_checks import StartCheck
+from forebay.server.runs.start_fields import RunDefaults
 from forebay.server.runs.supervisor import Supervisor
 from forebay.server.services import Services
 from forebay.server.tracing.run_traces import RunTraces
@@ -85,10 +81,9 @@ def create_api() -> FastAPI:
     # No pages of the framework's: they load scripts from elsewhere, which could then call every route.
     api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
-    for module in (slime_runs, runs, trace, recordings, groups, batches, weights, operations):
+    for module in (slime_runs, runs, exports, groups, batches, weights, operations):
         api.include_router(module.router)
-    for module in (run_process, group_recordings):
-        api.include_router(module.router)
+    api.include_router(run_process.router)
     add_error_handlers(api)
     complete_document(api)
     return api
@@ -120,11 +115,9 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         process = await stack.enter_async_context(GatewayProcess(settings))
         run_gateway = RunGateway(buffer, process, own_url, traces)
         stack.push_async_callback(run_gateway.aclose)
-        check = InputCheck(settings, working_dir)
-        contents = InputContents(check)
-        stack.push_async_callback(contents.aclose)
-        earlier = EarlierTraces(buffer, contents, folders.trace)
-        records = RunRecords(buffer, run_gateway, own_url, traces, earlier)
+        files = InputFiles(settings, working_dir)
+        stack.push_async_callback(files.aclose)
+        records = RunRecords(buffer, run_gateway, own_url, traces, files)
         supervisor = await stack.enter_async_context(
             Supervisor(
                 records,
@@ -132,12 +125,12 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
                 stop_grace_s=settings.stop_grace_s,
                 max_engine_reply_bytes=settings.max_engine_reply_bytes,
                 working_dir=working_dir,
-                environment=check.limits.environment,
+                environment=files.limits.environment,
                 max_log_bytes=settings.max_log_bytes,
                 cluster=settings.model_dump(include={"worker_silence_s", "ray_address", "ray_namespace"}),
             )
         )
-        sources = ReplaySources(buffer, check, settings.replay or None)
+        sources = ReplaySources(buffer, files, settings.replay or None, settings.max_body_bytes)
         sources.hold_all()  # before retention begins
         run_service = RunService(
             RunParts(
@@ -146,11 +139,11 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
                 folders,
                 records,
                 supervisor,
-                check,
-                contents,
+                StartCheck(settings, files),
+                files,
                 RunDefaults(settings.run_defaults),
                 sources,
-                ReplayStarts(buffer, sources, folders, contents),
+                ReplayStarts(buffer, sources, folders, files),
                 Replays(buffer, records, sources),
             ),
             start_wait_s=settings.start_wait_s,

@@ -81,7 +81,7 @@ def is_open(host: str) -> bool:
 
 def read_settings(config: Path | None, **flags: object) -> Settings:
     """The settings, or ``InvalidInput`` that names the first wrong one."""
-    from forebay.server.runs.run_defaults import check_run_defaults
+    from forebay.server.runs.start_fields import check_run_defaults
 
     try:
         settings = load_settings(config, **flags)

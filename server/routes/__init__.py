@@ -6,10 +6,9 @@ and the run by the path, reads the body and turns errors into replies; ``write_s
 names these routes in the framework's document, and answers other methods on their paths.
 
 The others are FastAPI's: ``slime_runs`` (slime's client, but for its samples), ``runs`` (start, stop, look),
-``trace`` (what was recorded of a run's time), ``recordings`` (a run, to be written into a file), ``groups``,
-``batches`` (acknowledge, release, extend, checkpoints, rewind), ``weights`` (versions, updates, pauses),
-``run_process`` (what a run's own process asks, behind the run's key), ``group_recordings`` (what it asks of a run
-that is replayed) and ``operations`` (health, metrics, retention).
+``exports`` (a run's trace and its recording, as files), ``groups``, ``batches`` (acknowledge, release, extend,
+checkpoints, rewind), ``weights`` (versions, updates, pauses), ``run_process`` (what a run's own process asks, behind
+the run's key) and ``operations`` (health, metrics, retention).
 
 Native routes lie under ``/v1``; those of a run's key under ``/w/{run_key}``; slime's at the root and under
 ``/s/{name}``. Errors have one body everywhere; slime's put its envelope around it.

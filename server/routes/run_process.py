@@ -1,23 +1,26 @@
 """What a run process asks of the server, and reports to it. The key in the path opens this one run."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import StreamingResponse
 
 from forebay.buffer.admission import announce
 from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import note_groups, note_new_process
+from forebay.core.binary_sample import SAMPLES_TYPE
 from forebay.core.errors import InvalidInput
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId, group_id, rollout_uid
 from forebay.core.run import Run, Tally
 from forebay.generators.buffer_link.abc import MAX_COUNT_NAMES, ProgressReport
+from forebay.replay.group_frames import first_frame
 from forebay.replay.options import ReplayOptions
 from forebay.server.routes.groups import follow_closed
-from forebay.server.runs.recorded_groups import RecordedGroups
+from forebay.server.runs.recorded_groups import RecordedGroups, UsableGroup
 from forebay.server.runs.steps import follow_steps, step_view
 from forebay.server.services import Services, services_of
 from forebay.web.request_models import parse_request
@@ -171,3 +174,38 @@ async def closed_groups(
     if seen is None:
         return await follow_closed(entry, after, wait_s)
     return await follow_steps(entry, after, seen, wait_s, is_paused=paused, is_still=still)
+
+
+@router.get(
+    "/recorded/{group_id}",
+    response_class=StreamingResponse,
+    responses={200: {"content": {SAMPLES_TYPE: {}}}},
+)
+async def recorded(
+    run_key: str,
+    group_id: str,
+    services: Server,
+    instance_id: Annotated[str, Query(description="as JSON")],
+    epoch: Annotated[int, Query(ge=0, lt=1 << 63)],
+) -> StreamingResponse:
+    """The samples that the run's recording has of a group, or of another epoch in its place (mode `repeat`)."""
+    instance = _instance(instance_id, epoch, group_id)
+    run = services.buffer.by_key(run_key).run
+    found = await services.recorded.find(run, instance, epoch)
+    return StreamingResponse(_frames(found), media_type=SAMPLES_TYPE)
+
+
+def _instance(given: str, epoch: int, named: str) -> InstanceId:
+    try:
+        instance_id: InstanceId = msgspec.json.decode(given, type=str | int)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"instance_id must be JSON, a string or an integer: {error}", field="instance_id") from None
+    if group_id(instance_id, epoch) != named:
+        raise InvalidInput(f"{named} is not the group of {instance_id!r} in epoch {epoch}", field="instance_id")
+    return instance_id
+
+
+async def _frames(found: UsableGroup) -> AsyncIterator[bytes]:
+    yield first_frame(found.head)
+    async for frames in found.bodies():
+        yield frames

@@ -2,12 +2,16 @@
 
 import asyncio
 import errno
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
+from forebay.buffer.buffer import Buffer
 from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
+from forebay.core.tasks import TaskSet
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.generators.process.agent_logs import read_agent_log
 from forebay.generators.process.code_copy import (
@@ -20,7 +24,10 @@ from forebay.generators.process.code_copy import (
 )
 from forebay.hooks.run_hooks import HookRunner
 
+REMOVE_EVERY_S = 10.0
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+logger = logging.getLogger(__name__)
 
 
 class RunFolders:
@@ -108,6 +115,49 @@ class RunFolders:
             log_limit_bytes=self._max_log_bytes,
             max_answer_bytes=self._max_hook_answer_bytes,
         )
+
+
+class CodeCopies:
+    """Removes, from time to time, the copies of generators that no run needs any more. Enter it with ``async with``.
+
+    While there is a body, a rewind may bring it back, and a read then asks the run's hooks. A run that is resumed gets
+    another copy.
+    """
+
+    def __init__(self, buffer: Buffer, folders: RunFolders, every_s: float = REMOVE_EVERY_S) -> None:
+        self._buffer = buffer
+        self._folders = folders
+        self._every_s = every_s
+        self._tasks = TaskSet()
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._keep_removing())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.cancel()
+
+    async def remove_unneeded(self) -> None:
+        """Remove the copies of each run at rest that has no body left. Raises ``StorageFailed``, OSError."""
+        while self._buffer.at_rest:
+            entry = self._buffer.get(self._buffer.at_rest.pop())
+            run = entry.run
+            if not entry.buffer.is_exhausted or not await asyncio.to_thread(self._folders.has_code, run):
+                continue
+            has_bodies = await self._buffer.store.has_bodies(run.run_id)
+            # Asked again: it may have been resumed or rewound meanwhile.
+            if not has_bodies and entry.buffer.is_exhausted:
+                await self._folders.remove_code(run)
+                logger.debug("run %s: its copy of the generator is removed", run.run_id)
+
+    async def _keep_removing(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self.remove_unneeded()
+            except (ForebayError, OSError) as error:
+                logger.warning("code that no run needs any more cannot be removed for now: %s", error)
+                self._buffer.at_rest.update(entry.run.run_id for entry in self._buffer.entries)
 
 
 async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, run_dir: Path) -> None:

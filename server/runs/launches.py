@@ -14,14 +14,13 @@ from forebay.core.starts.worker_counts import DEFAULT_BACKEND
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders
-from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.records import RunRecords
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.replay_starts import ReplayStarts, note_code
 from forebay.server.runs.replays import Replays
-from forebay.server.runs.run_defaults import RunDefaults
-from forebay.server.runs.start_checks import InputCheck, StartRequest
-from forebay.server.runs.start_warnings import start_warnings
+from forebay.server.runs.start_checks import StartCheck, StartRequest
+from forebay.server.runs.start_fields import RunDefaults, start_warnings
 from forebay.server.runs.supervisor import LaunchSpec, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -49,8 +48,8 @@ class RunParts:
     folders: RunFolders
     records: RunRecords
     supervisor: Supervisor
-    input: InputCheck
-    contents: InputContents
+    check: StartCheck
+    files: InputFiles
     defaults: RunDefaults
     sources: ReplaySources
     replay_starts: ReplayStarts
@@ -123,7 +122,7 @@ class Launches:
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
             # Beside the process: a file of millions of rows would hold up its first rollout.
             if generator is not None:
-                await parts.input.check_rest(request, generator)
+                await parts.check.check_rest(request, generator)
             await self._note_content(run_id, request)
         except ForebayError as error:
             await parts.supervisor.stop(run_id)
@@ -134,7 +133,7 @@ class Launches:
         """Wait for the generator's verdict, and let the run begin with its code."""
         parts = self._parts
         generator = await parts.catalog.resolve(request.task_type, wait_s=None)
-        await parts.input.check(request, generator)
+        await parts.check.check(request, generator)
         async with self.lock(run_id):
             number = parts.buffer.get(run_id).run.num_starts + 1
             await parts.folders.copy_code(run_id, number, generator.path)
@@ -148,7 +147,7 @@ class Launches:
         parts, run = self._parts, self._parts.buffer.get(run_id).run
         if request.input_file is None or run.input_sha256:
             return
-        digest = await parts.contents.of_start(request.input_file, run.input_fingerprint)
+        digest = await parts.files.digest_at(request.input_file, run.input_fingerprint)
 
         def note(run: Run) -> None:
             run.input_sha256 = digest

@@ -1,5 +1,6 @@
 """What run processes are given, and what becomes of them and their runs, written down in the buffer."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,8 +12,9 @@ from forebay.buffer.idle_groups import note_new_process
 from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
-from forebay.server.runs.earlier_traces import EarlierTraces
+from forebay.core.waiting import Deadline
 from forebay.server.runs.gateway_registration import RunGateway, is_captured
+from forebay.server.runs.input_files import InputFiles, num_bytes_of
 from forebay.server.runs.process import ProcessOutcome
 from forebay.server.tracing.run_traces import RunTraces
 
@@ -20,21 +22,23 @@ logger = logging.getLogger(__name__)
 
 _STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
 
+MAX_EARLIER_RUNS = 8
+DIGEST_WAIT_S = 5.0
+"""For what large input files hold; after it, runs of which that is not known yet are left out."""
+
 
 class RunRecords:
     """What the supervisor of run processes asks, and where it notes what they do."""
 
-    def __init__(
-        self, buffer: Buffer, gateway: RunGateway, own_url: str, traces: RunTraces, earlier: EarlierTraces
-    ) -> None:
+    def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str, traces: RunTraces, files: InputFiles) -> None:
         """``own_url`` is where run processes reach this server."""
         self.on_ended: Callable[[str], None] = lambda _: None
         """Told of each run that has no process any more, and is fed no more."""
-        self._earlier = earlier
         self._buffer = buffer
         self._gateway = gateway
         self._own_url = own_url
         self._traces = traces
+        self._files = files
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
         """The caller's payload with the run's private buffer address, and with every id that it need not generate.
@@ -75,12 +79,45 @@ class RunRecords:
         await self._buffer.update(run_id, change)
 
     async def earlier_traces(self, run_id: str) -> list[str]:
-        """Where earlier runs of the same input are recorded; what goes wrong in finding them costs no start."""
+        """The trace folders of earlier runs of the same task type and input, newest first, for policies that use them.
+
+        A run without a scheduler of its own looks at none. What goes wrong in finding them costs no start.
+        """
         try:
-            return await self._earlier.of(run_id)
+            return [str(self._traces.folder_of(each)) for each in await self._earlier_runs(run_id)]
         except Exception:
             logger.exception("run %s: what earlier runs have recorded cannot be found, and is not used", run_id)
             return []
+
+    async def _earlier_runs(self, run_id: str) -> list[str]:
+        run, found = self._buffer.get(run_id).run, list[str]()
+        if run.settings.scheduler is None or _file_of(run) is None:
+            return found
+        deadline = Deadline(DIGEST_WAIT_S)
+        for other in [entry.run for entry in reversed(list(self._buffer.entries))]:
+            is_other = other.run_id != run_id and other.task_type == run.task_type
+            if is_other and await self._have_same_input(run, other, deadline):
+                found.append(other.run_id)
+                if len(found) == MAX_EARLIER_RUNS:
+                    break
+        return found
+
+    async def _have_same_input(self, run: Run, other: Run, deadline: Deadline) -> bool:
+        if _file_of(run) == _file_of(other):
+            return True
+        if num_bytes_of(run.input_fingerprint) != num_bytes_of(other.input_fingerprint):
+            return False
+        digest = await self._digest(run, deadline)
+        return bool(digest) and digest == await self._digest(other, deadline)
+
+    async def _digest(self, run: Run, deadline: Deadline) -> str:
+        """What its input file held at its start; "" where nobody knows."""
+        file = _file_of(run)
+        if run.input_sha256 or file is None:
+            return run.input_sha256
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._files.digest_at(*file), deadline.left_s)
+        return ""
 
     def process_settings(self, run_id: str) -> dict[str, Any]:
         """What the run's process is told about its trace."""
@@ -128,3 +165,9 @@ class RunRecords:
         await self._buffer.update(run_id, change)
         self.on_ended(run_id)
         await self._gateway.look(run_id)
+
+
+def _file_of(run: Run) -> tuple[str, str] | None:
+    """The input file of a run's last start, and its fingerprint then."""
+    given = run.payload.get("input_file")
+    return (given, run.input_fingerprint) if isinstance(given, str) and run.input_fingerprint else None

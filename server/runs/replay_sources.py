@@ -16,7 +16,7 @@ from forebay.replay.errors import NotRecorded
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_file import RecordingFile
 from forebay.replay.source import Source
-from forebay.server.runs.start_checks import InputCheck
+from forebay.server.runs.input_files import InputFiles
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 class ReplaySources:
     """Finds recordings, and keeps what is stored of runs while they are replayed."""
 
-    def __init__(self, buffer: Buffer, check: InputCheck, default: str | None) -> None:
+    def __init__(self, buffer: Buffer, files: InputFiles, default: str | None, max_body_bytes: int) -> None:
         """``default``: the source of starts over slime's routes that name none."""
         self._buffer = buffer
-        self._check = check
+        self._files = files
+        self._max_body_bytes = max_body_bytes
         self.default = default
         self._held: dict[str, str] = {}
         """By the id of a run that replays, the id of the run that it replays."""
@@ -40,7 +41,7 @@ class ReplaySources:
         Raises ``RunNotFound``; ``InputRefused`` for a file outside of ``input_roots``.
         """
         if options.is_file:
-            return str(await self._check.threads.call(self._check.allowed, options.source, "replay.source"))
+            return str(await self._files.threads.call(self._files.allowed, options.source, "replay.source"))
         return self._find_run(options.source).run.run_id
 
     def _find_run(self, given: str) -> LiveRun:
@@ -73,7 +74,7 @@ class ReplaySources:
             yield JournalSource(self._buffer.get(found).run, self._buffer.store)
             return
         try:
-            source = await self._check.threads.call(RecordingFile, Path(found), self._check.max_body_bytes)
+            source = await self._files.threads.call(RecordingFile, Path(found), self._max_body_bytes)
         except FileNotFoundError as error:
             hint = "the path is one on the server's machine; relative ones start at its working directory"
             raise NotRecorded(str(error), hint=hint, field="replay.source") from None

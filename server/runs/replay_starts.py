@@ -30,7 +30,7 @@ from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_secrets import is_own_affair
 from forebay.replay.source import Source
 from forebay.server.runs.folders import RunFolders
-from forebay.server.runs.input_contents import InputContents
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.replay_sources import ReplaySources, groups_of
 from forebay.server.runs.start_checks import StartRequest
 
@@ -132,11 +132,11 @@ def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[st
 class ReplayStarts:
     """Looks at starts that replay something."""
 
-    def __init__(self, buffer: Buffer, sources: ReplaySources, folders: RunFolders, contents: InputContents) -> None:
+    def __init__(self, buffer: Buffer, sources: ReplaySources, folders: RunFolders, files: InputFiles) -> None:
         self._buffer = buffer
         self._sources = sources
         self._folders = folders
-        self._contents = contents
+        self._files = files
 
     async def completed(self, payload: dict[str, Any], origin: Origin) -> dict[str, Any]:
         """A payload with what it leaves out and its recording says; one that replays nothing stays as it is.
@@ -195,7 +195,7 @@ class ReplayStarts:
     async def _rows(self, request: StartRequest, wait_s: float) -> str:
         """The digest of the input file that the start names; "" without one, and where that cannot be known."""
         file = request.input_file
-        return "" if file is None else await self._contents.read_within(file, wait_s)
+        return "" if file is None else await self._files.digest_within(file, wait_s)
 
     def _code_of(self, options: ReplayOptions, found: str) -> Run | None:
         if options.uses_code_of_today:

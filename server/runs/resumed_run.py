@@ -14,17 +14,15 @@ from typing import Any
 from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.group import GroupState
-from forebay.core.run import WORKING, Origin, Run
+from forebay.core.run import WORKING, Run
 from forebay.replay.options import ReplayOptions
-from forebay.server.runs.input_contents import InputContents
-from forebay.server.runs.start_checks import StartRequest, num_bytes_of
+from forebay.server.runs.input_files import InputFiles, num_bytes_of
+from forebay.server.runs.start_checks import StartRequest
 
 logger = logging.getLogger(__name__)
 
 
-async def find_run(
-    buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
-) -> LiveRun | None:
+async def find_run(buffer: Buffer, files: InputFiles, request: StartRequest) -> LiveRun | None:
     """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
 
     The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
@@ -34,36 +32,29 @@ async def find_run(
     async with AsyncExitStack() as held:
         for each in [entry for entry in buffer.entries if request.listed and _is_alike(entry.run, request)]:
             await held.enter_async_context(each.buffer.gone.everything())
-        entry = await _find_resumable(buffer, contents, request, name, origin)
-    if entry is None or keeps_deliveries(request, origin):
+        entry = await _find_resumable(buffer, files, request)
+    if entry is None or request.keeps_deliveries:
         return entry
     try:
         await buffer.check_bodies(entry, request.listed)
     except BodiesGone as gone:
-        if _named_by(buffer, request, name, origin) is not None:
+        if _named_by(buffer, request) is not None:
             raise
         logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
         return None
     return entry
 
 
-def keeps_deliveries(request: StartRequest, origin: Origin) -> bool:
-    """Whether batches stay with whoever has them: a native trainer without a list says itself what to undo."""
-    return origin == "native" and not request.lists_ids
-
-
-async def _find_resumable(
-    buffer: Buffer, contents: InputContents, request: StartRequest, name: str, origin: Origin
-) -> LiveRun | None:
-    run_id = _named_by(buffer, request, name, origin)
+async def _find_resumable(buffer: Buffer, files: InputFiles, request: StartRequest) -> LiveRun | None:
+    run_id = _named_by(buffer, request)
     if run_id is not None:
-        return _named_run(buffer, run_id, request, origin)
-    if not request.listed or origin == "native":
+        return _named_run(buffer, run_id, request)
+    if not request.listed or request.origin == "native":
         return None
-    knowing = _that_know_the_list(buffer, request, name)
+    knowing = _that_know_the_list(buffer, request)
     # Read only now, and for as long as a large file takes: only a list needs it before the reply.
-    digest = await contents.of(request.input_file) if knowing and request.input_file is not None else ""
-    same = {entry.run.run_id for entry in knowing if await _had_content(contents, entry.run, request, digest)}
+    digest = await files.digest(request.input_file) if knowing and request.input_file is not None else ""
+    same = {entry.run.run_id for entry in knowing if await _had_content(files, entry.run, request, digest)}
     if knowing and not same:
         logger.warning(
             "run %s knows the listed ids, but had another input file than %s: it is left alone, and a new run starts"
@@ -72,23 +63,24 @@ async def _find_resumable(
             request.input_file,
         )
     # Other starts may have come in between: what is chosen among is what holds now.
-    still = [entry for entry in _that_know_the_list(buffer, request, name) if entry.run.run_id in same]
-    return min(still, key=lambda entry: _unlikeness(buffer, entry, request, name), default=None)
+    still = [entry for entry in _that_know_the_list(buffer, request) if entry.run.run_id in same]
+    return min(still, key=lambda entry: _unlikeness(buffer, entry, request), default=None)
 
 
-def _named_by(buffer: Buffer, request: StartRequest, name: str, origin: Origin) -> str | None:
+def _named_by(buffer: Buffer, request: StartRequest) -> str | None:
     """The id of the run that a start names: in its payload, or, since slime's client has no field for it, as stream."""
     run_id = request.payload.get("run_id")
     if run_id is not None:
         return str(run_id)
-    if origin == "native":  # its name is nothing but a name
+    if request.origin == "native":  # its name is nothing but a name
         return None
-    return name if any(e.run.run_id == name and e.run.origin == "slime" for e in buffer.entries) else None
+    is_id = any(entry.run.run_id == request.name and entry.run.origin == "slime" for entry in buffer.entries)
+    return request.name if is_id else None
 
 
-def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origin) -> LiveRun:
+def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> LiveRun:
     entry = buffer.get(run_id)
-    if origin == "slime" and entry.run.origin == "native":
+    if request.origin == "slime" and entry.run.origin == "native":
         raise InvalidInput(
             f"run {run_id} was started over /v1/runs, and no slime route leads to it",
             hint="go on with it by POST /v1/runs with this run_id, and read it by its id; or leave run_id out",
@@ -101,12 +93,12 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest, origin: Origi
     return entry
 
 
-def _that_know_the_list(buffer: Buffer, request: StartRequest, name: str) -> list[LiveRun]:
+def _that_know_the_list(buffer: Buffer, request: StartRequest) -> list[LiveRun]:
     """The runs that have reported every listed id, the newest first."""
     # Never a run started natively: its trainer reads it by its id, and no name leads to it.
     streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
     alike = [entry for entry in streams if _is_alike(entry.run, request)]
-    free = [entry for entry in alike if entry.run.name == name or not _belongs_to_another(entry.run, request)]
+    free = [entry for entry in alike if entry.run.name == request.name or not _belongs_to_another(entry.run, request)]
     return [entry for entry in free if buffer.covers(entry, request.listed)]
 
 
@@ -137,26 +129,26 @@ def _belongs_to_another(run: Run, request: StartRequest) -> bool:
     return run.state in WORKING and Counter(request.listed) <= Counter(run.start.first_listed)
 
 
-async def _had_content(contents: InputContents, run: Run, request: StartRequest, digest: str) -> bool:
+async def _had_content(files: InputFiles, run: Run, request: StartRequest, digest: str) -> bool:
     """Whether the run's input file held at its start what the start's holds now, of which ``digest`` is."""
     given = run.payload.get("input_file") or None
     if given is None or request.input_file is None:
         return given is request.input_file
     # It is not known yet in the first moments of a large file.
-    own = run.input_sha256 or await contents.of_start(given, run.input_fingerprint)
+    own = run.input_sha256 or await files.digest_at(given, run.input_fingerprint)
     if own:
         return own == digest
     # It was changed, or written anew, and nobody knows what it held: then the path and the size are all there is.
-    size = await contents.num_bytes(request.input_file)
+    size = await files.num_bytes(request.input_file)
     return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
 
 
-def _unlikeness(buffer: Buffer, entry: LiveRun, request: StartRequest, name: str) -> tuple[bool, int, int]:
+def _unlikeness(buffer: Buffer, entry: LiveRun, request: StartRequest) -> tuple[bool, int, int]:
     """What speaks against a run; of equals the first is taken, which is the newest."""
     ours, theirs = request.payload, entry.run.payload
     fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
     num_changes = sum(ours.get(field) != theirs.get(field) for field in fields)
-    return entry.run.name != name, buffer.num_beyond(entry, request.listed), num_changes
+    return entry.run.name != request.name, buffer.num_beyond(entry, request.listed), num_changes
 
 
 def what_is_left(buffer: Buffer, run: Run) -> str | None:

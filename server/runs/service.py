@@ -19,7 +19,7 @@ from forebay.core.waiting import Deadline
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.replay_starts import ReplayPlan, defaults_of
-from forebay.server.runs.resumed_run import find_run, keeps_deliveries, what_is_left
+from forebay.server.runs.resumed_run import find_run, what_is_left
 from forebay.server.runs.start_checks import StartRequest
 
 logger = logging.getLogger(__name__)
@@ -85,49 +85,48 @@ class RunService:
         source of a replay, and for that ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
         """
         payload = await self._parts.replay_starts.completed(payload, origin)
-        request = StartRequest.parse(payload, origin, defaults_of(payload, self._parts.defaults.missing_in(payload)))
+        defaults = defaults_of(payload, self._parts.defaults.missing_in(payload))
+        request = StartRequest.parse(payload, name, origin, defaults)
         # A start that no store takes: before anything is changed for its sake.
         check_fits(StartRow(run_id="", document=request.start.document()))
         if origin == "native":
-            return await self._start_natively(request, name)
+            return await self._start_natively(request)
         async with self._starting[name]:
-            same = await self._same_start(request, name)
+            same = await self._same_start(request)
             if same is not None:
                 return same
-            return await self._start(request, name, origin)
+            return await self._start(request)
 
-    async def _start_natively(self, request: StartRequest, name: str) -> Run:
+    async def _start_natively(self, request: StartRequest) -> Run:
         """A start whose reply was lost is made again under its ``start_id``, and must not make another run."""
         if not request.start_id:
-            return await self._start(request, name, "native")
+            return await self._start(request)
         async with self._starting[f"/{request.start_id}"]:  # no name has a slash
             runs = [entry.run for entry in self._buffer.entries if entry.run.origin == "native"]
             same = next((run for run in runs if run.payload.get("start_id") == request.start_id), None)
-            return same or await self._start(request, name, "native")
+            return same or await self._start(request)
 
-    async def _start(self, request: StartRequest, name: str, origin: Origin) -> Run:
+    async def _start(self, request: StartRequest) -> Run:
         deadline = Deadline(self._start_wait_s)
         async with self._parts.replay_starts.planned(request, deadline.left_s) as plan:
-            return await self._start_planned(request, plan, deadline, name, origin)
+            return await self._start_planned(request, plan, deadline)
 
-    async def _start_planned(
-        self, request: StartRequest, plan: ReplayPlan | None, deadline: Deadline, name: str, origin: Origin
-    ) -> Run:
+    async def _start_planned(self, request: StartRequest, plan: ReplayPlan | None, deadline: Deadline) -> Run:
         if plan is not None:
             request = replace(request, source=plan.source)
         generator = await self._checked(request, plan)
-        if origin == "slime" and request.input_file is not None:
+        if request.origin == "slime" and request.input_file is not None:
             # So that the run has it from its beginning; a large file is read on behind the reply.
-            await self._parts.contents.read_within(request.input_file, deadline.left_s)
-        entry = await find_run(self._buffer, self._parts.contents, request, name, origin)
+            await self._parts.files.digest_within(request.input_file, deadline.left_s)
+        entry = await find_run(self._buffer, self._parts.files, request)
         if entry is None:
-            return await self._add(request, generator, plan, name, origin)
+            return await self._add(request, generator, plan)
         run_id = entry.run.run_id
         if plan is not None:
             plan.check_source(entry.run)
         async with self._launches.lock(run_id):  # several names, and its id, lead to it
             try:
-                return await self._attach(run_id, request, generator, plan, name, origin)
+                return await self._attach(run_id, request, generator, plan)
             except BaseException:
                 if not self._launches.is_under_way(run_id):  # it was stopped for nothing
                     self._parts.sources.release(run_id)
@@ -140,17 +139,17 @@ class RunService:
             generator = generator or await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
         except InspectionPending:
             return None
-        await self._parts.input.check(request, generator)
+        await self._parts.check.check(request, generator)
         return generator
 
-    async def _same_start(self, request: StartRequest, name: str) -> Run | None:
+    async def _same_start(self, request: StartRequest) -> Run | None:
         """The run that an equal payload has already started, if nothing came of it and nothing has changed."""
-        entry = self._buffer.newest(name)
+        entry = self._buffer.newest(request.name)
         if entry is None or not entry.run.is_alive or entry.run.has_delivered:
             return None
         if not entry.run.start.is_like(request.start):
             return None
-        if entry.run.input_fingerprint != await self._parts.input.fingerprint(request.input_file):
+        if entry.run.input_fingerprint != await self._parts.files.fingerprint(request.input_file):
             return None  # the same path, but other rows
         if entry.run.state is RunState.VALIDATING:
             return entry.run
@@ -162,22 +161,15 @@ class RunService:
         now = (str(generator.path), generator.sha256)
         return entry.run if now == (entry.run.generator_path, entry.run.generator_sha256) else None
 
-    async def _add(
-        self,
-        request: StartRequest,
-        generator: GeneratorInfo | None,
-        plan: ReplayPlan | None,
-        name: str,
-        origin: Origin,
-    ) -> Run:
+    async def _add(self, request: StartRequest, generator: GeneratorInfo | None, plan: ReplayPlan | None) -> Run:
         self._buffer.store.check_room()
-        run = self._new_run(request, name, origin)
-        fingerprint = await self._parts.input.fingerprint(request.input_file)
+        run = self._new_run(request)
+        fingerprint = await self._parts.files.fingerprint(request.input_file)
         try:
             self._hold_source(run.run_id, plan)
             await self._copy_code(run.run_id, 1, generator, plan)
-            if origin == "slime":  # a stream has one run at a time; a native start may share its name
-                await self._stop_earlier(name)
+            if request.origin == "slime":  # a stream has one run at a time; a native start may share its name
+                await self._stop_earlier(request.name)
             self._adopt(run, request, 1, generator, plan, fingerprint)
             await self._buffer.add(run)
         except BaseException:  # also a start that is cancelled: nobody knows of the run
@@ -203,12 +195,12 @@ class RunService:
         if plan is not None:
             self._parts.sources.hold(run_id, plan.source)
 
-    def _new_run(self, request: StartRequest, name: str, origin: Origin) -> Run:
+    def _new_run(self, request: StartRequest) -> Run:
         return Run(
             run_id=new_run_id(),
             run_key=new_run_key(),
-            name=name,
-            origin=origin,
+            name=request.name,
+            origin=request.origin,
             task_type=request.task_type,
             settings=request.settings,
             start=request.start,
@@ -228,7 +220,7 @@ class RunService:
         run.start = run.start.again(request.start)
         run.settings, run.defaults = request.settings, request.defaults
         run.input_fingerprint = fingerprint
-        run.input_sha256 = self._parts.contents.known(request.input_file, run.input_fingerprint)
+        run.input_sha256 = self._parts.files.known_digest(request.input_file, run.input_fingerprint)
         run.started_at_s = self._clock.wall()
         run.state, run.reason, run.has_ended, run.warnings = RunState.VALIDATING, "", False, []
         run.process_ended_s = None
@@ -251,27 +243,22 @@ class RunService:
             await asyncio.wait(stops, timeout=STOP_WAIT_S)
 
     async def _attach(
-        self,
-        run_id: str,
-        request: StartRequest,
-        generator: GeneratorInfo | None,
-        plan: ReplayPlan | None,
-        name: str,
-        origin: Origin,
+        self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, plan: ReplayPlan | None
     ) -> Run:
         number = self._buffer.get(run_id).run.num_starts + 1
-        fingerprint = await self._parts.input.fingerprint(request.input_file)
+        fingerprint = await self._parts.files.fingerprint(request.input_file)
         await self._copy_code(run_id, number, generator, plan)
-        if origin == "slime":
-            await self._stop_earlier(name, run_id)
+        if request.origin == "slime":
+            await self._stop_earlier(request.name, run_id)
         await self.stop(run_id, RESUME_GRACE_S)
         self._hold_source(run_id, plan)
         # Its process is gone, and its lock is taken: no other start changes the run from here on.
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, number, generator, plan, fingerprint)
         # Without a name a native start must not make a stream's run that of the default name.
-        entry.run.name = name if name or origin == "slime" else entry.run.name
-        if keeps_deliveries(request, origin):
+        if request.name or request.origin == "slime":
+            entry.run.name = request.name
+        if request.keeps_deliveries:
             async with entry.buffer.lock:
                 entry.buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
                 await entry.buffer.save_run()
@@ -298,9 +285,8 @@ class RunService:
         if run.state in WORKING and not run.is_fed:
             await self._parts.records.expect_repeats(run.run_id)
         if run.state is RunState.VALIDATING:
-            self._launches.begin(
-                run.run_id, StartRequest.parse(run.payload, run.origin, run.defaults), None, may_have_calls=True
-            )
+            request = StartRequest.parse(run.payload, run.name, run.origin, run.defaults)
+            self._launches.begin(run.run_id, request, None, may_have_calls=True)
         elif run.state is RunState.RUNNING:
             await self._launches.relaunch(run)
 

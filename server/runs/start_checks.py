@@ -13,7 +13,6 @@ from forebay.core.ids import InstanceId, read_instance_id
 from forebay.core.run import Origin, RunSettings
 from forebay.core.scheduling.scheduler_checks import TWO_KINDS, check_engines, check_scheduler
 from forebay.core.settings import Settings
-from forebay.core.starts.input_file import InputLimits
 from forebay.core.starts.run_start import RunStart
 from forebay.engines.chat_template import check_template
 from forebay.engines.detect import DetectedEngine
@@ -23,7 +22,7 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.failures import retry_budgets
 from forebay.generators.job.input_rows import validate_rows
 from forebay.replay.options import ReplayOptions
-from forebay.server.runs.file_threads import FileThreads
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.worker_checks import check_workers
 
 ROWS_BEFORE_REPLY = 1_000
@@ -47,6 +46,8 @@ class StartRequest:
     """A start payload, its own fields checked."""
 
     start: RunStart
+    name: str
+    origin: Origin
     task_type: str
     settings: RunSettings
     listed: list[InstanceId]
@@ -69,12 +70,17 @@ class StartRequest:
         return self.replay is not None and not self.replay.needs_process
 
     @property
+    def keeps_deliveries(self) -> bool:
+        """Whether batches stay with their readers: a native trainer without a list says itself what to undo."""
+        return self.origin == "native" and not self.lists_ids
+
+    @property
     def payload(self) -> dict[str, Any]:
         """All of it but the list."""
         return self.start.payload
 
     @classmethod
-    def parse(cls, given: dict[str, Any], origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
+    def parse(cls, given: dict[str, Any], name: str, origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
         """What the caller has ``given``, with the ``defaults`` of the server and slime's. Raises ``InvalidInput``."""
         payload = with_slime_defaults({**defaults, **given}, origin)
         task_type = payload.get("task_type")
@@ -93,6 +99,8 @@ class StartRequest:
         listed = _listed(payload)
         return cls(
             start=RunStart.of(payload, listed),
+            name=name,
+            origin=origin,
             task_type=task_type,
             settings=RunSettings.parse(payload, origin),
             listed=listed,
@@ -155,15 +163,12 @@ def _check_engine_given(request: StartRequest) -> None:
         )
 
 
-class InputCheck:
-    """Looks at a run's input file, as its generator will need it; always beside the loop, and never for ever."""
+class StartCheck:
+    """Looks at what a start asks for, and at its input file as its generator will need it."""
 
-    def __init__(self, settings: Settings, working_dir: Path) -> None:
-        self.limits = InputLimits([root.resolve() for root in settings.input_roots], settings.max_input_line_bytes)
-        self.threads = FileThreads(settings.input_wait_s)
-        self.max_body_bytes = settings.max_body_bytes
+    def __init__(self, settings: Settings, files: InputFiles) -> None:
         self._settings = settings
-        self._working_dir = working_dir
+        self._files = files
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
@@ -189,14 +194,14 @@ class InputCheck:
                     field="input_file",
                 )
             return
-        await self.threads.call(self._check_file, request.input_file, has_rows=generator.imports_base)
+        await self._files.threads.call(self._check_file, request.input_file, has_rows=generator.imports_base)
         if generator.source == "built-in":
             _check_engine_given(request)
 
     def _check_file(self, given: str, *, has_rows: bool) -> None:
-        path = self.allowed(given)
+        path = self._files.allowed(given)
         try:
-            with self.limits.open(path) as file:
+            with self._files.limits.open(path) as file:
                 file.read(1)
         except OSError as error:
             raise InputRefused(
@@ -208,54 +213,24 @@ class InputCheck:
             self._check_rows(path, ROWS_BEFORE_REPLY)
 
     def _check_rows(self, path: Path, first: int | None) -> None:
-        problem = validate_rows(path, first, self.limits)
+        problem = validate_rows(path, first, self._files.limits)
         if problem is not None:
             raise problem.as_error()
 
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
         """The whole file. Raises ``InputRefused``."""
         if request.input_file is not None and generator.imports_base:
-            await self.threads.call_patiently(self._check_all, request.input_file)
+            await self._files.threads.call_patiently(self._check_all, request.input_file)
 
     def _check_all(self, given: str) -> None:
-        self._check_rows(self.allowed(given), None)
+        self._check_rows(self._files.allowed(given), None)
 
     async def _check_template(self, path: object) -> None:
         if path is None:
             return
         if not isinstance(path, str) or not path:
             raise InvalidInput(f"template_path must be the path of a folder, got {path!r}", field="template_path")
-        await self.threads.call(lambda: check_template(self.allowed(path, "template_path")))
-
-    async def fingerprint(self, input_file: str | None) -> str:
-        """What changes when the input file does."""
-        if input_file is None:
-            return ""
-        try:
-            stat = await self.threads.call(lambda: self._resolved(input_file).stat())
-        except (OSError, ValueError):  # the check that follows says so; here it only must differ from any file
-            return "unreadable"
-        return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
-
-    def allowed(self, given: str, field: str = "input_file") -> Path:
-        """Where a file of a payload lies; it may take its time. Raises ``InputRefused`` outside the folders."""
-        path = self._resolved(given)
-        if not self.limits.allow(path):
-            raise InputRefused(
-                f"{field} {given!r} is outside the allowed folders",
-                hint="the server's setting input_roots lists the folders to read from",
-                field=field,
-            )
-        return path
-
-    def _resolved(self, given: str) -> Path:
-        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
-
-
-def num_bytes_of(fingerprint: str) -> int | None:
-    """The size of the file that had this fingerprint; None for one that could not be read."""
-    parts = fingerprint.split(":")
-    return int(parts[1]) if len(parts) == 3 else None
+        await self._files.threads.call(lambda: check_template(self._files.allowed(path, "template_path")))
 
 
 def _check_replay(request: StartRequest, generator: GeneratorInfo) -> None:

@@ -9,9 +9,9 @@ from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
 from forebay.core.records.rows import StoredSample
 from forebay.core.settings import Settings
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.replay_sources import ReplaySources
-from forebay.server.runs.start_checks import InputCheck
 from tests.buffer.buffer_kit import make_run, open_buffer, write
 
 SIZE = 2
@@ -29,7 +29,7 @@ async def test_a_rollout_of_which_a_body_is_gone_is_left_to_be_generated(
                 await write(entry, uid=f"fork-{slot}-{fork}", fork=fork, **common)
         run = make_run("run-2", group_size=SIZE, replay={"source": "run-1", "mode": "cache"})
         run.replay = {"source": "run-1"}
-        sources = ReplaySources(buffer, InputCheck(Settings(), tmp_path), None)
+        sources = ReplaySources(buffer, InputFiles(Settings(), tmp_path), None, 1 << 20)
         async with RecordedGroups(sources) as recorded:
             assert len((await recorded.find(run, "a", 0)).samples) == 2 * SIZE
 

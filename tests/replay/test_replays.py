@@ -5,9 +5,9 @@ from pathlib import Path
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.run import RunState
 from forebay.core.settings import Settings
+from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.replays import Replays
-from forebay.server.runs.start_checks import InputCheck
 from tests.buffer.buffer_kit import fill, make_run, open_buffer, take, until
 
 SIZE = 2
@@ -38,7 +38,7 @@ async def test_the_end_of_a_server_lets_go_of_no_source(tmp_path: Path) -> None:
         run.replay, run.is_fed = {"source": "run-1"}, True
         entry = await buffer.add(run)
         records = NotedEnds()
-        replays = Replays(buffer, records, ReplaySources(buffer, InputCheck(Settings(), tmp_path), None))
+        replays = Replays(buffer, records, ReplaySources(buffer, InputFiles(Settings(), tmp_path), None, 1 << 20))
         for end_all in (replays.aclose, lambda: replays.end("run-2")):
             replays.begin("run-2")
             await until(lambda: entry.buffer.groups.num_live_samples == SIZE and entry.buffer.news.has_waiters)

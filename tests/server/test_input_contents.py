@@ -12,30 +12,29 @@ from typing import Any
 import pytest
 
 from forebay.core.settings import Settings
-from forebay.server.runs import input_contents
-from forebay.server.runs.input_contents import InputContents
-from forebay.server.runs.start_checks import InputCheck
+from forebay.server.runs import input_files
+from forebay.server.runs.input_files import InputFiles
 
 ROWS = b'{"prompt": "1 + 1"}\n' * 100_000
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[InputContents]:
-    contents = InputContents(InputCheck(Settings(input_roots=[folder]), folder))
+async def opened(folder: Path) -> AsyncIterator[InputFiles]:
+    files = InputFiles(Settings(input_roots=[folder]), folder)
     try:
-        yield contents
+        yield files
     finally:
-        await contents.aclose()
+        await files.aclose()
 
 
 async def test_a_file_has_the_digest_of_its_bytes_until_it_is_changed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(ROWS)
-    async with opened(tmp_path) as contents:
-        digests = await asyncio.gather(*(contents.of("rows.jsonl") for _ in range(3)))
+    async with opened(tmp_path) as files:
+        digests = await asyncio.gather(*(files.digest("rows.jsonl") for _ in range(3)))
         assert digests == [sha256(ROWS).hexdigest()] * 3
         path.write_bytes(ROWS[20:])
-        assert await contents.of(str(path)) == sha256(ROWS[20:]).hexdigest()
+        assert await files.digest(str(path)) == sha256(ROWS[20:]).hexdigest()
 
 
 async def test_what_is_no_readable_file_of_an_allowed_folder_has_none(tmp_path: Path) -> None:
@@ -43,37 +42,37 @@ async def test_what_is_no_readable_file_of_an_allowed_folder_has_none(tmp_path: 
     allowed.mkdir()
     os.mkfifo(allowed / "pipe")  # opening it would wait for ever
     (tmp_path / "rows.jsonl").write_bytes(ROWS)
-    async with opened(allowed) as contents:
+    async with opened(allowed) as files:
         for path in (allowed / "pipe", allowed / "missing", allowed, tmp_path / "rows.jsonl"):
-            assert await contents.of(str(path)) == "", path
+            assert await files.digest(str(path)) == "", path
 
 
 async def test_a_file_that_changes_while_it_is_read_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(ROWS)
-    monkeypatch.setattr(input_contents, "STEP_BYTES", 1_000)
-    async with opened(tmp_path) as contents:
-        has_begun, add_step = threading.Event(), input_contents._add_step
+    monkeypatch.setattr(input_files, "STEP_BYTES", 1_000)
+    async with opened(tmp_path) as files:
+        has_begun, add_step = threading.Event(), input_files._add_step
 
         def step(*args: Any) -> bool:
             has_begun.set()
             return add_step(*args)
 
-        monkeypatch.setattr(input_contents, "_add_step", step)
-        reading = asyncio.create_task(contents.of("rows.jsonl"))
+        monkeypatch.setattr(input_files, "_add_step", step)
+        reading = asyncio.create_task(files.digest("rows.jsonl"))
         await asyncio.to_thread(has_begun.wait)
-        await contents.read_within("rows.jsonl", 0.0)
+        await files.digest_within("rows.jsonl", 0.0)
         with path.open("ab") as file:
             file.write(b"{}\n")
         assert await reading == ""
-        assert await contents.of("rows.jsonl") == sha256(ROWS + b"{}\n").hexdigest()
+        assert await files.digest("rows.jsonl") == sha256(ROWS + b"{}\n").hexdigest()
 
 
 async def test_the_loop_turns_while_a_large_file_is_read(tmp_path: Path) -> None:
     with (tmp_path / "rows.jsonl").open("wb") as file:
         file.truncate(1 << 27)
-    async with opened(tmp_path) as contents:
-        reading, num_turns = asyncio.create_task(contents.of("rows.jsonl")), 0
+    async with opened(tmp_path) as files:
+        reading, num_turns = asyncio.create_task(files.digest("rows.jsonl")), 0
         while not reading.done():
             await asyncio.sleep(0.001)
             num_turns += 1

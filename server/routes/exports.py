@@ -1,8 +1,9 @@
-"""A run as a recording, for ``forebay recording export``."""
+"""What can be fetched of a run as a whole: its recording, for ``forebay recording export``, and its trace."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends
@@ -11,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.recorded_group import stretches_of_bodies
 from forebay.core.errors import BodyUnreadable, ForebayError
+from forebay.core.files import regular_opener
 from forebay.core.records.rows import BatchRow, GroupRow, StoredSample
 from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_groups
 from forebay.replay.options import parse_steps
@@ -18,6 +20,7 @@ from forebay.replay.recording_export import RECORDING_TYPE, RecordEncoder
 from forebay.replay.recording_secrets import without_secrets
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.services import Services, services_of
+from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
 
 Server = Annotated[Services, Depends(services_of)]
 
@@ -25,6 +28,39 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"])
 logger = logging.getLogger(__name__)
 
 GROUPS_PER_LOOK = 64
+TRACE_CHUNK_BYTES = 1 << 20
+NDJSON = "application/x-ndjson"
+
+
+@router.get("/trace", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
+async def trace(run_id: str, services: Server) -> StreamingResponse:
+    """The lines of all files of the run's trace, each file's head in front of its own. Nothing is waited for."""
+    services.buffer.get(run_id)
+    own = services.traces.get(run_id)
+    await asyncio.to_thread(own.flush)
+    return StreamingResponse(_trace_lines(services.traces.folder_of(run_id)), media_type=NDJSON)
+
+
+async def _trace_lines(folder: Path) -> AsyncIterator[bytes]:
+    for path in await asyncio.to_thread(trace_files, folder):
+        try:
+            file = await asyncio.to_thread(open, path, "rb", TRACE_CHUNK_BYTES, opener=regular_opener)
+        except OSError:  # the budget took it, or the run's own code has put something else there
+            continue
+        with file:
+            lines = bounded_lines(file)
+            while piece := await asyncio.to_thread(_whole_lines, lines):
+                yield piece
+
+
+def _whole_lines(lines: Iterator[tuple[int, bytes]]) -> bytes:
+    """The next lines, some at a time; half a line at the end of a file is left out, since it may still grow."""
+    found: list[bytes] = []
+    size = 0
+    while size < TRACE_CHUNK_BYTES and (line := next(lines, (0, b""))[1]).endswith(b"\n"):
+        found.append(line)
+        size += len(line)
+    return b"".join(found)
 
 
 class _Export(NamedTuple):

@@ -1,0 +1,210 @@
+"""Files that starts name: where they lie, and what they hold. Each is touched in a thread of its own.
+
+A file on a mount that is dead stops whoever asks for it, and nothing ends that thread: so a call for one file holds up
+no other. asyncio's own threads are few, and waited for when the server ends.
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, ParamSpec, TypeVar
+
+from forebay.core.errors import InputRefused
+from forebay.core.settings import Settings
+from forebay.core.starts.input_file import InputLimits
+from forebay.core.tasks import TaskSet
+from forebay.core.waiting import finish
+
+ResultT = TypeVar("ResultT")
+Parameters = ParamSpec("Parameters")
+
+MAX_THREADS = 64
+"""Up to this number may be at work, or stuck, at once."""
+STEP_BYTES = 32 << 20
+"""Read at a time: a caller that stops waits for no more than that."""
+MAX_KNOWN = 1_024
+
+FileState = tuple[str, str]
+"""An input file as it is now: what a payload calls it, and its fingerprint."""
+
+
+class FileThreads:
+    """Threads that the end of the process does not wait for. ``wait_s`` is how long one call may take."""
+
+    def __init__(self, wait_s: float, max_threads: int = MAX_THREADS) -> None:
+        self.wait_s = wait_s
+        self._max_threads = max_threads
+        self._num_threads = 0
+
+    async def call(
+        self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> ResultT:
+        """What ``function`` gives. Raises ``InputRefused`` if that takes too long; its thread is left to itself."""
+        try:
+            async with asyncio.timeout(self.wait_s):
+                return await self.call_patiently(function, *args, **kwargs)
+        except TimeoutError:
+            raise InputRefused(
+                f"what lies there does not answer within {self.wait_s:g} s",
+                hint="see whether its disk or mount is alive; the server's setting input_wait_s says how long it waits",
+                field="input_file",
+            ) from None
+
+    async def call_patiently(
+        self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> ResultT:
+        """The same, for as long as it takes. Raises ``InputRefused`` where too many threads are stuck already."""
+        if self._num_threads >= self._max_threads:
+            raise InputRefused(
+                f"{self._num_threads} input files are being read, or do not answer",
+                hint="try again later; if it stays so, a mount from which starts read is dead",
+                field="input_file",
+            )
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def end(result: object, error: Exception | None) -> None:
+            self._num_threads -= 1
+            finish(done, result, error)
+
+        def run() -> None:
+            result: object = None
+            failure: Exception | None = None
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - it belongs to who waits
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end, result, failure)
+
+        self._num_threads += 1
+        self.leave(run)
+        found: ResultT = await done
+        return found
+
+    def leave(self, function: Callable[[], object]) -> None:
+        """Have ``function`` called, and nobody wait for it."""
+        threading.Thread(target=function, name="forebay-file", daemon=True).start()
+
+
+class InputFiles:
+    """The files that starts may read, and SHA-256 digests of what they hold.
+
+    Each digest is computed once, and one after the other: files are large, threads few. It is known as long as the
+    file stays as it is.
+    """
+
+    def __init__(self, settings: Settings, working_dir: Path) -> None:
+        self.limits = InputLimits([root.resolve() for root in settings.input_roots], settings.max_input_line_bytes)
+        self.threads = FileThreads(settings.input_wait_s)
+        self._working_dir = working_dir
+        self._known: dict[FileState, str] = {}
+        self._reading: dict[FileState, asyncio.Task[str]] = {}
+        self._turn = asyncio.Lock()
+        self._tasks = TaskSet()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._tasks.cancel()
+
+    # --- where they lie
+
+    def allowed(self, given: str, field: str = "input_file") -> Path:
+        """Where a file of a payload lies; it may take its time. Raises ``InputRefused`` outside the folders."""
+        path = self._resolved(given)
+        if not self.limits.allow(path):
+            raise InputRefused(
+                f"{field} {given!r} is outside the allowed folders",
+                hint="the server's setting input_roots lists the folders to read from",
+                field=field,
+            )
+        return path
+
+    async def fingerprint(self, input_file: str | None) -> str:
+        """What changes when the input file does."""
+        if input_file is None:
+            return ""
+        try:
+            stat = await self.threads.call(lambda: self._resolved(input_file).stat())
+        except (OSError, ValueError):  # the check that follows says so; here it only must differ from any file
+            return "unreadable"
+        return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+
+    async def num_bytes(self, input_file: str) -> int | None:
+        """The size of the file as it is now; None for one that cannot be read."""
+        return num_bytes_of(await self.fingerprint(input_file))
+
+    def _resolved(self, given: str) -> Path:
+        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
+
+    # --- what they hold
+
+    async def digest(self, input_file: str) -> str:
+        """The digest in hex; "" for a file that cannot be read, is none, or changes while it is read."""
+        file = (input_file, await self.fingerprint(input_file))
+        if file in self._known:
+            return self._known[file]
+        task = self._reading.get(file)
+        if task is None:
+            task = self._reading[file] = self._tasks.start(self._read(file))
+            task.add_done_callback(lambda _: self._reading.pop(file))
+        return await asyncio.shield(task)
+
+    async def digest_within(self, input_file: str, wait_s: float) -> str:
+        """The digest, if it is known within ``wait_s`` seconds; else "", and reading continues."""
+        try:
+            return await asyncio.wait_for(self.digest(input_file), wait_s)
+        except TimeoutError:
+            return ""
+
+    def known_digest(self, input_file: str | None, fingerprint: str) -> str:
+        """The digest of a file that had this fingerprint; "" if it was not read yet."""
+        return "" if input_file is None else self._known.get((input_file, fingerprint), "")
+
+    async def digest_at(self, input_file: str, fingerprint: str) -> str:
+        """The digest that a file had when it had this fingerprint; "" if it has changed since."""
+        if await self.fingerprint(input_file) == fingerprint:
+            await self.digest(input_file)
+        return self.known_digest(input_file, fingerprint)
+
+    async def _read(self, file: FileState) -> str:
+        async with self._turn:
+            try:
+                digest = await self._sha256(file[0])
+            except (OSError, InputRefused):  # the check of the start says so
+                return ""
+        if not digest or await self.fingerprint(file[0]) != file[1]:
+            return ""
+        self._known[file] = digest
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        return digest
+
+    async def _sha256(self, input_file: str) -> str:
+        whole = hashlib.sha256()
+        # Not `with`: to close a file may take as long as to read it.
+        file = await self.threads.call(lambda: self.limits.open(self.allowed(input_file)))
+        try:
+            while await self.threads.call(_add_step, whole.update, file):
+                pass
+        finally:
+            self.threads.leave(file.close)
+        return whole.hexdigest()
+
+
+def _add_step(add: Callable[[bytes], object], file: BinaryIO) -> bool:
+    """Whether there was anything left to add."""
+    num_left = STEP_BYTES
+    while num_left and (data := file.read(min(1 << 20, num_left))):
+        add(data)
+        num_left -= len(data)
+    return num_left < STEP_BYTES
+
+
+def num_bytes_of(fingerprint: str) -> int | None:
+    """The size of the file that had this fingerprint; None for one that could not be read."""
+    parts = fingerprint.split(":")
+    return int(parts[1]) if len(parts) == 3 else None
