@@ -38,8 +38,7 @@ def prepare(spec: RunSpec) -> None:
 
 
 def _places(spec: RunSpec) -> "RolloutPlaces":
-    from forebay.workers.rollouts.lead import RunWorkers
-    from forebay.workers.rollouts.start_workers import nodes_reach, worker_starter
+    from forebay.workers.rollouts.lead import RunWorkers, nodes_reach, worker_starter
 
     return RunWorkers(worker_starter(spec), sum(spec.workers), nodes_reach(spec))
 

@@ -8,7 +8,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.run import RunSettings
 from forebay.core.settings import Settings
 from forebay.generators.discovery.info import GeneratorInfo
-from forebay.workers.rollouts.reach import check_address_of
+from forebay.workers.rollouts.other_nodes import check_address_of
 
 LOCAL_CLUSTERS = ("auto", "local")
 """Addresses of Ray that name no machine. Which nodes a cluster has, the run process finds out."""

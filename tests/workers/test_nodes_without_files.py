@@ -15,9 +15,8 @@ from forebay.telemetry.tracing.records import ProcessChange
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings
 from forebay.telemetry.tracing.tracer import start_tracing
 from forebay.workers.rollouts.orders import TraceLines
-from forebay.workers.rollouts.reach import NeededAddresses, out_of_reach
-from forebay.workers.rollouts.sent_traces import ReceivedTrace, SentTrace
-from forebay.workers.rollouts.shipped_code import has_code, pack_code, unpacked
+from forebay.workers.rollouts.other_nodes import NeededAddresses, has_code, out_of_reach, pack_code, unpacked
+from forebay.workers.rollouts.remote_traces import ReceivedTrace, SentTrace
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_code_stays_while_its_process_lives_and_goes_with_the_next_one(spec, tem
     packed = pack_code(spec)
     script = (
         "import sys, tempfile; from forebay.generators.process.spec import RunSpec\n"
-        "from forebay.workers.rollouts.shipped_code import unpacked\n"
+        "from forebay.workers.rollouts.other_nodes import unpacked\n"
         "tempfile.tempdir = sys.argv[1]\n"
         "print(unpacked(RunSpec(sys.argv[2], '', {}), sys.stdin.buffer.read()).module_path)\n"
     )

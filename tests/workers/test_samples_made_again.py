@@ -17,7 +17,7 @@ from forebay.generators.rollouts.open_group import GroupPlan, Hold
 from forebay.telemetry.tracing.tracer import NO_TRACE
 from forebay.workers.rollouts.orders import Done, encode
 from forebay.workers.rollouts.remote_job import RemoteJob
-from forebay.workers.rollouts.remote_rollout import RemoteRollout
+from forebay.workers.rollouts.remote_runner import RemoteRollout
 from forebay.workers.rollouts.run_worker import RunWorker
 from forebay.workers.rollouts.supervisor import WorkerSupervisor
 

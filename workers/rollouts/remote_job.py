@@ -1,22 +1,140 @@
 """One job of the lead: what its parts are where workers run the rollouts, and who hears what these report."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from forebay.client.sample_writer.outbox import Sample
+from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.tasks import TaskSet
+from forebay.core.waiting import Signal
+from forebay.core.weight_versions import AnnouncedWeights
+from forebay.engines.abc import EngineLoad
+from forebay.engines.ring import Call, EngineRing
 from forebay.generators.buffer_link.abc import RunGone
 from forebay.generators.job.ports import JobPlaces, JobSurroundings
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.rollouts.orders import JobOrder, JobState, WorkerStatus, encode
-from forebay.workers.rollouts.reach import Address, out_of_reach, refusal
-from forebay.workers.rollouts.remote_engines import RemoteEngines
-from forebay.workers.rollouts.remote_rollout import RemoteRollout
-from forebay.workers.rollouts.remote_runner import RemoteRunner, RemoteWriter
+from forebay.workers.rollouts.other_nodes import Address, out_of_reach, refusal
+from forebay.workers.rollouts.remote_runner import RemoteRollout, RemoteRunner, uids_of
 from forebay.workers.rollouts.remote_traces import RemoteTracer
 from forebay.workers.rollouts.run_worker import RunWorker
 from forebay.workers.rollouts.supervisor import WorkerSupervisor
+
+STOP_S = 7.0
+"""A worker answers within its own limit; one that does not is not waited for."""
+
+
+class RemoteEngines:
+    """In place of an ``EngineRing``, for a job. ``on_state`` sends at once what workers have to know of the run."""
+
+    def __init__(self, ring: EngineRing, rollouts: dict[str, RemoteRollout], on_state: Callable[[], None]) -> None:
+        self._ring, self._rollouts, self._on_state = ring, rollouts, on_state
+        self.weights: AnnouncedWeights | None = None
+        self._tasks = TaskSet()
+
+    def announce(self, weights: AnnouncedWeights | None) -> None:
+        """Of ``JobEngines``, as those below. The workers hear of it with the state of the run."""
+        self.weights = weights
+        self._ring.announce(weights)
+
+    async def when_up(self) -> Sequence[str]:
+        return await self._ring.when_up()
+
+    async def load_at(self, url: str) -> EngineLoad | None:
+        return await self._ring.load_at(url)
+
+    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:  # noqa: ARG002 - the workers end theirs
+        await self._ring.abort(rid_prefix)
+
+    async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = STOP_S) -> None:
+        self._on_state()  # whether it is held they must know before
+        uids, are_over = uids_of(list(calls()))
+        by_worker: dict[RunWorker, list[str]] = {}
+        for uid in uids:
+            if (rollout := self._rollouts.get(uid)) is not None and rollout.worker is not None:
+                by_worker.setdefault(rollout.worker, []).append(uid)
+        answers = [self._tasks.start(self._stop(worker, some, are_over)) for worker, some in by_worker.items()]
+        if answers:
+            await asyncio.wait(answers, timeout=limit_s)
+
+    async def _stop(self, worker: RunWorker, uids: list[str], are_over: bool) -> None:
+        with suppress(Exception):  # a worker that is gone answers nothing any more
+            tokens: dict[str, int] = await worker.call("stop", uids, are_over)
+            for uid, number in tokens.items():
+                if (rollout := self._rollouts.get(uid)) is not None:
+                    rollout.note_tokens(number)
+
+
+class RemoteWriter:
+    """In place of an ``AsyncWriter``, for a job: the workers send the samples, and ``own`` those that no worker has.
+
+    Up to ``max_waiting`` may be on their way. ``on_judged`` is told of each that is on the disk, or was refused.
+    """
+
+    def __init__(
+        self,
+        own: AsyncWriter,
+        rollouts: dict[str, RemoteRollout],
+        runner: RemoteRunner,
+        max_waiting: int,
+        on_judged: Callable[[Sample], None],
+    ) -> None:
+        self._own, self._rollouts, self._runner, self._max_waiting = own, rollouts, runner, max_waiting
+        self._on_judged = on_judged
+        self._on_way: set[str] = set()
+        self._changed = Signal()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskSet()
+
+    async def write(self, sample: Sample) -> None:
+        """Of ``JobWriter``, as those below."""
+        rollout = self._rollouts.get(sample["uid"])
+        if rollout is None or "messages" in sample:
+            await self._own.write(sample)
+            return
+        while len(self._on_way) >= self._max_waiting:
+            await self._changed.wait()
+        self._on_way.add(rollout.uid)
+        rollout.slot = sample["slot"]
+        self._tasks.start(self._deliver(rollout, sample["slot"]))
+
+    async def watch(self) -> None:
+        own = asyncio.ensure_future(self._own.watch())
+        try:
+            await asyncio.wait((own, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            for each in (own, self._failure):
+                if each.done():
+                    each.result()
+        finally:
+            own.cancel()
+
+    async def close(self) -> None:
+        while self._on_way:
+            await self._changed.wait()
+        await self._own.close()
+
+    async def stop(self) -> None:
+        """The job is over, whatever waits."""
+        await self._tasks.cancel()
+        await self._own.stop()
+
+    async def _deliver(self, rollout: RemoteRollout, slot: int) -> None:
+        if await self._runner.deliver(rollout, slot):
+            self.note_judged({"uid": rollout.uid})
+
+    def note_judged(self, sample: Sample) -> None:
+        """The sample of a rollout is on the disk, or was refused."""
+        self._on_way.discard(sample["uid"])
+        self._changed.notify()
+        self._on_judged(sample)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing can be written any more."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # a job that has ended otherwise does not ask for it
 
 
 class RemoteJob:

@@ -1,22 +1,38 @@
 """Running rollouts in workers, and having their samples delivered: again in another worker where one dies."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
 
 from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.writer import AsyncWriter
+from forebay.core.errors import ForebayError
 from forebay.core.ids import attempt_rid_prefix
+from forebay.core.outcome import RolloutOutcome
+from forebay.core.task_row import TaskRow
 from forebay.core.tasks import TaskSet
-from forebay.core.waiting import Signal
+from forebay.engines.capture.sample_fields import HasFields, Recorded
+from forebay.engines.ring import Call
 from forebay.generators.job.ports import JobSurroundings
-from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken, RolloutLost
+from forebay.generators.rollouts.open_group import (
+    Execution,
+    GroupClosed,
+    GroupPlan,
+    OpenGroup,
+    RolloutBroken,
+    RolloutLost,
+)
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
+from forebay.generators.rollouts.samples import Unbegun, failed_sample
 from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.trace_ids import new_span_id
 from forebay.workers.members.worker_errors import WorkerLost
-from forebay.workers.rollouts.orders import Done, Order, decode, encode
-from forebay.workers.rollouts.remote_rollout import KilledWorkers, RemoteExecution, RemoteRollout, TookTooLong
+from forebay.workers.rollouts.orders import Done, Order, Span, decode, encode
 from forebay.workers.rollouts.remote_traces import remote_attempt
 from forebay.workers.rollouts.run_worker import RunWorker
 from forebay.workers.rollouts.supervisor import MAX_DEATHS, WorkerSupervisor
@@ -25,6 +41,152 @@ logger = logging.getLogger(__name__)
 
 LAST_WORD_S = 2.0
 """So long a rollout that is not needed any more is waited for, to tell what it has sampled."""
+WORKERS = "workers"
+"""In place of an engine's address, for all calls of a rollout that a worker makes."""
+STREAMS = "/streams"
+
+
+@dataclass
+class RemoteRecord:
+    """Of what a worker has recorded, the lead has the numbers."""
+
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def samples(self) -> Sequence[HasFields]:
+        """They are the worker's."""
+        return ()
+
+
+@dataclass
+class RemoteExecution:
+    """One attempt, as far as it is counted."""
+
+    num_sampled_tokens: int = 0
+    trajectory: Recorded = field(default_factory=RemoteRecord)
+
+
+@dataclass(eq=False)
+class RemoteRollout:
+    """From the moment at which a worker is asked to run it until its sample is on the disk, or nobody needs it."""
+
+    uid: str
+    plan: GroupPlan
+    number: int
+    attempt: int
+    """That began last, as far as it is known."""
+    group: OpenGroup | None = None
+    seat: Seat | None = None
+    is_done: bool = False
+    """It has ended; its samples wait in its worker."""
+    slot: int | None = None
+    """Once its sample is to be written."""
+    worker: RunWorker | None = None
+    """Where it is; None once that is gone."""
+    is_dropped: bool = False
+    """It is not needed, and its worker knows."""
+
+    def order(
+        self,
+        engine: str | None,
+        cap_tokens: int | None,
+        left_s: float,
+        waited: tuple[str, int, list[Span]],
+    ) -> Order:
+        """What a worker is asked."""
+        return Order(
+            uid=self.uid,
+            row=line_of(self.plan.row),
+            row_number=self.plan.row.number,
+            epoch=self.plan.epoch,
+            number=self.number,
+            attempt=self.attempt,
+            left_s=left_s,
+            engine=engine,
+            cap_tokens=cap_tokens,
+            span=waited[0],
+            lasted=waited[1],
+            waits=waited[2],
+        )
+
+    @property
+    def execution(self) -> RemoteExecution | None:
+        """The present attempt."""
+        known = self.group.rollouts.get(self.number) if self.group is not None else None
+        return known[-1] if known and isinstance(known[-1], RemoteExecution) else None
+
+    def note_moved(self, engine: str | None, attempt: int) -> None:
+        """It was on this engine, or on none, when its worker reported: in this attempt."""
+        if self.is_done or attempt < self.attempt:
+            return
+        while self.attempt < attempt:
+            self.attempt += 1
+            if self.group is not None:
+                self.group.note_rollout(self.number, RemoteExecution())
+        if self.seat is not None:
+            self.seat.move(engine)
+
+    def note_tokens(self, tokens: int) -> None:
+        """So many its present attempt has sampled."""
+        if (execution := self.execution) is not None:
+            execution.num_sampled_tokens = tokens
+
+    def note_done(self, done: Done) -> None:
+        """It has ended: what its attempts have sampled is known."""
+        self.is_done = True
+        if self.group is not None:
+            last = len(done.tokens) - 1
+            executions: list[Execution] = [RemoteExecution(each) for each in done.tokens]
+            if executions:
+                executions[last].trajectory = RemoteRecord(done.counters)
+            self.group.rollouts[self.number] = executions
+
+    @contextmanager
+    def standing_for_calls(self, group: OpenGroup) -> Iterator[None]:
+        """Whatever calls it has in flight: those answered in one piece, and streams."""
+        whole, streams = (WORKERS, self.uid), (WORKERS, self.uid + STREAMS)
+        group.begin_stream(streams)
+        try:
+            with group.in_flight(whole):
+                yield
+        finally:
+            group.end_stream(streams)
+
+    def failed(self, error: ForebayError, slot: int) -> Sample:
+        """Its sample, where no worker has come to one."""
+        unbegun = Unbegun(self.plan, self.uid, self.number, slot, self.attempt)
+        return failed_sample(unbegun, error, RolloutOutcome.ENVIRONMENT_FAILURE)
+
+
+class KilledWorkers(ForebayError):
+    """Every worker that ran a rollout has died."""
+
+    code = "killed_workers"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"each worker that ran it has died; the last one: {reason}")
+
+
+class TookTooLong(ForebayError):
+    """A rollout was made again after its sample was lost, and has not ended in the time of a group."""
+
+    code = "took_too_long"
+
+    def __init__(self) -> None:
+        super().__init__("its sample was lost with its worker; made again, it took longer than its group may")
+
+
+def uids_of(calls: Sequence[Call]) -> tuple[list[str], bool]:
+    """The rollouts for which calls stand, and whether their streams are meant too."""
+    uids = [uid.removesuffix(STREAMS) for url, uid in calls if url == WORKERS]
+    return list(dict.fromkeys(uids)), any(uid.endswith(STREAMS) for _, uid in calls)
+
+
+def line_of(row: TaskRow) -> bytes:
+    """The row as a line of JSON."""
+    try:
+        return msgspec.json.encode(row.fields)
+    except OverflowError:  # an integer of more than 64 bits
+        return json.dumps(row.fields).encode()
 
 
 class RemoteRunner:
@@ -160,73 +322,3 @@ class RemoteRunner:
                 await self._own.write(rollout.failed(TookTooLong(), slot))
                 return False
             return True
-
-
-class RemoteWriter:
-    """In place of an ``AsyncWriter``, for a job: the workers send the samples, and ``own`` those that no worker has.
-
-    Up to ``max_waiting`` may be on their way. ``on_judged`` is told of each that is on the disk, or was refused.
-    """
-
-    def __init__(
-        self,
-        own: AsyncWriter,
-        rollouts: dict[str, RemoteRollout],
-        runner: RemoteRunner,
-        max_waiting: int,
-        on_judged: Callable[[Sample], None],
-    ) -> None:
-        self._own, self._rollouts, self._runner, self._max_waiting = own, rollouts, runner, max_waiting
-        self._on_judged = on_judged
-        self._on_way: set[str] = set()
-        self._changed = Signal()
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks = TaskSet()
-
-    async def write(self, sample: Sample) -> None:
-        """Of ``JobWriter``, as those below."""
-        rollout = self._rollouts.get(sample["uid"])
-        if rollout is None or "messages" in sample:
-            await self._own.write(sample)
-            return
-        while len(self._on_way) >= self._max_waiting:
-            await self._changed.wait()
-        self._on_way.add(rollout.uid)
-        rollout.slot = sample["slot"]
-        self._tasks.start(self._deliver(rollout, sample["slot"]))
-
-    async def watch(self) -> None:
-        own = asyncio.ensure_future(self._own.watch())
-        try:
-            await asyncio.wait((own, self._failure), return_when=asyncio.FIRST_COMPLETED)
-            for each in (own, self._failure):
-                if each.done():
-                    each.result()
-        finally:
-            own.cancel()
-
-    async def close(self) -> None:
-        while self._on_way:
-            await self._changed.wait()
-        await self._own.close()
-
-    async def stop(self) -> None:
-        """The job is over, whatever waits."""
-        await self._tasks.cancel()
-        await self._own.stop()
-
-    async def _deliver(self, rollout: RemoteRollout, slot: int) -> None:
-        if await self._runner.deliver(rollout, slot):
-            self.note_judged({"uid": rollout.uid})
-
-    def note_judged(self, sample: Sample) -> None:
-        """The sample of a rollout is on the disk, or was refused."""
-        self._on_way.discard(sample["uid"])
-        self._changed.notify()
-        self._on_judged(sample)
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing can be written any more."""
-        if not self._failure.done():
-            self._failure.set_exception(error)
-            self._failure.exception()  # a job that has ended otherwise does not ask for it

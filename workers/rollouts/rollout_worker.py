@@ -20,12 +20,10 @@ from forebay.telemetry.tracing.tracer import TraceSettings, run_tracer, start_tr
 from forebay.workers.members.loop_pulse import LoopPulse
 from forebay.workers.members.worker import Worker
 from forebay.workers.members.worker_errors import WorkerError
-from forebay.workers.rollouts.member_job import MemberJob
-from forebay.workers.rollouts.member_rollout import WorkerChanges
+from forebay.workers.rollouts.member_job import MemberJob, WorkerChanges
 from forebay.workers.rollouts.orders import JobOrder, JobState, Order, decode, encode
-from forebay.workers.rollouts.reach import Address, out_of_reach
-from forebay.workers.rollouts.sent_traces import SentTrace
-from forebay.workers.rollouts.shipped_code import has_code, unpacked
+from forebay.workers.rollouts.other_nodes import Address, has_code, out_of_reach, unpacked
+from forebay.workers.rollouts.remote_traces import SentTrace
 
 T = TypeVar("T")
 

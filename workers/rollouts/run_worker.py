@@ -10,7 +10,7 @@ from typing import Any, Literal
 from forebay.generators.buffer_link.abc import WorkerReport
 from forebay.workers.backends.abc import MethodCall, RunningWorker
 from forebay.workers.rollouts.orders import TraceLines, WorkerStatus, decode
-from forebay.workers.rollouts.sent_traces import ReceivedTrace
+from forebay.workers.rollouts.remote_traces import ReceivedTrace
 
 ROLE = ""
 

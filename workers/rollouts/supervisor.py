@@ -16,7 +16,7 @@ from forebay.generators.buffer_link.abc import WorkerReport
 from forebay.workers.backends.abc import RunningWorker, close_all
 from forebay.workers.members.worker_errors import PlacementFailed, WorkerError, WorkerLost
 from forebay.workers.rollouts.orders import JobOrder, JobState, WorkerStatus, encode
-from forebay.workers.rollouts.reach import Address
+from forebay.workers.rollouts.other_nodes import Address
 from forebay.workers.rollouts.run_worker import RunWorker, awaited
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,21 @@
-"""Whether workers on other machines reach what they have to: the server, the gateway of agents, the engines."""
+"""Workers on other machines: whether they reach what they need, and how they get the code of the run."""
 
 import asyncio
+import fcntl
+import io
+import os
+import shutil
+import tarfile
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from forebay.core.addresses import engine_urls, is_local_url, without_login
 from forebay.core.errors import InvalidInput
+from forebay.generators.process.spec import RunSpec
 
 Address = tuple[str, str]
 """A URL, after the field or setting that says it."""
@@ -16,6 +25,9 @@ _WHAT = {
     "gateway_url": ("the gateway", "the server's setting gateway_url is the address by which they can"),
     "remote_engine_url": ("the engine", "name it by an address that they can reach"),
 }
+FOLDERS = ("code", "packages")
+"""Of the run's folder: the copy, and the names by which its files import each other."""
+_PREFIX = "forebay-run-"
 
 
 class NeededAddresses:
@@ -64,3 +76,57 @@ async def _takes_connection(url: str) -> bool:
         return False
     writer.close()
     return True
+
+
+def pack_code(spec: RunSpec) -> bytes:
+    """What a node needs of the run's folder; links that lead out of it stay links."""
+    packed = io.BytesIO()
+    run_dir = Path(spec.module_path).parents[1]
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for name in FOLDERS:
+            if (run_dir / name).exists():
+                archive.add(run_dir / name, name)
+    return packed.getvalue()
+
+
+def has_code(spec: RunSpec) -> bool:
+    """Whether this machine has the run's folder, or shares it."""
+    return Path(spec.module_path).exists()
+
+
+def unpacked(spec: RunSpec, packed: bytes) -> RunSpec:
+    """The same run with its code in a folder of this machine; those of processes that are gone are removed."""
+    _remove_old()
+    run_dir = _own_folder()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        # Our own lead has packed it, links included; the first releases of Python 3.11 know no filters.
+        archive.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
+        archive.extractall(run_dir)  # noqa: S202 - see above
+    module = Path(spec.module_path)
+    return replace(spec, module_path=str(run_dir / module.parent.name / module.name))
+
+
+def _own_folder() -> Path:
+    """One that is locked for as long as this process lives: actors are killed, and clean nothing up."""
+    draft = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
+    _lock(draft)
+    return draft.rename(draft.with_name(draft.name.removeprefix("new-")))
+
+
+def _remove_old() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            os.close(_lock(folder))
+        except OSError:  # somebody else's, or in use
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
