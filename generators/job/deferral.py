@@ -1,11 +1,14 @@
 """Groups that are put off: a step takes those that are complete first, and the others get a long step of their own."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from forebay.client.sample_writer.outbox import Sample
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.rollouts.open_group import OpenGroup
+from forebay.generators.rollouts.rollout_trace import RolloutTrace
 
 Source = Literal["new", "deferred"]
 
@@ -78,3 +81,36 @@ class Deferral:
     def waits(self, group: OpenGroup) -> bool:
         """Whether it was put off."""
         return group in self._waiting
+
+
+@dataclass
+class FinishedRollout:
+    """One that has ended with samples, and what it adds to the counts: if they are used, or are thrown away."""
+
+    samples: list[Sample]
+    trace: RolloutTrace
+    used: Mapping[str, int] = field(default_factory=dict)
+    thrown: Mapping[str, int] = field(default_factory=dict)
+
+
+class HeldBack:
+    """Finished rollouts by the ids of their groups: where groups are put off, they are stored whole or not at all."""
+
+    def __init__(self) -> None:
+        self._rollouts: dict[str, list[FinishedRollout]] = {}
+
+    def add(self, group: str, rollout: FinishedRollout) -> None:
+        """Its samples wait from now on."""
+        self._rollouts.setdefault(group, []).append(rollout)
+
+    def take(self, group: str) -> list[FinishedRollout]:
+        """Those of a group that is whole."""
+        return self._rollouts.pop(group, [])
+
+    def throw_away(self, group: str) -> list[FinishedRollout]:
+        """Those of a group that will not be whole: they are of no use to anybody."""
+        thrown = self._rollouts.pop(group, [])
+        for rollout in thrown:
+            rollout.trace.ending = "aborted"
+            rollout.trace.end()
+        return thrown

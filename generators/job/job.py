@@ -10,16 +10,14 @@ from forebay.core.clock import ActiveClock
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import Policy, RolloutEnd
 from forebay.generators.buffer_link.abc import ClosedGroups, JobBuffer, Plan, RunGone, Step
-from forebay.generators.job.auto_places import adjust_places
-from forebay.generators.job.deferral import Deferral
-from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
-from forebay.generators.job.held_back import FinishedRollout, HeldBack
+from forebay.generators.job.concurrency_limits import adjust_places
+from forebay.generators.job.deferral import Deferral, FinishedRollout, HeldBack
+from forebay.generators.job.dispatcher import Dispatcher
+from forebay.generators.job.group_feed import GroupFeed, Schedule, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.ports import JobEngines, JobRunner, JobWriter
 from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals, cost
-from forebay.generators.job.schedule import Schedule
-from forebay.generators.job.starter import Starter
 from forebay.generators.rollouts.open_group import GroupClosed, Hold, OpenGroup, RolloutBroken, RolloutLost
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.generators.rollouts.seat import Seat
@@ -67,7 +65,7 @@ class RolloutJob:
         self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
         self._open.on_end = self._note_closed
         self._traces = parts.traces
-        self._starter = Starter(
+        self._dispatcher = Dispatcher(
             policy=parts.policy,
             loads=parts.loads,
             ring=parts.ring,
@@ -107,7 +105,7 @@ class RolloutJob:
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as services:
             self._open.services = services
-            news = services.create_task(self._reporter.run())
+            reports = services.create_task(self._reporter.run())
             feed = services.create_task(self._follow_closed())
             # Its error ends the rollouts as well: what they would bring could not be written.
             services.create_task(self._parts.writer.watch())
@@ -118,9 +116,9 @@ class RolloutJob:
                 self._note_step(self._parts.plan.step)
                 if (replayed := self._parts.replayed) is not None:
                     services.create_task(replayed.watch())
-                    replayed.on_news = self._starter.news.notify
+                    replayed.on_change = self._dispatcher.changed.notify
                     rollouts.create_task(replayed.run())
-                await self._starter.start_all(rollouts)
+                await self._dispatcher.start_all(rollouts)
             await self._parts.writer.close()
             if replayed is not None:
                 await replayed.close()
@@ -128,13 +126,13 @@ class RolloutJob:
             feed.cancel()
             places.cancel()
             await self._reporter.finish()
-            news.cancel()
+            reports.cancel()
 
     async def _adjust_places(self) -> None:
         if self._parts.replayed is not None:
             await self._parts.replayed.has_left.wait()  # before it, no engine is asked for anything
         if self._parts.adjusts_places:
-            await adjust_places(self._parts.ring, self._parts.loads, self._starter.news.notify)
+            await adjust_places(self._parts.ring, self._parts.loads, self._dispatcher.changed.notify)
 
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
@@ -143,7 +141,7 @@ class RolloutJob:
         while link.has_feed:
             news = await link.closed_groups(news)
             for group_id in news.group_ids:
-                self._starter.close_id(group_id)
+                self._dispatcher.close_id(group_id)
             self._note_step(news.step)
             self._hold.note_paused(news.is_paused)
             self._reporter.note_still(news.is_still)
@@ -164,9 +162,9 @@ class RolloutJob:
         finally:
             seat.leave()
             group.leave()
-            if finished is None and not self._starter.waits_again(seat.rollout):
+            if finished is None and not self._dispatcher.waits_again(seat.rollout):
                 trace.end()
-            self._starter.news.notify()
+            self._dispatcher.changed.notify()
 
     def _writable(self, group: OpenGroup, finished: FinishedRollout | None) -> list[FinishedRollout]:
         """What can be written now that this rollout has ended."""
@@ -214,7 +212,7 @@ class RolloutJob:
                 self._policy.broken(seat.rollout, tokens, seat.seconds)
             else:
                 self._policy.lost(seat.rollout)
-            self._starter.wait_again(group, seat.rollout, trace)
+            self._dispatcher.wait_again(group, seat.rollout, trace)
             return
         group.note_rollout_ended()
         self._policy.ended(seat.rollout, RolloutEnd(ending, tokens, seat.seconds))
@@ -253,7 +251,7 @@ class RolloutJob:
 
     def _note_closed(self, group: OpenGroup) -> None:
         """A group ends before its last rollout has."""
-        self._starter.forget(group)
+        self._dispatcher.forget(group)
         if not group.is_complete:
             self._throw_away(group)
 
@@ -271,7 +269,7 @@ class RolloutJob:
                 self._policy.begin_step(step.number)
                 self._deferral.begin_step()
             self._hold.note_step(step)
-            self._starter.news.notify()  # the step may begin other groups now
+            self._dispatcher.changed.notify()  # the step may begin other groups now
 
     def _note_held(self, is_held: bool) -> None:
         self._reporter.note_held(is_held)
@@ -284,10 +282,10 @@ class RolloutJob:
             return
         for group in self._open.unfinished():
             if oversampling.leftover == "discard":
-                self._starter.begin_afresh(group)
+                self._dispatcher.begin_afresh(group)
             else:
                 self._throw_away(group)
-                self._starter.put_off(group)
+                self._dispatcher.put_off(group)
         if oversampling.leftover == "defer":
             self._feed.withdraw()
 

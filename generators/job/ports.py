@@ -69,7 +69,7 @@ class JobWriter(Protocol):
 
 
 @dataclass(frozen=True)
-class JobSurroundings:
+class JobContext:
     """What a job has wherever its rollouts run; all of it is open."""
 
     plan: Plan
@@ -105,7 +105,7 @@ class RolloutPlaces(Protocol):
         It is asked for only where workers may be on other machines. Raises ``InvalidInput`` if those cannot reach it.
         """
 
-    def opened(self, around: JobSurroundings) -> AbstractAsyncContextManager[JobPlaces]:
+    def opened(self, around: JobContext) -> AbstractAsyncContextManager[JobPlaces]:
         """Within this the workers take rollouts of one job."""
 
     def end_job(self, totals: Totals | None) -> None:

@@ -54,7 +54,7 @@ class ReplayedGroups:
         self._room = Signal()
         self.has_left = asyncio.Event()
         """Whether anything has to be generated, as far as that is known."""
-        self.on_news: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         """Called when ``take`` may have something, or nothing more comes."""
 
     # --- for whoever runs the rest
@@ -96,7 +96,7 @@ class ReplayedGroups:
                 before = done
                 await self._wait_room()
         self._has_ended = True
-        self.on_news()
+        self.on_change()
 
     async def watch(self) -> None:
         """Return once it is closed; raises why nothing can be written any more."""
@@ -140,7 +140,7 @@ class ReplayedGroups:
         self._under_way.discard(planned.group_id)
         self._closed.discard(planned.group_id)
         done.set()
-        self.on_news()
+        self.on_change()
 
     def _rest(self, planned: GroupPlan, left: tuple[int, ...]) -> GroupPlan:
         return replace(planned, slots=left, numbers=rollout_numbers(self._parts.plan, planned.group_id, left))

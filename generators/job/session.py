@@ -21,13 +21,13 @@ from forebay.generators.buffer_link.abc import Link, Plan, RunGone
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
 from forebay.generators.job.composition import composition, policy_of
+from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.input_rows import RowFile
 from forebay.generators.job.job import JobParts, RolloutJob
 from forebay.generators.job.plan_record import record_plan
-from forebay.generators.job.ports import JobPlaces, JobSurroundings, MemberParts, MemberShare
+from forebay.generators.job.ports import JobContext, JobPlaces, MemberParts, MemberShare
 from forebay.generators.job.replayed_groups import ReplayedGroups, ReplayParts
 from forebay.generators.job.reporter import Reporter, Totals
-from forebay.generators.job.schedule import Schedule
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rejudging import Rejudge, check_judge
@@ -88,36 +88,45 @@ async def _open(
     places = composition().places
     if places is None:  # a function that cannot be judged with is refused before anything is asked of others
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
-    around = await _surroundings(stack, generator)
-    schedule = Schedule(rows, epochs, around.plan, generator.listed_ids)
-    replayed = await _replayed(stack, generator, around, schedule, reward_func)
+    context = await _context(stack, generator)
+    schedule = Schedule(rows, epochs, context.plan, generator.listed_ids)
+    replayed = await _replayed(stack, generator, context, schedule, reward_func)
     # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
-    if around.plan.replay is None or around.plan.replay.groups is None:
-        around.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
-    _record(around, generator, num_epochs=len(epochs))
+    if context.plan.replay is None or context.plan.replay.groups is None:
+        context.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
+    record_plan(
+        context.tracer,
+        context.plan,
+        generator.remote_engine_url,
+        task_type=generator.task_type or "",
+        num_process=generator.num_process,
+        num_epochs=len(epochs),
+        max_tokens=generator.max_tokens,
+        max_attempts=generator.max_attempts,
+    )
     if places is None:
-        here = _places_here(stack, around, generator, rollout_func, rewarder)
+        here = _places_here(stack, context, generator, rollout_func, rewarder)
     else:
-        here = await stack.enter_async_context(places.opened(around))
+        here = await stack.enter_async_context(places.opened(context))
     return JobParts(
-        plan=around.plan,
+        plan=context.plan,
         schedule=schedule,
-        link=around.link,
+        link=context.link,
         ring=here.ring,
         runner=here.runner,
         writer=here.writer,
-        reporter=around.reporter,
-        clock=around.clock,
-        hold=around.hold,
-        policy=await asyncio.to_thread(policy_of, around.plan, generator.max_tokens),
-        loads=around.loads,
+        reporter=context.reporter,
+        clock=context.clock,
+        hold=context.hold,
+        policy=await asyncio.to_thread(policy_of, context.plan, generator.max_tokens),
+        loads=context.loads,
         traces=here.traces,
         replayed=replayed,
         adjusts_places=generator.adjusts_places,
     )
 
 
-async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> JobSurroundings:
+async def _context(stack: AsyncExitStack, generator: "BaseGenerator") -> JobContext:
     """What the job has of its buffer and its engines. Raises ``RunGone``."""
     clock = ActiveClock(SystemClock())
     clock.run(True)
@@ -130,7 +139,7 @@ async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> Jo
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
     if plan.scheduler is not None:
         ring.on_found = partial(check_engines, plan.scheduler, ring.urls)
-    return JobSurroundings(
+    return JobContext(
         plan=plan,
         link=link,
         ring=ring,
@@ -147,12 +156,12 @@ async def _surroundings(stack: AsyncExitStack, generator: "BaseGenerator") -> Jo
 async def _replayed(
     stack: AsyncExitStack,
     generator: "BaseGenerator",
-    around: JobSurroundings,
+    context: JobContext,
     schedule: Schedule,
     reward_func: RewardFunc,
 ) -> ReplayedGroups | None:
     """What another run has recorded of the schedule, if the run replays one. Raises ``InvalidInput``."""
-    replay = around.plan.replay
+    replay = context.plan.replay
     if replay is None:
         return None
     rejudge = None
@@ -162,46 +171,33 @@ async def _replayed(
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
         num_retries = generator.retry_budgets[RolloutOutcome.JUDGE_FAILURE]
         rejudge = Rejudge(rewarder, num_retries=num_retries, at_once=generator.num_process)
-    writer = around.link.writer(min(around.queue_size, REPLAYED_AHEAD))
+    writer = context.link.writer(min(context.queue_size, REPLAYED_AHEAD))
     stack.push_async_callback(writer.stop)
-    parts = ReplayParts(around.plan, around.link, writer, around.reporter, around.hold, rejudge)
+    parts = ReplayParts(context.plan, context.link, writer, context.reporter, context.hold, rejudge)
     if replay.groups is None:
         return ReplayedGroups(schedule.groups(), replay, parts)
     chosen = await asyncio.to_thread(schedule.chosen, replay.groups)
     if schedule.num_unknown:
         what = "recorded groups are left out: the input file does not have their instances"
         logger.warning("%d of %d %s", schedule.num_unknown, len(replay.groups), what)
-    around.reporter.totals.num_groups_total = len(replay.groups) - schedule.num_unknown
+    context.reporter.totals.num_groups_total = len(replay.groups) - schedule.num_unknown
     return ReplayedGroups(iter(chosen), replay, parts)
-
-
-def _record(around: JobSurroundings, generator: "BaseGenerator", *, num_epochs: int) -> None:
-    record_plan(
-        around.tracer,
-        around.plan,
-        generator.remote_engine_url,
-        task_type=generator.task_type or "",
-        num_process=generator.num_process,
-        num_epochs=num_epochs,
-        max_tokens=generator.max_tokens,
-        max_attempts=generator.max_attempts,
-    )
 
 
 def _places_here(
     stack: AsyncExitStack,
-    around: JobSurroundings,
+    context: JobContext,
     generator: "BaseGenerator",
     rollout_func: "RolloutFunc",
     rewarder: Rewarder,
 ) -> JobPlaces:
-    runner = _runner(generator, rollout_func, around.ring, rewarder, around.plan.run_id)
+    runner = _runner(generator, rollout_func, context.ring, rewarder, context.plan.run_id)
     stack.push_async_callback(runner.close)
-    traces = RolloutTraces(around.tracer, around.plan.run_id)
-    writer = around.link.writer(around.queue_size, traces.note_judged)
+    traces = RolloutTraces(context.tracer, context.plan.run_id)
+    writer = context.link.writer(context.queue_size, traces.note_judged)
     # A job that came to its end has closed it; after an error nothing more is sent.
     stack.push_async_callback(writer.stop)
-    return JobPlaces(around.ring, runner, writer, traces)
+    return JobPlaces(context.ring, runner, writer, traces)
 
 
 @asynccontextmanager

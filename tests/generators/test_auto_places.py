@@ -10,7 +10,7 @@ from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.engines.abc import EngineLoad
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.base import BaseGenerator, single_turn
-from forebay.generators.job.auto_places import AutoPlaces, adjust_places
+from forebay.generators.job.concurrency_limits import ConcurrencyLimit, adjust_places
 from tests.generators.bench_kit import reward
 
 LIMIT_S = 120.0
@@ -18,7 +18,7 @@ SLOW = Reply(text="1", delay_s=0.7)
 
 
 def test_an_engine_gets_one_place_more_while_nothing_waits_and_three_tenths_less_when_something_does() -> None:
-    places = AutoPlaces(16)
+    places = ConcurrencyLimit(16)
     places.note(EngineLoad(running=16), 16, is_full=True)
     assert places.num_places == 17
     places.note(EngineLoad(running=3), 3, is_full=False)
@@ -32,7 +32,7 @@ def test_an_engine_gets_one_place_more_while_nothing_waits_and_three_tenths_less
 
 
 def test_an_engine_keeps_a_place() -> None:
-    places = AutoPlaces(1)
+    places = ConcurrencyLimit(1)
     places.note(EngineLoad(waiting=5), 0, is_full=True)
     assert places.num_places == 1
 

@@ -10,7 +10,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.scheduling.oversampling import parse_oversampling
 from forebay.engines.scripted import Reply, ScriptedCall
 from forebay.generators.base import BaseGenerator
-from forebay.generators.job import starter
+from forebay.generators.job import dispatcher
 from tests.conftest import MakeServer
 from tests.generators.bench_kit import HANGS, Script, bench
 from tests.kit import ServerProcess
@@ -122,7 +122,7 @@ async def test_groups_that_were_not_begun_come_later_also_once_the_end_of_the_fi
 
 
 async def test_another_group_begins_at_once_while_others_of_the_step_go_on(lending, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(starter, "LOOK_AGAIN_S", 3_600.0)
+    monkeypatch.setattr(dispatcher, "LOOK_AGAIN_S", 3_600.0)
 
     def script(call: ScriptedCall) -> str | Reply:
         answers = {"a": "1", "b": HANGS}  # the rewards of the first group are all the same: it is filtered out
@@ -133,7 +133,7 @@ async def test_another_group_begins_at_once_while_others_of_the_step_go_on(lendi
 
 
 async def test_a_trainer_that_takes_long_for_the_last_step_ends_no_run(lending, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(starter, "STUCK_S", 4.0)
+    monkeypatch.setattr(dispatcher, "STUCK_S", 4.0)
     async with bench(lending, tmp_path, lambda call: str(call.number), rows="a", oversampling=defer(1, 1)) as run:
         await run.until(lambda stats: stats.is_held)
         await asyncio.sleep(5.0)  # it is time that is tried here

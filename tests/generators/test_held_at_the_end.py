@@ -13,9 +13,9 @@ from forebay.core.task_row import TaskRow
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import policy_of
 from forebay.generators.job.deferral import Deferral
+from forebay.generators.job.dispatcher import Dispatcher
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.starter import Starter
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.generators.rollouts.seat import Seat
@@ -35,7 +35,7 @@ async def engines() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("looks_again", [True, False], ids=["between", "after"])
-async def test_the_starter_ends_with_the_last_group_although_the_run_is_held(*, looks_again: bool) -> None:
+async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(*, looks_again: bool) -> None:
     """Something wakes it after the step was complete, and before its last rollout has ended."""
     hold = Hold(PLAN.groups_per_step)
     deferral = Deferral(PLAN, lambda: hold.num_counted)
@@ -46,14 +46,14 @@ async def test_the_starter_ends_with_the_last_group_although_the_run_is_held(*, 
         trace.end()
         hold.note_complete(group.group_id)
         if looks_again:
-            starter.news.notify()
+            dispatcher.changed.notify()
             await asyncio.sleep(0.05)
         group.note_rollout_ended()
         seat.leave()
-        starter.news.notify()
+        dispatcher.changed.notify()
 
     unused: Any = SimpleNamespace(when_up=engines, note_group=lambda _: None)
-    starter = Starter(
+    dispatcher = Dispatcher(
         policy=policy,
         loads=EngineLoads(4, [URL]),
         ring=unused,
@@ -68,5 +68,5 @@ async def test_the_starter_ends_with_the_last_group_although_the_run_is_held(*, 
         traces=RolloutTraces(NO_TRACE, PLAN.run_id),
     )
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        await starter.start_all(tasks)
+        await dispatcher.start_all(tasks)
     assert hold.is_held

@@ -10,7 +10,7 @@ from forebay.core.scheduling.policy import NextRollout, PolicyInputs, RolloutKey
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.engines.scripted import ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, single_turn
-from forebay.generators.job import session, starter
+from forebay.generators.job import dispatcher, session
 from forebay.workers.scheduling.pull import Pull
 from tests.generators.bench_kit import reward
 
@@ -67,9 +67,9 @@ async def test_whatever_it_chooses_each_rollout_runs_once(run: Run, buffer) -> N
 
 
 async def test_a_run_whose_policy_starts_nothing_ends_with_its_name(run: Run, monkeypatch) -> None:
-    monkeypatch.setattr(starter, "STUCK_S", 0.2)
-    monkeypatch.setattr(starter, "LOOK_AGAIN_S", 0.05)
-    with pytest.raises(starter.PolicyStuck, match="Idle has started nothing"):
+    monkeypatch.setattr(dispatcher, "STUCK_S", 0.2)
+    monkeypatch.setattr(dispatcher, "LOOK_AGAIN_S", 0.05)
+    with pytest.raises(dispatcher.PolicyStuck, match="Idle has started nothing"):
         await run(Idle)
 
 

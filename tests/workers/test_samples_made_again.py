@@ -12,7 +12,7 @@ from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.task_row import parse_row
 from forebay.generators.buffer_link.abc import Plan
-from forebay.generators.job.ports import JobSurroundings
+from forebay.generators.job.ports import JobContext
 from forebay.generators.rollouts.open_group import GroupPlan, Hold
 from forebay.telemetry.tracing.tracer import NO_TRACE
 from forebay.workers.rollouts.orders import Done, encode
@@ -58,7 +58,7 @@ class Job:
             tracer=NO_TRACE,
             queue_size=1,
         )
-        self.job = RemoteJob(cast("JobSurroundings", around), self.workers, 0, [])
+        self.job = RemoteJob(cast("JobContext", around), self.workers, 0, [])
         plan = GroupPlan(parse_row(b'{"prompt": "a", "instance_id": "a"}', 0), 0, (0,), (0,))
         self.job._rollouts[UID] = RemoteRollout(UID, plan, 0, 0)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 
-from forebay.generators.job.ports import JobPlaces, JobSurroundings
+from forebay.generators.job.ports import JobContext, JobPlaces
 from forebay.generators.job.reporter import Totals
 from forebay.generators.process.spec import RunSpec
 from forebay.workers.backends.abc import RunningWorker, WorkerBackend
@@ -37,7 +37,7 @@ class RunWorkers:
             self._reach.need(field, await url())
 
     @asynccontextmanager
-    async def opened(self, around: JobSurroundings) -> AsyncIterator[JobPlaces]:
+    async def opened(self, around: JobContext) -> AsyncIterator[JobPlaces]:
         """What a job has of its workers."""
         addresses = self._reach.addresses if self._reach is not None else []
         job = RemoteJob(around, self._workers, self._num_ended, addresses)

@@ -12,7 +12,7 @@ from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
 from forebay.engines.ring import Call, EngineRing
 from forebay.generators.buffer_link.abc import RunGone
-from forebay.generators.job.ports import JobPlaces, JobSurroundings
+from forebay.generators.job.ports import JobContext, JobPlaces
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.rollouts.orders import JobOrder, JobState, WorkerStatus, encode
@@ -144,7 +144,7 @@ class RemoteJob:
     """
 
     def __init__(
-        self, around: JobSurroundings, workers: WorkerSupervisor, number: int, addresses: Sequence[Address]
+        self, around: JobContext, workers: WorkerSupervisor, number: int, addresses: Sequence[Address]
     ) -> None:
         self._around, self._workers, self._number = around, workers, number
         self._addresses = list(addresses)

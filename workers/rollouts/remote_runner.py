@@ -18,7 +18,7 @@ from forebay.core.task_row import TaskRow
 from forebay.core.tasks import TaskSet
 from forebay.engines.capture.sample_fields import HasFields, Recorded
 from forebay.engines.ring import Call
-from forebay.generators.job.ports import JobSurroundings
+from forebay.generators.job.ports import JobContext
 from forebay.generators.rollouts.open_group import (
     Execution,
     GroupClosed,
@@ -198,7 +198,7 @@ class RemoteRunner:
 
     def __init__(
         self,
-        around: JobSurroundings,
+        around: JobContext,
         workers: WorkerSupervisor,
         rollouts: dict[str, RemoteRollout],
         own: AsyncWriter,

@@ -14,9 +14,9 @@ from forebay.core.task_row import TaskRow
 from forebay.generators.base import FIRST_PLACES
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import policy_of
+from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.job import JobParts, RolloutJob
 from forebay.generators.job.reporter import Reporter
-from forebay.generators.job.schedule import Schedule
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
 from forebay.workers.simulator.attempt_records import AttemptRecords, SimulatedRollout

@@ -14,7 +14,7 @@ LOOK_EVERY_S = 0.5
 SHRINK = 0.7
 
 
-class AutoPlaces:
+class ConcurrencyLimit:
     """The places of one engine: one more while nothing waits there, 0.7 times as many when something does. Pure."""
 
     def __init__(self, first: int) -> None:
@@ -37,14 +37,14 @@ async def adjust_places(ring: JobEngines, loads: EngineLoads, on_more: Callable[
     Each begins with as many as the run has at first, and an engine that does not tell what waits there keeps them.
     """
     first = loads.num_places
-    engines: dict[str, AutoPlaces] = {}
+    engines: dict[str, ConcurrencyLimit] = {}
     silent: set[str] = set()
     while True:
         urls = await ring.when_up()
         answers = await asyncio.gather(*(ring.load_at(url) for url in urls))
         is_full = loads.total >= loads.num_places
         for url, load in zip(urls, answers, strict=True):
-            places = engines.setdefault(url, AutoPlaces(first))
+            places = engines.setdefault(url, ConcurrencyLimit(first))
             if load is not None:
                 places.note(load, loads.in_flight(url), is_full=is_full or loads.in_flight(url) >= places.num_places)
             elif url not in silent:

@@ -41,7 +41,7 @@ class PolicyStuck(RuntimeError):
 
 
 @dataclass
-class _Announced:
+class PendingGroup:
     """A group on its way to the buffer, and what was chosen of it meanwhile."""
 
     planned: GroupPlan
@@ -49,7 +49,7 @@ class _Announced:
     is_closed: bool = False
 
 
-class Starter:
+class Dispatcher:
     """Asks the policy for every free place, and starts what it says."""
 
     def __init__(
@@ -74,9 +74,9 @@ class Starter:
         self._announce, self._make_group, self._run = announce, make_group, run
         self._traces = traces
         self._waits = Waits(traces.tracer)
-        self.news = Signal()
+        self.changed = Signal()
         """That something may be started now."""
-        self._announced: dict[str, _Announced] = {}
+        self._pending: dict[str, PendingGroup] = {}
         """By id: one at a time, as long as the policy heeds ``may_begin``."""
         self._admitted: deque[Seat] = deque()
         """Chosen while their group was on its way to the buffer; they get the next places."""
@@ -101,7 +101,7 @@ class Starter:
             self._feed.refill()
             seat = self._chosen()
             if seat is None:
-                await self._wait_news()
+                await self._wait_changed()
             elif not self._start(seat):
                 seat.leave()
                 await asyncio.sleep(0)  # a policy that chooses nothing else would keep everybody else from their turn
@@ -121,7 +121,7 @@ class Starter:
             await self._wait_engine()
         with self._waits.waiting("hold"):
             while self._hold.is_held and self._has_groups:
-                await self.news.wait()
+                await self.changed.wait()
         self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # no policy can start anything meanwhile
 
     async def _wait_engine(self) -> None:
@@ -149,19 +149,19 @@ class Starter:
     async def _wait_expected(self) -> None:
         """Nothing is there to be run, and perhaps nothing will be: no engine is waited for."""
         begun_s = asyncio.get_running_loop().time()
-        await self.news.wait()
+        await self.changed.wait()
         self._stuck_from_s += asyncio.get_running_loop().time() - begun_s
 
-    async def _wait_news(self) -> None:
+    async def _wait_changed(self) -> None:
         self._check_policy()
         # A group that is being announced has its own word for it.
-        with nullcontext() if self._announced else self._waits.waiting("queue"):
-            await self.news.wait(LOOK_AGAIN_S)
+        with nullcontext() if self._pending else self._waits.waiting("queue"):
+            await self.changed.wait(LOOK_AGAIN_S)
 
     def _check_policy(self) -> None:
         """Raise ``PolicyStuck`` if it has started nothing for long although nothing is in its way."""
         now_s = asyncio.get_running_loop().time()
-        if self._loads.total or self._announced:
+        if self._loads.total or self._pending:
             self._stuck_from_s = now_s + STUCK_S
         elif now_s > self._stuck_from_s:
             raise PolicyStuck(
@@ -180,19 +180,19 @@ class Starter:
     @property
     def _num_kept(self) -> int:
         """Places kept for a group on its way to the buffer. If that is full, only others can make room there."""
-        return 0 if self._loads.is_buffer_full else sum(len(each.seats) for each in self._announced.values())
+        return 0 if self._loads.is_buffer_full else sum(len(each.seats) for each in self._pending.values())
 
     def _start(self, seat: Seat) -> bool:
         """Whether it could be: its group may have closed since."""
         key = seat.rollout
         planned = self._feed.begin(key.group)
         if planned is not None:
-            announced = self._announced[key.group] = _Announced(planned, [seat])
+            pending = self._pending[key.group] = PendingGroup(planned, [seat])
             self._loads.may_begin = False
             self._num_going += 1
-            self._tasks.create_task(self._begin(announced))
-        elif key.group in self._announced:
-            self._announced[key.group].seats.append(seat)
+            self._tasks.create_task(self._begin(pending))
+        elif key.group in self._pending:
+            self._pending[key.group].seats.append(seat)
         elif (group := self._open.get(key.group)) is not None and key.number in group.numbers:
             seat.begin()
             group.enter()
@@ -209,29 +209,29 @@ class Starter:
             queue.end()
         return trace
 
-    async def _begin(self, announced: _Announced) -> None:
+    async def _begin(self, pending: PendingGroup) -> None:
         # Only then its time runs. A buffer without room lets it wait, and what has begun goes on meanwhile.
         full = asyncio.get_running_loop().call_later(FULL_AFTER_S, self._note_full)
         with self._waits.waiting("admission"):
-            await self._announce(announced.planned.key)
+            await self._announce(pending.planned.key)
         full.cancel()
         self._loads.is_buffer_full = False
-        del self._announced[announced.planned.group_id]
-        self._loads.may_begin = not self._announced
-        if announced.is_closed:
-            self._deferral.note_ended(announced.planned.group_id)
-            for seat in announced.seats:
+        del self._pending[pending.planned.group_id]
+        self._loads.may_begin = not self._pending
+        if pending.is_closed:
+            self._deferral.note_ended(pending.planned.group_id)
+            for seat in pending.seats:
                 seat.leave()
-            self._policy.closed(announced.planned.group_id)
+            self._policy.closed(pending.planned.group_id)
             self._num_going -= 1
         else:
-            self._add(self._make_group(announced.planned))
-            self._admitted += announced.seats
-        self.news.notify()
+            self._add(self._make_group(pending.planned))
+            self._admitted += pending.seats
+        self.changed.notify()
 
     def _note_full(self) -> None:
         self._loads.is_buffer_full = True
-        self.news.notify()
+        self.changed.notify()
 
     def _add(self, group: OpenGroup) -> None:
         self._open.add(group)
@@ -246,14 +246,14 @@ class Starter:
         if self._open.remove(group):
             self._deferral.note_ended(group.group_id)
         self._num_going -= 1
-        self.news.notify()
+        self.changed.notify()
 
     # --- what ends, or begins once more
 
     def close_id(self, group_id: str) -> None:
         """The buffer has closed this group."""
-        if group_id in self._announced:
-            self._announced[group_id].is_closed = True
+        if group_id in self._pending:
+            self._pending[group_id].is_closed = True
         self._feed.drop(group_id)
         self._open.close_id(group_id)
 
@@ -292,4 +292,4 @@ class Starter:
                 queue.end()
                 trace.ending = "aborted"
                 trace.end()
-        self.news.notify()
+        self.changed.notify()
