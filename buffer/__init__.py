@@ -17,9 +17,9 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 - ``leases/``: who has which batch; acknowledging, releasing, extending; checkpoints and rewind.
 - ``resume.py``: a trainer that comes back with a list of finished ids. ``restore.py``: what a restart does with what is
   stored, and how samples that were delivered are read back.
-- ``journal_source.py``: a run as a recording, to be replayed or exported. ``feeding.py``: a recording, written into a
-  run; ``recorded_group.py``: one group of it. ``rehearsal.py``: what would become of a recorded group by other hooks or
-  settings; ``rehearsed_groups.py``: all groups of a recording, and when their samples come.
+- ``journal_source.py``: a run as a recording, to be replayed or exported. ``replay_feed.py``: a recording, written into
+  a run; ``recorded_group.py``: one group of it. ``rehearsal.py``: what would become of a recorded group by other hooks
+  or settings; ``rehearsed_groups.py``: all groups of a recording, and when their samples come.
 - ``retention.py``, ``retention_rules.py``, ``replay_budget.py``: which stored segments may go, and removing them.
 - ``store/``: the journal on the disk, the index beside it, and a store in memory for tests.
 

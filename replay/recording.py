@@ -20,12 +20,12 @@ from forebay.core.records.rows import (
     StoredSample,
     from_columns,
 )
-from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.errors import NotRecorded, RecordingDamaged
 from forebay.replay.frames import Frames
 from forebay.replay.options import parse_steps
 from forebay.replay.recorded_calls import RecordedCall, decode_call
 from forebay.replay.recorded_sample import check_group, check_payload, check_sample
+from forebay.replay.step_filter import chosen_groups
 
 RowT = TypeVar("RowT", RecordedRun, EndRow)
 FileRowT = TypeVar("FileRowT", ColumnsRow, CallRow)

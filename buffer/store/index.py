@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.buffer.store import index_damage, index_rows
 from forebay.buffer.store.index_damage import IndexDamaged, checked, checksum, is_damage
-from forebay.buffer.store.index_rows import Fold, Table
+from forebay.buffer.store.index_rows import IndexUpdate, Table
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.core.files import opener
 from forebay.core.records.log_records import LogEntry, Position
@@ -178,14 +178,14 @@ class Index:
 
     def apply(self, records: Iterable[tuple[Sequence[Row], Location | None, int]], end: Position) -> None:
         """Take in ``records``, each with its segment, which reach up to ``end``, in one transaction."""
-        fold = Fold()
+        update = IndexUpdate()
         for rows, location, segment in records:
-            fold.add(rows, location, segment)
+            update.add(rows, location, segment)
         connection = self._require()
         # The write lock at once: a transaction that begins by reading may fail when it is to write.
         connection.execute("BEGIN IMMEDIATE")
         try:
-            self._write(connection, fold)
+            self._write(connection, update)
             # In the same transaction as the rows, so that a crash leaves no doubt about what is in.
             connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?, checksum = ?", (*end, checksum(end)))
             connection.execute("COMMIT")
@@ -195,30 +195,30 @@ class Index:
             raise
         self.position = end
 
-    def _write(self, connection: sqlite3.Connection, fold: Fold) -> None:
-        _write_rows(connection, RUNS.upsert, map(RUNS.to_values, fold.runs.values()))
-        _write_rows(connection, STARTS.upsert, map(STARTS.to_values, fold.starts.values()))
+    def _write(self, connection: sqlite3.Connection, update: IndexUpdate) -> None:
+        _write_rows(connection, RUNS.upsert, map(RUNS.to_values, update.runs.values()))
+        _write_rows(connection, STARTS.upsert, map(STARTS.to_values, update.starts.values()))
         # First as they opened, then as they are: `seq` must be that of their opening.
-        _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, fold.opened.values()))
-        _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, fold.groups.values()))
-        _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, fold.batches.values()))
-        _write_rows(connection, CHECKPOINTS.upsert, map(CHECKPOINTS.to_values, fold.checkpoints.values()))
-        self._write_active(connection, fold)
+        _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, update.opened.values()))
+        _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, update.groups.values()))
+        _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, update.batches.values()))
+        _write_rows(connection, CHECKPOINTS.upsert, map(CHECKPOINTS.to_values, update.checkpoints.values()))
+        self._write_active(connection, update)
         _write_rows(
-            connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in fold.samples.items())
+            connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in update.samples.items())
         )
         # Columns written again replace the rows of their segment, among them those that came with this very batch.
-        connection.executemany(index_rows.DELETE, fold.columns)
-        kept = ((row, segment) for row, segment in fold.columns.values() if row.samples)
+        connection.executemany(index_rows.DELETE, update.columns)
+        kept = ((row, segment) for row, segment in update.columns.values() if row.samples)
         _write_rows(
             connection, index_rows.insert, (index_rows.columns_to_values(row, segment) for row, segment in kept)
         )
-        removed = [(row.run_id,) for row, _ in fold.runs.values() if row.state == REMOVED]
+        removed = [(row.run_id,) for row, _ in update.runs.values() if row.state == REMOVED]
         for table in ("starts", "groups", "batches", "checkpoints", "samples"):
             connection.executemany(f"DELETE FROM {table} WHERE run_id = ?", removed)  # noqa: S608 - names of ours
 
-    def _write_active(self, connection: sqlite3.Connection, fold: Fold) -> None:
-        for run_id, change in fold.active.items():
+    def _write_active(self, connection: sqlite3.Connection, update: IndexUpdate) -> None:
+        for run_id, change in update.active.items():
             seconds = change.seconds + 0.0
             if not change.is_set:
                 query = "SELECT run_id, active_s, checksum FROM active_times WHERE run_id = ?"

@@ -249,7 +249,7 @@ class ActiveTime(NamedTuple):
     is_set: bool
 
 
-class Fold:
+class IndexUpdate:
     """The changes of several records, each key once, in the order in which the keys came.
 
     Beside each row stands the segment in which it was found.

@@ -130,22 +130,22 @@ class JournalStore(Store):
 
     async def send(self, pieces: Sequence[Outbound], connection: socket) -> bool:
         self._opened()
-        sending = BodyTransfer(self._bodies, pieces)
+        transfer = BodyTransfer(self._bodies, pieces)
         try:
-            while not await self._send_on(sending, connection):
+            while not await self._send_on(transfer, connection):
                 await _writable(connection)
         finally:
-            sending.close()
+            transfer.close()
         return True
 
-    async def _send_on(self, sending: BodyTransfer, connection: socket) -> bool:
+    async def _send_on(self, transfer: BodyTransfer, connection: socket) -> bool:
         """One turn in a thread, which is over before the socket may be closed."""
         # The thread cannot be cancelled: the caller must not close the socket under it.
-        turn = asyncio.ensure_future(self._in_thread(sending.go, connection))
+        turn = asyncio.ensure_future(self._in_thread(transfer.go, connection))
         try:
             return await asyncio.shield(turn)
         except asyncio.CancelledError:
-            sending.stop()
+            transfer.stop()
             await asyncio.wait({turn})
             raise
         finally:

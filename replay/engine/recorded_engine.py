@@ -10,8 +10,8 @@ from typing import Literal, Self, get_args
 from forebay.core.errors import InvalidInput
 from forebay.replay.call_request import CallRequest, Match
 from forebay.replay.engine.call_writer import CallWriter
+from forebay.replay.engine.cassette import Cassette
 from forebay.replay.engine.engine_recorder import UpstreamRecording
-from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.engine.relay import Upstream
 from forebay.replay.engine.replay_answers import ReplayAnswers
 from forebay.replay.engine.served_engine import ServedEngine
@@ -75,7 +75,7 @@ class RecordedEngine(ServedEngine):
         self._match = match
         self._again = again
         self._upstream = None if upstream is None else Upstream(upstream)
-        self._known: KnownCalls
+        self._cassette: Cassette
         self._answers: ReplayAnswers
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -90,7 +90,7 @@ class RecordedEngine(ServedEngine):
     @property
     def unused(self) -> list[CallRequest]:
         """The recorded calls that sampled and were not asked for, in the order of the recording."""
-        return self._known.unused()
+        return self._cassette.unused()
 
     @property
     def num_misses(self) -> int:
@@ -100,7 +100,7 @@ class RecordedEngine(ServedEngine):
     @property
     def num_recorded(self) -> int:
         """The answers in the file."""
-        return len(self._known)
+        return len(self._cassette)
 
     @contextmanager
     def in_thread(self) -> Iterator[Self]:
@@ -117,12 +117,12 @@ class RecordedEngine(ServedEngine):
         """Open the file, and serve."""
         self.misses.clear()
         recording = await self._recording(stack)
-        self._known = await asyncio.to_thread(KnownCalls, self._file, wraps=self._again, match=self._match)
-        stack.callback(self._known.close)
-        if not len(self._known) and recording is None:
+        self._cassette = await asyncio.to_thread(Cassette, self._file, wraps=self._again, match=self._match)
+        stack.callback(self._cassette.close)
+        if not len(self._cassette) and recording is None:
             hint = "what was exported of a run is replayed with: forebay start --replay FILE"
             raise NotRecorded(f"{self._file.name} has no calls of an engine", hint=hint)
-        self._answers = ReplayAnswers(self._known, self._speed, recording, self._miss)
+        self._answers = ReplayAnswers(self._cassette, self._speed, recording, self._miss)
         await self.serve(stack, self._answers.answer)
         # Called before the server shuts down: it waits for its connections, and those wait for their answers.
         stack.callback(self._answers.state.stop)
@@ -139,7 +139,7 @@ class RecordedEngine(ServedEngine):
             open_file(self._file).close()  # else the writer would make it
         writer = await asyncio.to_thread(CallWriter, self._file)
         if is_new:  # a file without calls would be replayed the next time
-            stack.callback(lambda: None if len(self._known) else self._file.unlink())
+            stack.callback(lambda: None if len(self._cassette) else self._file.unlink())
         stack.push_async_callback(asyncio.to_thread, writer.close)
         stack.push_async_callback(self._upstream.close)
         return UpstreamRecording(self._upstream, writer)

@@ -22,9 +22,8 @@ from forebay.replay.call_request import (
     WORKERS,
     CallRequest,
 )
-from forebay.replay.engine.answers import AllGiven
+from forebay.replay.engine.cassette import AllGiven, Cassette
 from forebay.replay.engine.engine_recorder import UpstreamRecording
-from forebay.replay.engine.known_calls import KnownCalls
 from forebay.replay.engine.relay import STREAM
 from forebay.replay.engine.replayed_state import AnswerInFlight, ReplayedState
 from forebay.replay.engine.served_engine import break_off, send_error
@@ -43,19 +42,19 @@ MARKED = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": 
 
 
 class ReplayAnswers:
-    """Answers out of ``known``. ``speed`` 1 takes the recorded time, 0 none. ``recording`` is for what is missing.
+    """Answers out of ``cassette``. ``speed`` 1 takes the recorded time, 0 none. ``recording`` is for what is missing.
 
     ``on_miss`` gets the words of each miss.
     """
 
     def __init__(
-        self, known: KnownCalls, speed: float, recording: UpstreamRecording | None, on_miss: Callable[[str], None]
+        self, cassette: Cassette, speed: float, recording: UpstreamRecording | None, on_miss: Callable[[str], None]
     ) -> None:
         self.state = ReplayedState()
         self.given: deque[CallRequest] = deque()
         """The last calls that got recorded answers, or were passed on."""
         self._num_given_bytes = 0
-        self._known = known
+        self._cassette = cassette
         self._speed = speed
         self._recording = recording
         self._on_miss = on_miss
@@ -93,10 +92,10 @@ class ReplayAnswers:
             await send_error(send, HTTPStatus.NOT_FOUND, f"{request.method} {request.path} was not recorded")
 
     def _fact(self, request: CallRequest) -> CallReply | None:
-        reply = self._known.take(request)
+        reply = self._cassette.take(request)
         if reply is None and request.path != request.route:
             # Which part of a fact is asked for may differ; the recorder has asked for all of it.
-            reply = self._known.take(CallRequest.read(request.method, request.route, b""))
+            reply = self._cassette.take(CallRequest.read(request.method, request.route, b""))
         if reply is None or reply.status != HTTPStatus.OK:
             return reply
         changed = self._changed(request.route)
@@ -116,8 +115,8 @@ class ReplayAnswers:
             if connection is not None and connection.is_over:
                 raise ClientGone  # it asks again, and the answer is for that
         try:
-            reply = self._known.take(request)
-            reason = "" if reply is not None else self._known.nearest(request)
+            reply = self._cassette.take(request)
+            reason = "" if reply is not None else self._cassette.nearest(request)
         except RecordingDamaged as error:
             reply, reason = None, str(error)
         except InvalidInput as error:
@@ -151,7 +150,7 @@ class ReplayAnswers:
         await recording.ask_facts(scope["headers"])
         written = await recording.relay(request, scope, receive, send)
         if written is not None:
-            self._known.add_given(request, *written)
+            self._cassette.add_given(request, *written)
 
     async def _miss(self, request: CallRequest, send: Send, reason: str) -> None:
         whose = f" of group and slot {request.lane}" if request.lane else ""

@@ -14,10 +14,10 @@ from forebay.buffer.recorded_group import stretches_of_bodies
 from forebay.core.errors import BodyUnreadable, ForebayError
 from forebay.core.files import regular_opener
 from forebay.core.records.rows import BatchRow, GroupRow, StoredSample
-from forebay.replay.chosen_groups import check_bodies, chosen_batches, chosen_groups
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_export import RECORDING_TYPE, RecordEncoder
 from forebay.replay.recording_secrets import without_secrets
+from forebay.replay.step_filter import check_bodies, chosen_batches, chosen_groups
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.services import Services, services_of
 from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files

@@ -11,11 +11,11 @@ from forebay.buffer.journal_source import JournalSource
 from forebay.core.errors import RunNotFound
 from forebay.core.records.rows import GroupRow
 from forebay.core.run import WORKING
-from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.errors import NotRecorded
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_file import RecordingFile
 from forebay.replay.source import Source
+from forebay.replay.step_filter import chosen_groups
 from forebay.server.runs.input_files import InputFiles
 
 logger = logging.getLogger(__name__)

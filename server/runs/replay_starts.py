@@ -14,7 +14,6 @@ from forebay.core.records.rows import GroupRow
 from forebay.core.run import WORKING, Origin, Run
 from forebay.core.starts.payload_text import check_texts
 from forebay.generators.discovery.info import GeneratorInfo
-from forebay.replay.chosen_groups import check_bodies, weight_versions
 from forebay.replay.conditions import (
     NOT_NEEDED,
     OF_A_PROCESS,
@@ -29,6 +28,7 @@ from forebay.replay.errors import NotRecorded, ReplayDiffers
 from forebay.replay.options import ReplayOptions
 from forebay.replay.recording_secrets import is_own_affair
 from forebay.replay.source import Source
+from forebay.replay.step_filter import check_bodies, weight_versions
 from forebay.server.runs.folders import RunFolders
 from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.replay_sources import ReplaySources, groups_of

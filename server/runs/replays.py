@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.feeding import Feed
+from forebay.buffer.replay_feed import Feed
 from forebay.core.errors import ForebayError, RunNotFound
 from forebay.core.run import Run, RunState
 from forebay.replay.options import ReplayOptions

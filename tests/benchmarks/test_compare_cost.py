@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forebay.buffer.buffer import Buffer
-from forebay.buffer.feeding import Feed
+from forebay.buffer.replay_feed import Feed
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.group import GroupState
 from forebay.core.ids import group_id

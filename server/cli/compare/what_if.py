@@ -20,10 +20,10 @@ from forebay.generators.discovery.catalog import inspect_alone
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.discovery.module_loading import import_roots
 from forebay.hooks.types import Contract
-from forebay.replay.chosen_groups import chosen_groups
 from forebay.replay.comparison import Comparison
 from forebay.replay.options import parse_steps
 from forebay.replay.source import Source
+from forebay.replay.step_filter import chosen_groups
 from forebay.server.cli.compare.new_rewards import NewRewards, open_rewarder
 from forebay.server.cli.options import own_command
 from forebay.server.cli.output import make_console

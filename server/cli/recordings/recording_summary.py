@@ -9,8 +9,8 @@ import msgspec
 
 from forebay.core.records.recording_rows import EndRow
 from forebay.core.records.rows import BatchRow
-from forebay.replay.chosen_groups import ranges_text
 from forebay.replay.recording import Recording
+from forebay.replay.step_filter import ranges_text
 from forebay.server.cli.output import counts_text
 
 MOST_SHOWN = 20

@@ -1,11 +1,15 @@
-"""The recorded calls of a file: which answer is whose, and what comes nearest to a request that has none."""
+"""The recorded calls of a file: which answer is whose, and which request is nearest to one that has none.
 
-from collections import defaultdict
+The k-th of equal requests gets the k-th answer, of its own lane first. No answer is given twice.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.replay.call_request import CallRequest, Match
 from forebay.replay.differences import first_difference
-from forebay.replay.engine.answers import AllGiven, EqualAnswers, likeness
 from forebay.replay.recorded_calls import CallReply, RecordedCall
 from forebay.replay.recording import Recording
 
@@ -13,7 +17,48 @@ MAX_COMPARED = 64
 """Recorded requests that a miss is compared with."""
 
 
-class KnownCalls:
+class AllGiven(Exception):
+    """The request was recorded, and every answer has been given."""
+
+    def __init__(self, num_answers: int) -> None:
+        super().__init__(num_answers)
+        self.num_answers = num_answers
+
+
+@dataclass(slots=True)
+class EqualAnswers:
+    """Those of equal requests. ``lanes`` has the numbers of all, ``left`` of those that were not given yet."""
+
+    lanes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    left: dict[str, deque[int]] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    """The one that was given last in a lane."""
+
+    @property
+    def first(self) -> int:
+        return min(min(lane) for lane in self.lanes.values())
+
+    def add(self, lane: str, seq: int) -> None:
+        """One more, that may be given."""
+        self.lanes[lane].append(seq)
+        self.left.setdefault(lane, deque()).append(seq)
+
+    def pop(self, lane: str) -> int | None:
+        """The next one: of this lane, of none, of any; None where all have been given."""
+        own = self.left.get(lane) or self.left.get("") or self._of_another()
+        return own.popleft() if own else None
+
+    def refill(self, lane: str) -> None:
+        """Let the answers of this lane be given once more, those of all lanes where it had none."""
+        for each in [lane] if lane in self.lanes else list(self.lanes):
+            self.left[each] = deque(self.lanes[each])
+
+    def _of_another(self) -> deque[int] | None:
+        begun = [lane for lane in self.left.values() if lane]
+        return min(begun, key=lambda lane: lane[0], default=None)
+
+
+class Cassette:
     """The calls of the file ``path``, which is read while others are added to it.
 
     ``wraps``: after the last answer to a request comes its first again. Raises ``FileNotFoundError``,
@@ -103,7 +148,7 @@ class KnownCalls:
         for answers in known[:MAX_COMPARED]:
             seq = answers.lanes[request.lane][0] if request.lane in answers.lanes else answers.first
             recorded = self._read(seq).request.matched(self._match)
-            score = likeness(text, recorded.counted_text) + (recorded.is_stream == request.is_stream)
+            score = _likeness(text, recorded.counted_text) + (recorded.is_stream == request.is_stream)
             if score > best_score:
                 best, best_score = (seq, recorded), score
         return best
@@ -115,3 +160,20 @@ class KnownCalls:
         self._offsets[seq] = offset
         self._answers.setdefault(request.digest, EqualAnswers()).add(request.lane, seq)
         self._by_path[request.method, request.path][request.digest] = None
+
+
+def _likeness(one: bytes, other: bytes) -> float:
+    """The share of both that is the same from the beginning on, and from the end."""
+    size = min(len(one), len(other))
+    begin = _num_equal(size, lambda count: one[:count] == other[:count])
+    end = _num_equal(size - begin, lambda count: one[len(one) - count :] == other[len(other) - count :])
+    return (begin + end) / max(len(one), len(other), 1)
+
+
+def _num_equal(size: int, holds: Callable[[int], bool]) -> int:
+    """The largest count up to ``size`` for which it holds, as it does for all that are smaller."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low

@@ -4,9 +4,9 @@ import pytest
 
 from forebay.core.errors import InvalidInput
 from forebay.core.records.rows import BatchRow
-from forebay.replay.chosen_groups import chosen_batches, chosen_groups, ranges_text
 from forebay.replay.errors import NotRecorded
 from forebay.replay.options import parse_steps
+from forebay.replay.step_filter import chosen_batches, chosen_groups, ranges_text
 from tests.replay.recordings.recording_kit import batch_record, group_record
 
 GROUPS = [group_record(number) for number in range(1, 9)]

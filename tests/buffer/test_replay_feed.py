@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.buffer import feeding
+from forebay.buffer import replay_feed
 from forebay.buffer.admission import announce
 from forebay.buffer.admission import write as write_sample
 from forebay.buffer.buffer import Buffer, LiveRun
-from forebay.buffer.feeding import Feed
 from forebay.buffer.journal_source import JournalSource
+from forebay.buffer.replay_feed import Feed
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
@@ -283,7 +283,7 @@ async def test_waits_for_the_disk(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, fail_at: int
 ) -> None:
     """Writes that fail are made once more, when the disk takes them again."""
-    monkeypatch.setattr(feeding, "UNSTORED_STEPS", 1)  # else there is one write of all
+    monkeypatch.setattr(replay_feed, "UNSTORED_STEPS", 1)  # else there is one write of all
     disk = FailsOnce()
     async with open_buffer(JournalStore(tmp_path, files=disk), clock) as buffer:
         await record(buffer, clock)
