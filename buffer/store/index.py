@@ -20,27 +20,11 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.buffer.store import index_damage, index_rows
 from forebay.buffer.store.index_damage import IndexDamaged, checked, checksum, is_damage
-from forebay.buffer.store.index_rows import IndexUpdate, Table
+from forebay.buffer.store.index_rows import BATCHES, CHECKPOINTS, GROUPS, RUNS, STARTS, TABLES, IndexUpdate
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.core.files import opener
 from forebay.core.records.log_records import LogEntry, Position
-from forebay.core.records.rows import (
-    REMOVED,
-    BatchRow,
-    CheckpointRow,
-    GroupRow,
-    Location,
-    Row,
-    RunRow,
-    StartRow,
-)
-
-RUNS = Table("runs", RunRow, key=("run_id",))
-STARTS = Table("starts", StartRow, key=("run_id",))
-GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"), fixed=("instance_id", "epoch"))
-BATCHES = Table("batches", BatchRow, key=("run_id", "batch_id"))
-CHECKPOINTS = Table("checkpoints", CheckpointRow, key=("run_id", "step"))
-TABLES: Sequence[Table[Any]] = (RUNS, STARTS, GROUPS, BATCHES, CHECKPOINTS)
+from forebay.core.records.rows import REMOVED, Location, Row, RunRow
 
 SCHEMA = (
     RUNS.schema,
@@ -123,8 +107,8 @@ class Index:
         statements = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
         if tuple(sql for (sql,) in statements) != SCHEMA:
             raise IndexDamaged("its tables are others than its version says")
-        for table in TABLES:
-            exhaust(table.checked(connection.execute(table.everything)))
+        for table in TABLES.values():
+            exhaust(table.checked(connection))
         exhaust(index_rows.checked_samples(connection.execute(index_rows.EVERYTHING)))
         exhaust(checked(connection.execute("SELECT run_id, active_s, checksum FROM active_times"), 2))
 
@@ -196,13 +180,11 @@ class Index:
         self.position = end
 
     def _write(self, connection: sqlite3.Connection, update: IndexUpdate) -> None:
-        _write_rows(connection, RUNS.upsert, map(RUNS.to_values, update.runs.values()))
-        _write_rows(connection, STARTS.upsert, map(STARTS.to_values, update.starts.values()))
         # First as they opened, then as they are: `seq` must be that of their opening.
         _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, update.opened.values()))
-        _write_rows(connection, GROUPS.upsert, map(GROUPS.to_values, update.groups.values()))
-        _write_rows(connection, BATCHES.upsert, map(BATCHES.to_values, update.batches.values()))
-        _write_rows(connection, CHECKPOINTS.upsert, map(CHECKPOINTS.to_values, update.checkpoints.values()))
+        for row_type, rows in update.rows.items():
+            table = TABLES[row_type]
+            _write_rows(connection, table.upsert, map(table.to_values, rows.values()))
         self._write_active(connection, update)
         _write_rows(
             connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in update.samples.items())
@@ -213,9 +195,9 @@ class Index:
         _write_rows(
             connection, index_rows.insert, (index_rows.columns_to_values(row, segment) for row, segment in kept)
         )
-        removed = [(row.run_id,) for row, _ in update.runs.values() if row.state == REMOVED]
-        for table in ("starts", "groups", "batches", "checkpoints", "samples"):
-            connection.executemany(f"DELETE FROM {table} WHERE run_id = ?", removed)  # noqa: S608 - names of ours
+        removed = [(row.run_id,) for row, _ in update.rows[RunRow].values() if row.state == REMOVED]
+        for name in ("samples", *(table.name for table in TABLES.values() if table is not RUNS)):
+            connection.executemany(f"DELETE FROM {name} WHERE run_id = ?", removed)  # noqa: S608 - names of ours
 
     def _write_active(self, connection: sqlite3.Connection, update: IndexUpdate) -> None:
         for run_id, change in update.active.items():

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from forebay.buffer.store import index_rows
 from forebay.buffer.store.abc import NEWEST_GROUPS
-from forebay.buffer.store.index import BATCHES, CHECKPOINTS, GROUPS, RUNS, START, STARTS
+from forebay.buffer.store.index import START
 from forebay.buffer.store.index_damage import IndexDamaged, checked, words_of_damage
+from forebay.buffer.store.index_rows import BATCHES, CHECKPOINTS, GROUPS, RUNS, STARTS
 from forebay.core.errors import ForebayError, GroupNotFound
 from forebay.core.group import LIVE
 from forebay.core.ids import InstanceId
@@ -45,9 +46,9 @@ def answers(connection: sqlite3.Connection, queries: Sequence[Query[Any]]) -> li
 
 def runs(connection: sqlite3.Connection) -> list[RunRow]:
     """Every run with its active seconds, oldest first."""
-    cursor = connection.execute(f"SELECT {RUNS.selection('r')} FROM runs r ORDER BY r.created_at_s, r.seq")
-    active_s = active_times(connection)
-    rows = list(RUNS.rows(cursor))
+    found = RUNS.find(connection, "ORDER BY created_at_s, seq")
+    active_s = active_times(connection)  # while the rows are being read: both are of one moment
+    rows = list(found)
     for row in rows:
         if row.run_id not in active_s:
             raise IndexDamaged("a run has no active seconds")
@@ -63,28 +64,21 @@ def active_times(connection: sqlite3.Connection) -> dict[str, float]:
 
 def start(connection: sqlite3.Connection, run_id: str) -> StartRow | None:
     """What the run was last started with; None if its record is damaged."""
-    cursor = connection.execute(f"SELECT {STARTS.selection('s')} FROM starts s WHERE run_id = ?", (run_id,))
-    return next(STARTS.rows(cursor), None)
+    return next(STARTS.find(connection, "WHERE run_id = ?", run_id), None)
 
 
 def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
     """Every group of the run in the order in which they opened."""
-    cursor = connection.execute(
-        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? ORDER BY number, seq", (run_id,)
-    )
-    return list(GROUPS.rows(cursor))
+    return list(GROUPS.find(connection, "WHERE run_id = ? ORDER BY number, seq", run_id))
 
 
 def group_page(
     connection: sqlite3.Connection, run_id: str, state: str | None, after: str, limit: int
 ) -> list[GroupRow]:
     """Up to ``limit`` groups behind the group ``after``. Raises ``GroupNotFound`` when there is no such group."""
-    cursor = connection.execute(
-        f"SELECT {GROUPS.selection('g')} FROM groups g"
-        " WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?",
-        (run_id, *_place(connection, run_id, after), state, state, limit),
-    )
-    page = list(GROUPS.rows(cursor))
+    where = "WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?"
+    place = _place(connection, run_id, after)
+    page = list(GROUPS.find(connection, where, run_id, *place, state, state, limit))
     # A page that holds what it is to lie behind would be the next one's beginning, for ever.
     if any(row.group_id == after for row in page):
         raise IndexDamaged("a page of groups begins before its place")
@@ -127,11 +121,8 @@ def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[
 
 def batches(connection: sqlite3.Connection, run_id: str, after: int, limit: int | None) -> list[BatchRow]:
     """Up to ``limit`` batches of the run behind number ``after``, in the order of their numbers."""
-    cursor = connection.execute(
-        f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?",
-        (run_id, after, -1 if limit is None else limit),
-    )
-    page = list(BATCHES.rows(cursor))
+    where = "WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
+    page = list(BATCHES.find(connection, where, run_id, after, -1 if limit is None else limit))
     if any(row.number <= after for row in page):  # as for groups
         raise IndexDamaged("a page of batches begins before its place")
     return page
@@ -139,16 +130,13 @@ def batches(connection: sqlite3.Connection, run_id: str, after: int, limit: int 
 
 def find_batches(connection: sqlite3.Connection, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
     """Those of these batches that there are."""
-    one = f"SELECT {BATCHES.selection('b')} FROM batches b WHERE run_id = ? AND batch_id = ?"
-    return [row for batch_id in batch_ids for row in BATCHES.rows(connection.execute(one, (run_id, batch_id)))]
+    one = "WHERE run_id = ? AND batch_id = ?"
+    return [row for batch_id in batch_ids for row in BATCHES.find(connection, one, run_id, batch_id)]
 
 
 def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
     """Every checkpoint of the run by step."""
-    cursor = connection.execute(
-        f"SELECT {CHECKPOINTS.selection('c')} FROM checkpoints c WHERE run_id = ? ORDER BY step", (run_id,)
-    )
-    return list(CHECKPOINTS.rows(cursor))
+    return list(CHECKPOINTS.find(connection, "WHERE run_id = ? ORDER BY step", run_id))
 
 
 def uids_by_group(connection: sqlite3.Connection, run_id: str, limit: int | None) -> dict[str, list[str]] | None:
@@ -180,16 +168,12 @@ def find(
     if Position(*place[:2]) < up_to:
         return None
     rows: dict[str, GroupRow | None] = dict.fromkeys(group_ids)
-    one = f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND group_id = ?"
-    newest = (
-        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND instance_id = ?"
-        f" ORDER BY epoch DESC LIMIT {NEWEST_GROUPS}"
-    )
+    newest = f"WHERE run_id = ? AND instance_id = ? ORDER BY epoch DESC LIMIT {NEWEST_GROUPS}"
     for instance_id in instance_ids:
-        found = connection.execute(newest, (run_id, index_rows.to_json(instance_id)))
-        rows |= {row.group_id: row for row in GROUPS.rows(found)}
+        found = GROUPS.find(connection, newest, run_id, index_rows.to_json(instance_id))
+        rows |= {row.group_id: row for row in found}
     for group_id in group_ids:
-        rows[group_id] = next(GROUPS.rows(connection.execute(one, (run_id, group_id))), None)
+        rows[group_id] = next(GROUPS.find(connection, "WHERE run_id = ? AND group_id = ?", run_id, group_id), None)
     query = f"{index_rows.EVERYTHING} WHERE run_id = ? AND group_id = ?"
     uids: dict[str, set[str]] = {}
     if has_uids:
@@ -199,8 +183,4 @@ def find(
 
 def closed_groups(connection: sqlite3.Connection, run_id: str, after: int) -> list[GroupRow]:
     """The run's closed groups from the one behind ``after`` on."""
-    cursor = connection.execute(
-        f"SELECT {GROUPS.selection('g')} FROM groups g WHERE run_id = ? AND closed_seq > ? ORDER BY closed_seq",
-        (run_id, after),
-    )
-    return list(GROUPS.rows(cursor))
+    return list(GROUPS.find(connection, "WHERE run_id = ? AND closed_seq > ? ORDER BY closed_seq", run_id, after))

@@ -4,7 +4,8 @@ The fields of a row type are the only declaration of its table's columns. Sample
 are one row, with one JSON text: a row for each, ordered by uid and by group, costs the writer several times as much.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,6 +31,8 @@ from forebay.core.records.rows import (
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 Values = tuple[Any, ...]
+Key = tuple[str | int, ...]
+"""The values by which a row replaces an earlier one, the run's id first."""
 Convert = Callable[[Any], Any]
 
 
@@ -75,8 +78,8 @@ class Table(Generic[RowT]):
     def __init__(self, name: str, row_type: type[RowT], key: Sequence[str], fixed: Sequence[str] = ()) -> None:
         """``fixed`` are fields, besides those of the key, that never change."""
         self.name = name
+        self.row_type = row_type
         self._fixed = tuple(fixed)
-        self._row_type = row_type
         self._key = tuple(key)
         self._columns = [column_of(field) for field in msgspec.structs.fields(row_type)]
         self._names = [column.name for column in self._columns]
@@ -91,9 +94,14 @@ class Table(Generic[RowT]):
         rest = f"written_in INTEGER, checksum INTEGER, UNIQUE ({', '.join(self._key)})"
         return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, {rest})"
 
-    def selection(self, alias: str) -> str:
-        """The columns for a SELECT from ``alias``, as ``rows`` takes them."""
-        return ", ".join(f'{alias}."{name}"' for name in self._stored)
+    def key_of(self, row: RowT) -> Key:
+        """The key of ``row``."""
+        return tuple([getattr(row, name) for name in self._key])
+
+    def keys(self, connection: sqlite3.Connection, run_id: str) -> set[Key]:
+        """The keys that the table has of a run."""
+        query = f"SELECT {', '.join(self._key)} FROM {self.name} WHERE run_id = ?"  # noqa: S608 - names of ours
+        return set(connection.execute(query, (run_id,)))
 
     def insert_missing(self, num_rows: int) -> str:
         """The INSERT of ``num_rows`` rows that leaves those alone that are there."""
@@ -122,25 +130,33 @@ class Table(Generic[RowT]):
         values.append(checksum(values))
         return values
 
-    def rows(self, found: Iterable[Values]) -> Iterator[RowT]:
-        """The rows that were ``found``, whose values begin with the ``selection``. Raises ``IndexDamaged``."""
-        return map(self._from_values, self.checked(found))
+    def find(self, connection: sqlite3.Connection, where: str, *values: object) -> Iterator[RowT]:
+        """The rows for which ``where`` holds, the rest of a SELECT with its ``values``. Raises ``IndexDamaged``."""
+        return map(self._from_values, self.checked(connection, where, *values))
 
-    def checked(self, found: Iterable[Values]) -> Iterator[Values]:
-        """The same as values."""
-        return checked(found, len(self._names) + 1)
-
-    @property
-    def everything(self) -> str:
-        """The query for all rows, for ``checked``."""
-        return f"SELECT {self.selection('t')} FROM {self.name} t"  # noqa: S608 - names of ours
+    def checked(self, connection: sqlite3.Connection, where: str = "", *values: object) -> Iterator[Values]:
+        """The same as values; all of them without ``where``."""
+        columns = ", ".join(f'"{name}"' for name in self._stored)
+        query = f"SELECT {columns} FROM {self.name} {where}"  # noqa: S608 - names of ours
+        return checked(connection.execute(query, values), len(self._names) + 1)
 
     def _from_values(self, values: Values) -> RowT:
-        # Not strict: the segment and the checksum follow, and a query may select more.
+        # Not strict: the segment and the checksum follow.
         fields = dict(zip(self._names, values, strict=False))
         for name, convert in self._from_sql:
             fields[name] = convert(fields[name])
-        return self._row_type(**fields)
+        return self.row_type(**fields)
+
+
+RUNS = Table("runs", RunRow, key=("run_id",))
+STARTS = Table("starts", StartRow, key=("run_id",))
+GROUPS = Table("groups", GroupRow, key=("run_id", "group_id"), fixed=("instance_id", "epoch"))
+BATCHES = Table("batches", BatchRow, key=("run_id", "batch_id"))
+CHECKPOINTS = Table("checkpoints", CheckpointRow, key=("run_id", "step"))
+TABLES: Mapping[type[Row], Table[Any]] = {
+    table.row_type: table for table in (RUNS, STARTS, GROUPS, BATCHES, CHECKPOINTS)
+}
+"""By the type of their rows, the tables with one row for each key. Samples and ticks are kept in other ways."""
 
 
 FIELDS = SampleRow.__struct_fields__
@@ -256,18 +272,14 @@ class IndexUpdate:
     """
 
     def __init__(self) -> None:
-        self.runs: dict[str, tuple[RunRow, int]] = {}
-        self.starts: dict[str, tuple[StartRow, int]] = {}
+        self.rows: dict[type[Row], dict[Key, tuple[Any, int]]] = {row_type: {} for row_type in TABLES}
+        """By type and key, the rows of ``TABLES`` as they were last."""
+        self.opened: dict[Key, tuple[GroupRow, int]] = {}
+        """Groups as they were first seen, also those that have no row of their own."""
         self.active: dict[str, ActiveTime] = {}
-        self.opened: dict[tuple[str, str], tuple[GroupRow, int]] = {}
-        """Groups as they were first seen."""
-        self.groups: dict[tuple[str, str], tuple[GroupRow, int]] = {}
-        """Groups that have a row of their own, as they were last."""
         self.samples: dict[tuple[str, str, int], list[tuple[SampleRow, Location]]] = {}
         """By the group that they name, and the segment."""
         self.columns: dict[tuple[str, str, int], tuple[ColumnsRow, int]] = {}
-        self.batches: dict[tuple[str, str], tuple[BatchRow, int]] = {}
-        self.checkpoints: dict[tuple[str, int], tuple[CheckpointRow, int]] = {}
 
     def add(self, rows: Iterable[Row], location: Location | None, segment: int) -> None:
         """Take in one record of ``segment``."""
@@ -275,22 +287,16 @@ class IndexUpdate:
             if isinstance(row, SampleRow):
                 assert location is not None
                 self._add_sample(row, location)
-            elif isinstance(row, GroupRow):
-                self.opened.setdefault((row.run_id, row.group_id), (row, segment))
-                self.groups[row.run_id, row.group_id] = row, segment
-            elif isinstance(row, RunRow):
-                self.runs[row.run_id] = row, segment
-                self._raise_active(row.run_id, row.active_s)
-            elif isinstance(row, StartRow):
-                self.starts[row.run_id] = row, segment
+            elif isinstance(row, ColumnsRow):
+                self._add_columns(row, segment)
             elif isinstance(row, TickRow):
                 self.active[row.run_id] = ActiveTime(row.active_s, is_set=True)
-            elif isinstance(row, BatchRow):
-                self.batches[row.run_id, row.batch_id] = row, segment
-            elif isinstance(row, CheckpointRow):
-                self.checkpoints[row.run_id, row.step] = row, segment
             else:
-                self._add_columns(row, segment)
+                self.rows[type(row)][TABLES[type(row)].key_of(row)] = row, segment
+                if isinstance(row, GroupRow):
+                    self.opened.setdefault((row.run_id, row.group_id), (row, segment))
+                elif isinstance(row, RunRow):
+                    self._raise_active(row.run_id, row.active_s)
 
     def _add_sample(self, row: SampleRow, location: Location) -> None:
         key = (row.run_id, row.group_id)

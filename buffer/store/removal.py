@@ -14,21 +14,16 @@ from typing import Any, NamedTuple
 from forebay.buffer.store import index_queries
 from forebay.buffer.store.abc import GroupBodies
 from forebay.buffer.store.bodies import BodyReader
-from forebay.buffer.store.index import TABLES, batches
-from forebay.buffer.store.index_rows import Table
+from forebay.buffer.store.index import batches
+from forebay.buffer.store.index_rows import TABLES, Key, Table
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.core.errors import BodyUnreadable, StorageFailed
 from forebay.core.records.log_scan import LogDamage
 from forebay.core.records.rows import (
     REMOVED,
-    BatchRow,
-    CheckpointRow,
     ColumnsRow,
-    GroupRow,
     Row,
-    RunRow,
     SampleRow,
-    StartRow,
     StoredSample,
     TickRow,
     to_columns,
@@ -82,7 +77,7 @@ def foreign_columns(connection: sqlite3.Connection, segment: int) -> list[tuple[
 
 def num_row_bytes(connection: sqlite3.Connection, segment: int) -> int:
     """About how much must be written again when the segment is removed, besides bodies."""
-    counted = [f"SELECT {ROW_BYTES} * count(*) + total({_LONG_FIELDS[t.name]}) {_rows_in(t)}" for t in TABLES]
+    counted = [f"SELECT {ROW_BYTES} * count(*) + total({_LONG_FIELDS[t.name]}) {_rows_in(t)}" for t in TABLES.values()]
     counted += [
         "SELECT total(length(rows)) FROM samples WHERE segment = ?",
         f"SELECT total(length(rows)) {_COLUMNS_IN}",
@@ -96,23 +91,22 @@ def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
     The active seconds of all runs are among them: samples tell of them, too, and which row did is not known.
     """
     rows: list[Row] = []
-    for table in TABLES:
-        cursor = connection.execute(f"SELECT {table.selection('t')} {_rows_in(table)} ORDER BY seq", (segment,))
-        rows += table.rows(cursor)
+    for table in TABLES.values():
+        rows += table.find(connection, "WHERE written_in = ? ORDER BY seq", segment)
     ticks = index_queries.active_times(connection)
     return rows + [TickRow(run_id=run_id, active_s=active_s) for run_id, active_s in ticks.items()]
 
 
 def is_needed(connection: sqlite3.Connection, segment: int) -> bool:
     """Whether the present value of anything is known from nothing but a record in the segment."""
-    queries = [f"SELECT 1 {_rows_in(table)} LIMIT 1" for table in TABLES]
+    queries = [f"SELECT 1 {_rows_in(table)} LIMIT 1" for table in TABLES.values()]
     queries.append("SELECT 1 FROM samples WHERE segment = ? AND written_in = segment LIMIT 1")
     queries.append(f"SELECT 1 {_COLUMNS_IN} LIMIT 1")
     return any(connection.execute(query, (segment,)).fetchone() for query in queries)
 
 
 def _rows_in(table: Table[Any]) -> str:
-    return f"FROM {table.name} t WHERE written_in = ?"
+    return f"FROM {table.name} WHERE written_in = ?"
 
 
 class Removals:
@@ -151,9 +145,9 @@ class Known:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._runs = set(self._column("SELECT run_id FROM runs"))
         self._removed = set(self._column("SELECT run_id FROM runs WHERE state = ?", REMOVED))
-        self._keys: dict[tuple[str, str], set[object]] = {}
+        self._active = set(self._column("SELECT run_id FROM active_times"))
+        self._keys: dict[tuple[str, str], set[Key]] = {}
         self._uids: dict[tuple[str, str], set[str]] = {}
 
     def has(self, row: Row) -> bool:
@@ -164,22 +158,15 @@ class Known:
             return row.uid in self._uids_of(row.run_id, row.group_id)
         if isinstance(row, ColumnsRow):
             return {sample.uid for sample in row.samples} <= self._uids_of(row.run_id, row.group_id)
-        if isinstance(row, GroupRow):
-            return row.group_id in self._keys_of(row.run_id, "SELECT group_id FROM groups WHERE run_id = ?")
-        if isinstance(row, BatchRow):
-            return row.batch_id in self._keys_of(row.run_id, "SELECT batch_id FROM batches WHERE run_id = ?")
-        if isinstance(row, CheckpointRow):
-            return row.step in self._keys_of(row.run_id, "SELECT step FROM checkpoints WHERE run_id = ?")
-        if isinstance(row, RunRow):
-            return row.run_id in self._runs
-        if isinstance(row, StartRow):
-            return bool(self._keys_of(row.run_id, "SELECT run_id FROM starts WHERE run_id = ?"))
-        return bool(self._keys_of(row.run_id, "SELECT run_id FROM active_times WHERE run_id = ?"))
+        if isinstance(row, TickRow):
+            return row.run_id in self._active
+        table = TABLES[type(row)]
+        return table.key_of(row) in self._keys_of(table, row.run_id)
 
-    def _keys_of(self, run_id: str, query: str) -> set[object]:
-        found = self._keys.get((run_id, query))
+    def _keys_of(self, table: Table[Any], run_id: str) -> set[Key]:
+        found = self._keys.get((table.name, run_id))
         if found is None:
-            found = self._keys[run_id, query] = set(self._column(query, run_id))
+            found = self._keys[table.name, run_id] = table.keys(self._connection, run_id)
         return found
 
     def _uids_of(self, run_id: str, group_id: str) -> set[str]:
