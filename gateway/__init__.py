@@ -20,6 +20,6 @@ Completions of a text, and embeddings, are passed on without a record (``unrecor
 thread (``off_loop.py``).
 
 Out come the records: with the answer to a rollout's ``close``, or, for generators that know nothing of the gateway, in
-the samples that they write through it (``runs/foreign_runs.py``). Errors of the gateway itself are in ``refusals.py``;
+the samples that they write through it (``runs/captured_run.py``). Errors of the gateway itself are in ``refusals.py``;
 those of engines are passed on.
 """

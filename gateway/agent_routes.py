@@ -21,7 +21,7 @@ from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.lenient_json import read_chat, read_object
 from forebay.gateway.off_loop import LARGE_BYTES, decoded_bytes, off_loop
 from forebay.gateway.refusals import Busy, GatewayRefusal, NoObject, NoSuchRoute, Stalled, TooLarge
-from forebay.gateway.runs.foreign_runs import CapturedSession
+from forebay.gateway.runs.captured_run import CapturedSession
 from forebay.gateway.runs.notes import UNRECORDED
 from forebay.gateway.runs.registry import RunRegistry, key_of
 from forebay.gateway.runs.run import GatewayRun

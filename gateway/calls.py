@@ -330,8 +330,8 @@ class EngineCall:
             self._break_off()
 
     def _break_off(self) -> NoReturn:
-        self._run.broken.add(self.session.session_id)
-        self.session.break_off()
+        self._run.capped.add(self.session.session_id)
+        self.session.end_capped()
 
     def _turns(self, recording: CallRecording, reply: Json, request: EngineRequest) -> list[Turn]:
         with request.span.failing():

@@ -67,11 +67,11 @@ class ControlRoutes:
 
     async def broken(self, request: Request) -> Response:
         """The rollouts of the run that came to their caps after the ``after``-th; waits some seconds for one."""
-        after, broken = request.query_params.get("after", "0"), self._run_of(request).broken
+        after, capped = request.query_params.get("after", "0"), self._run_of(request).capped
         if not (after.isascii() and after.isdecimal() and len(after) < MAX_DIGITS):
             raise InvalidInput("after must be a number", field="after")
-        names = await broken.after(int(after), BROKEN_WAIT_S)
-        return JSONResponse({"rollouts": names, "last": broken.num})
+        names = await capped.after(int(after), BROKEN_WAIT_S)
+        return JSONResponse({"rollouts": names, "last": capped.num})
 
     async def close(self, request: Request) -> Response:
         """Abort what is in flight, revoke the key, and answer the record; asked again, the same."""

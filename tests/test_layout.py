@@ -174,8 +174,8 @@ STARTS_PROCESSES = {
     "core/processes/child_link.py": "every child that exchanges messages with its parent",
     "generators/process/monitor.py": "the run process, which its monitor outlives",
     "generators/rewards.py": "processes of reward functions, which die with the session of the run",
-    "generators/sandbox/__init__.py": "the keeper of a sandboxed command",
-    "generators/sandbox/keeper.py": "the command, within its limits",
+    "generators/sandbox/__init__.py": "the supervisor of a sandboxed command",
+    "generators/sandbox/supervisor.py": "the command, within its limits",
     "server/cli/demo/children.py": "the engine and the server of the demo",
     "workers/backends/processes.py": "workers of a group, which any thread may call",
 }
@@ -207,7 +207,7 @@ READS_TRACES = {
     "workers/scheduling/history.py": "summaries alone, of gigabytes of spans",
 }
 """Modules that read the lines of traces. Others ask a ``TraceDB``."""
-MAX_PROTOCOLS, MAX_MODULES = 44, 623
+MAX_PROTOCOLS, MAX_MODULES = 44, 622
 """They may only fall, unless a commit says why not."""
 
 _STARTS = re.compile(r"(Popen|create_subprocess_\w+|get_context|posix_spawn|os\.fork)\(")

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
-class Answering:
-    """The calls in flight at a back end, by their ids."""
+class CallsInFlight:
+    """The calls that a back end works on, by their ids, and the replies that they come to."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

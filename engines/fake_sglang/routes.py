@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from forebay.core.errors import EngineError, ForebayError, InvalidInput
 from forebay.engines.fake_sglang.administration import Administration
 from forebay.engines.fake_sglang.admission import chat_call, check_tokens, generate_calls
-from forebay.engines.fake_sglang.answering import Answering
+from forebay.engines.fake_sglang.answering import CallsInFlight
 from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import JSONObject
 from forebay.engines.fake_sglang.reply_bodies import ChatWriter, GenerateWriter, error_body, generate_error
@@ -75,7 +75,7 @@ class SGLangFace:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._answering = Answering(backend)
+        self._in_flight = CallsInFlight(backend)
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -101,13 +101,13 @@ class SGLangFace:
         """Answer a chat; a client that goes away ends it."""
         body = ChatBody.read(await request.body())
         call = await chat_call(self._backend, body, request.headers.get(TRACEPARENT))
-        return await self._answering.answer(request, [call], ChatWriter(body, call, self._backend))
+        return await self._in_flight.answer(request, [call], ChatWriter(body, call, self._backend))
 
     async def generate(self, request: Request) -> Response:
         """Go on from a text or from token ids, or from each of a list; a client that goes away ends it."""
         body = GenerateBody.read(await request.body())
         calls = await generate_calls(self._backend, body, request.headers.get(TRACEPARENT))
-        return await self._answering.answer(request, calls, GenerateWriter(body, calls, self._backend))
+        return await self._in_flight.answer(request, calls, GenerateWriter(body, calls, self._backend))
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a chat's prompt."""

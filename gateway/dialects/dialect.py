@@ -23,7 +23,7 @@ from forebay.gateway.engine_http import event as chat_event
 Json = dict[str, Any]
 
 
-class Memory:
+class CrossCallState:
     """What the calls of one rollout remember of each other."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Dialect(ABC):
     after_stream = b""
     """What ends a stream, after its last event."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CrossCallState) -> None:
         self.memory = memory
         self.unknown = UnknownFieldLog(self.name)
         """What of the call was left out of the chat, or passed on unread."""

@@ -18,7 +18,7 @@ from forebay.core.ids import InstanceId
 from forebay.core.task_row import parse_row
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
-from forebay.gateway.runs.foreign_traces import Calls, HeldCall
+from forebay.gateway.runs.captured_traces import Calls, CallSpans
 
 Json = dict[str, Any]
 
@@ -98,7 +98,7 @@ def _instance(instance_id: InstanceId) -> int:
 
 class _Kept(msgspec.Struct, eq=False):
     turn: Turn
-    call: HeldCall | None
+    call: CallSpans | None
     """The spans of the call that brought it."""
     place: int
     """The digest of its messages with the reply at their end."""
@@ -124,7 +124,7 @@ class TurnStore:
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def add(self, turn: Turn, now_s: float, call: HeldCall | None = None) -> None:
+    def add(self, turn: Turn, now_s: float, call: CallSpans | None = None) -> None:
         """Keep a turn."""
         # The digest of the whole conversation stands for it: a sample's messages up to a reply have the same.
         *_, place = digests([*turn.messages, turn.reply])

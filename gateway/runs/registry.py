@@ -79,8 +79,8 @@ class RunRegistry:
         Raises ``WrongKey``.
         """
         run = self._captured_by_secret.get(_digest(name))
-        if run is not None and run.captured is not None:
-            return run, run.captured.call()
+        if run is not None and run.captured_calls is not None:
+            return run, run.captured_calls.call()
         rollout = self._rollouts_by_key.get(_digest(key))
         if rollout is None or rollout.rollout_id != name:
             raise WrongKey
@@ -116,10 +116,10 @@ class RunRegistry:
         sessions, rollouts = run.sessions, list(run.rollouts.values())
         for rollout in rollouts:
             self._revoke(run, rollout, RUN_OVER)
-        if run.captured is not None:
-            del self._captured_by_secret[_digest(run.captured.capturing.secret)]
-            run.captured.drop()
-            for captured in tuple(run.captured.sessions):
+        if run.captured_calls is not None:
+            del self._captured_by_secret[_digest(run.captured_calls.capturing.secret)]
+            run.captured_calls.drop()
+            for captured in tuple(run.captured_calls.sessions):
                 run.end(captured, RUN_OVER)
         for session in sessions:
             session.turns.drop()

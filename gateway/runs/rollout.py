@@ -16,7 +16,7 @@ from forebay.gateway.runs.run_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 from forebay.web.replies import encode
 
-ABORTED, RETRIED, BROKEN = "aborted", "retried", "broken"
+ABORTED, RETRIED, CAPPED = "aborted", "retried", "broken"
 """How a rollout ends whose record nobody wants: for good, because another attempt began, or at its cap."""
 
 
@@ -52,7 +52,7 @@ class OpenedRollout:
         await self.session.wait_idle()
         record = await self.record()
         is_good = record["samples"] or not record["failures"]
-        self.session.trace.end(BROKEN if self.session.is_broken else "finished" if is_good else "failed")
+        self.session.trace.end(CAPPED if self.session.is_capped else "finished" if is_good else "failed")
         return encode(record)
 
     async def given_up(self, ending: str) -> None:
@@ -72,7 +72,7 @@ class OpenedRollout:
             "num_calls": self.session.num_calls,
             "failures": list(self.session.failures),
             "finish_reason": samples[-1].finish_reason if samples else "",
-            "broken_tokens": self.session.cap.num_sampled if self.session.is_broken else None,
+            "broken_tokens": self.session.cap.num_sampled if self.session.is_capped else None,
             "trace": {"turns": self.session.trace.turns()},
         }
 

@@ -11,10 +11,9 @@ from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.ring import EngineRing
 from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
-from forebay.gateway.runs.broken_rollouts import BrokenRollouts
 from forebay.gateway.runs.buffer_link import BufferLink
-from forebay.gateway.runs.closed_rollouts import ClosedRollouts
-from forebay.gateway.runs.foreign_runs import Captured
+from forebay.gateway.runs.captured_run import RunCalls
+from forebay.gateway.runs.ended_rollouts import CappedRollouts, ClosedRollouts
 from forebay.gateway.runs.notes import Notes
 from forebay.gateway.runs.rollout import OpenedRollout
 from forebay.gateway.runs.run_trace import GatewayTrace
@@ -38,7 +37,7 @@ class GatewayRun:
         self.rollouts: dict[str, OpenedRollout] = {}
         """The open ones, by id."""
         self.closed = ClosedRollouts()
-        self.broken = BrokenRollouts()
+        self.capped = CappedRollouts()
         self.ring = EngineRing(
             registration.engine_urls,
             api_key=registration.api_key,
@@ -53,7 +52,9 @@ class GatewayRun:
         self.clock.run(True)
         self.trace = GatewayTrace(run_id, registration.trace, self.ring, watch)
         capturing = registration.capturing
-        self.captured = None if capturing is None else Captured(run_id, capturing, self.ring, self.clock, self.trace)
+        self.captured_calls = (
+            None if capturing is None else RunCalls(run_id, capturing, self.ring, self.clock, self.trace)
+        )
         self.tasks = TaskSet()
         """What goes on beside the calls: aborts, reports, records that are being closed."""
         self.notes = Notes(run_id, self._report_soon)
@@ -66,8 +67,8 @@ class GatewayRun:
     async def __aenter__(self) -> Self:
         for part in (self.ring, self.engine_http, self._buffer):
             await self._stack.enter_async_context(part)
-        if self.captured is not None:
-            await self.captured.open()
+        if self.captured_calls is not None:
+            await self.captured_calls.open()
         self._following = asyncio.create_task(self._follow(), name=f"follow {self.run_id}")
         return self
 
@@ -82,7 +83,7 @@ class GatewayRun:
     @property
     def sessions(self) -> list[Session]:
         """Those that are not over."""
-        captured = self.captured.sessions if self.captured is not None else ()
+        captured = self.captured_calls.sessions if self.captured_calls is not None else ()
         return [*(rollout.session for rollout in self.rollouts.values()), *captured]
 
     def abandon(self, engine_url: str, rid: str) -> None:
@@ -105,10 +106,10 @@ class GatewayRun:
 
         ``writer`` is what its writer said of itself (``WRITER_HEADER``).
         """
-        assert self.captured is not None
+        assert self.captured_calls is not None
         # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
-        await self.captured.drain()
-        content, rollout = self.captured.completed(content)
+        await self.captured_calls.drain()
+        content, rollout = self.captured_calls.completed(content)
         self._report_soon()
         reply = await self._buffer.write(content, writer)
         if rollout is not None:
@@ -126,8 +127,8 @@ class GatewayRun:
             self.trace.calls.note_paused(news["paused"])
             self._run_clock(not news["still"])
             for group in news["groups"] if before else ():  # what was closed before has no calls
-                if self.captured is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):
-                    self.tasks.start(self.captured.end_group(group["instance_id"]))
+                if self.captured_calls is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):
+                    self.tasks.start(self.captured_calls.end_group(group["instance_id"]))
             before = news
 
     def _run_clock(self, is_running: bool) -> None:
@@ -159,5 +160,5 @@ class GatewayRun:
     async def _send_counts(self) -> None:
         # One after the other: of two reports the older one must not come last.
         async with self._one_report:
-            matched = self.captured.counts if self.captured is not None else {}
+            matched = self.captured_calls.counts if self.captured_calls is not None else {}
             await self._buffer.report(counts={**matched, **self.notes.counts})

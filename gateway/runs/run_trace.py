@@ -12,7 +12,7 @@ from forebay.engines.capture.call_spans import CallSpan, end_turn, ended
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
 from forebay.gateway.request_bodies import OpenRollout, TraceOptions
-from forebay.gateway.runs.foreign_traces import HeldCall
+from forebay.gateway.runs.captured_traces import CallSpans
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.loop_watch import LoopWatch
 from forebay.telemetry.tracing.span_handle import SpanHandle
@@ -64,7 +64,7 @@ class Parent(NamedTuple):
 
 
 class SessionTrace:
-    """``attempt`` is the rollout's, ``is_foreign`` if no run process of ours has opened it.
+    """``attempt`` is the rollout's, ``is_unregistered`` if no run process of ours has opened it.
 
     ``held`` has the spans of a call until it is known which rollout it is of.
     """
@@ -75,14 +75,14 @@ class SessionTrace:
         attempt: AttemptTrace,
         *,
         step: int = 0,
-        is_foreign: bool = False,
-        held: HeldCall | None = None,
+        is_unregistered: bool = False,
+        held: CallSpans | None = None,
     ) -> None:
         self.held = held
         self._calls = calls
         self._attempt = attempt
         self._step = step
-        self._is_foreign = is_foreign
+        self._is_unregistered = is_unregistered
         self._numbers = count()
 
     def parent(self, traceparent: str | None) -> Parent:
@@ -127,7 +127,7 @@ class SessionTrace:
 
     def end(self, ending: str, *, is_last: bool = True) -> None:
         """The rollout is over. One that no run process of ours has opened gets its summary."""
-        if self._is_foreign:
+        if self._is_unregistered:
             uid, begun = self._attempt.uid, self._attempt.begun
             self._attempt.summary(ending=ending, is_last=is_last, instance=uid, started=begun, step=self._step)
 
@@ -171,11 +171,11 @@ class GatewayTrace:
                 attempt = self.tracer.attempt(uid, group, int(number, 16), id=parent.span_id)
                 return SessionTrace(self.calls, attempt)
         name = body.rollout_id
-        return SessionTrace(self.calls, self.tracer.attempt(name, name, 0), step=self.step, is_foreign=True)
+        return SessionTrace(self.calls, self.tracer.attempt(name, name, 0), step=self.step, is_unregistered=True)
 
     def captured(self) -> SessionTrace:
         """The trace of one call of a generator that knows nothing of us: of which rollout it is turns out later."""
         if self.tracer is NO_TRACE:
             return SessionTrace(self.calls, NO_ATTEMPT)
-        held = HeldCall(self.tracer, self.step)
+        held = CallSpans(self.tracer, self.step)
         return SessionTrace(self.calls, held.begin(), held=held)

@@ -1,7 +1,7 @@
 """What the calls under one base URL share: their engine, their deadline, their defaults, and the order of their record.
 
 A session stands behind each rollout (``rollout.py``), and behind each single call of a captured run
-(``foreign_runs.py``). Its ``Affinity`` chooses the engine, its ``TurnLog`` takes the recorded turns.
+(``captured_run.py``). Its ``Affinity`` chooses the engine, its ``TurnLog`` takes the recorded turns.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from forebay.core.waiting import Signal
 from forebay.engines.capture.token_cap import LIMIT_NAMES, TokenCap
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing, Member
-from forebay.gateway.dialects.dialect import Memory
+from forebay.gateway.dialects.dialect import CrossCallState
 from forebay.gateway.lenient_json import bounded
 from forebay.gateway.off_loop import MANY_MESSAGES, off_loop_if
 from forebay.gateway.refusals import Over
@@ -25,7 +25,7 @@ from forebay.gateway.runs.run_trace import SessionTrace
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8
 """An engine is overloaded with more calls than ``OVERLOAD_FACTOR`` times those of the least loaded one plus these."""
-CAPPED = "it has sampled as many tokens as its cap allows"
+CAP_REACHED = "it has sampled as many tokens as its cap allows"
 MAX_FAILURES = 100
 """Newest failures of a session that are kept."""
 
@@ -62,7 +62,7 @@ class Session:
         self.rid_prefix = rid_prefix
         self.turns = turns
         self.trace = trace
-        self.memory = Memory()
+        self.memory = CrossCallState()
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Session:
         self.requests: set[tuple[str, str]] = set()
         """Those that engines are working on: address and ``rid``."""
         self.cap = TokenCap(cap_tokens)
-        self.is_broken = False
+        self.is_capped = False
         """Its cap has ended it."""
         self.is_given_up = False
         """What engines abort is not gone on with."""
@@ -83,7 +83,7 @@ class Session:
         self.ends_s = clock.now_s() + deadline_s
         """By the clock of its run."""
         self._closed = ""
-        self._news = Signal()
+        self._changed = Signal()
         self._in_flight: set[asyncio.Timeout] = set()
         self._left: set[asyncio.Timeout] = set()
         """Of calls whose agent is gone."""
@@ -134,7 +134,7 @@ class Session:
                     # It is in one of both: ``leave`` moves the call of an agent that is gone.
                     self._in_flight.discard(limit)
                     self._left.discard(limit)
-                    self._news.notify()
+                    self._changed.notify()
         except TimeoutError:
             if not limit.expired():  # one from inside the call
                 raise
@@ -162,11 +162,11 @@ class Session:
         self._closed = reason
         self._reschedule(self._loop.time())
 
-    def break_off(self) -> NoReturn:
+    def end_capped(self) -> NoReturn:
         """The cap is reached: ends its calls, and takes no further ones. Raises ``Over``."""
-        self.is_broken = True
-        self.close(CAPPED)
-        raise Over(CAPPED)
+        self.is_capped = True
+        self.close(CAP_REACHED)
+        raise Over(CAP_REACHED)
 
     def note_clock(self) -> None:
         """The clock has stopped, or goes on: the calls in flight have as much of the time left as before."""
@@ -186,7 +186,7 @@ class Session:
     async def wait_idle(self) -> None:
         """Return when no call is in flight any more, and everything is recorded."""
         while self._in_flight or self._left:
-            await self._news.wait(1.0)  # looked at again each second, whatever was missed
+            await self._changed.wait(1.0)  # looked at again each second, whatever was missed
         await self.turns.drain()
 
     def note_failure(self, kind: str, status: int, message: str) -> None:

@@ -1,6 +1,6 @@
 """Running commands of agents, tools and verifiers: in a folder of their own, within limits, and never left behind.
 
-``keeper`` is the program that starts each command in a process tree of its own and ends the whole tree; ``output``
+``supervisor`` is the program that starts each command in a process tree of its own and ends the whole tree; ``output``
 keeps the beginning and the end of what a command prints.
 
 This holds programs that run wild; it is no jail for programs that mean harm. Those need a container or another machine.
@@ -29,7 +29,7 @@ from forebay.telemetry.tracing.tracer import span, trace_environment
 
 logger = logging.getLogger(__name__)
 
-KEEPER = Path(__file__).with_name("keeper.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What a command finds of our environment. The rest may hold keys of the trainer or the cluster."""
 
@@ -151,15 +151,15 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                keeper = await _start_keeper(theirs)
+                supervisor = await _start_supervisor(theirs)
             try:
                 await _send(ours, msgspec.json.encode(spec) + b"\n")
                 async with _hung_up_at(stop, ours):
-                    return await _attend(keeper, ours, stdin, limits.output_bytes)
+                    return await _attend(supervisor, ours, stdin, limits.output_bytes)
             finally:
-                # Hanging up is what makes the keeper kill; it takes some milliseconds.
+                # Hanging up is what makes the supervisor kill; it takes some milliseconds.
                 ours.close()
-                await _gone(keeper)
+                await _gone(supervisor)
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         own = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
@@ -182,10 +182,10 @@ def shown(command: Command) -> str:
     return command if isinstance(command, str) else shlex.join(command)
 
 
-async def _start_keeper(theirs: socket.socket) -> Process:
+async def _start_supervisor(theirs: socket.socket) -> Process:
     # A session of its own: what kills our process group must not kill the one that cleans up.
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(KEEPER), str(theirs.fileno())),
+        *(sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -204,7 +204,7 @@ async def _send(ours: socket.socket, spec: bytes) -> None:
 async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncIterator[None]:
     async def hang_up(stop: asyncio.Event) -> None:
         await stop.wait()
-        # Only our half: the keeper kills what it started, and its answer arrives all the same.
+        # Only our half: the supervisor kills what it started, and its answer arrives all the same.
         ours.shutdown(socket.SHUT_WR)
 
     waiting = asyncio.create_task(hang_up(stop)) if stop is not None else None
@@ -215,13 +215,13 @@ async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncI
             waiting.cancel()
 
 
-async def _attend(keeper: Process, ours: socket.socket, stdin: bytes, output_bytes: int) -> Finished:
+async def _attend(supervisor: Process, ours: socket.socket, stdin: bytes, output_bytes: int) -> Finished:
     tail = Tail(output_bytes)
     stdout, stderr = Kept(output_bytes, tail), Kept(output_bytes, tail)
     async with asyncio.TaskGroup() as group:
-        group.create_task(feed(keeper.stdin, stdin))
-        group.create_task(stdout.read(keeper.stdout))
-        group.create_task(stderr.read(keeper.stderr))
+        group.create_task(feed(supervisor.stdin, stdin))
+        group.create_task(stdout.read(supervisor.stdout))
+        group.create_task(stderr.read(supervisor.stderr))
         answer = group.create_task(_answer(ours))
     result = answer.result()
     if "error" in result:
@@ -243,14 +243,14 @@ async def _answer(ours: socket.socket) -> dict[str, Any]:
     received = bytearray()
     while part := await asyncio.get_running_loop().sock_recv(ours, 65_536):
         received += part
-    if not received:  # a command can kill its keeper
+    if not received:  # a command can kill its supervisor
         return {"exit_status": -9, "wall_s": 0.0}
     return dict(msgspec.json.decode(received))
 
 
-async def _gone(keeper: Process) -> None:
+async def _gone(supervisor: Process) -> None:
     # Also when we are cancelled once more meanwhile: its processes must be gone when we return.
-    ending = asyncio.ensure_future(keeper.wait())
+    ending = asyncio.ensure_future(supervisor.wait())
     try:
         await asyncio.shield(ending)
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from forebay.gateway.dialects.anthropic.from_chat import from_tokenize
 from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
-from forebay.gateway.dialects.dialect import Dialect, Memory, MessagesDialect, ResponsesDialect
+from forebay.gateway.dialects.dialect import CrossCallState, Dialect, MessagesDialect, ResponsesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 
 Json = dict[str, Any]
@@ -37,7 +37,7 @@ class ProtocolApp:
         """Begin a new rollout."""
         self.chats: list[Json] = []
         self.remembers = remembers
-        self.memory = Memory()
+        self.memory = CrossCallState()
 
     async def close(self) -> None:
         await self._engine.aclose()
@@ -49,7 +49,7 @@ class ProtocolApp:
         return await self._answered(request, ResponsesDialect)
 
     async def _answered(self, request: Request, kind: type[Dialect]) -> Response:
-        body, dialect = await request.json(), kind(self.memory if self.remembers else Memory())
+        body, dialect = await request.json(), kind(self.memory if self.remembers else CrossCallState())
         try:
             chat = dialect.to_chat(body)
         except ProtocolRefused as refused:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
-from forebay.gateway.dialects.dialect import Memory, MessagesDialect
+from forebay.gateway.dialects.dialect import CrossCallState, MessagesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.history import ReplyMemo
 from forebay.gateway.dialects.unknown import UnknownFieldLog
@@ -28,8 +28,8 @@ def chat(*messages: Json, **fields: Any) -> Json:
     return asked({"model": "m", "max_tokens": 9, "messages": list(messages) or [HELLO], **fields})
 
 
-def asked(body: Json, memory: Memory | None = None) -> Json:
-    return MessagesDialect(memory or Memory()).to_chat(body)
+def asked(body: Json, memory: CrossCallState | None = None) -> Json:
+    return MessagesDialect(memory or CrossCallState()).to_chat(body)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_an_error_in_any_shape(body: Any) -> None:
 def test_a_cleared_context_is_answered_with_no_edits() -> None:
     reply = {"model": "m", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}
     body = {"model": "m", "max_tokens": 9, "messages": [HELLO]}
-    dialect = MessagesDialect(Memory())
+    dialect = MessagesDialect(CrossCallState())
     assert "context_management" not in dialect.to_chat({**body, "context_management": {"edits": [1]}})
     assert dialect.reply(reply)["context_management"] == {"applied_edits": []}
 
 
 def test_a_history_that_the_agent_changed_stays_as_it_is() -> None:
-    memory = Memory()
+    memory = CrossCallState()
     call = {"id": "a", "function": {"name": "tool", "arguments": '{"n":1}'}}
     memory.memo.remember({"role": "assistant", "content": "one", "tool_calls": [call]})
     changed = [
@@ -193,7 +193,7 @@ def test_a_history_that_the_agent_changed_stays_as_it_is() -> None:
 
 
 def test_an_id_that_several_calls_had() -> None:
-    memory = Memory()
+    memory = CrossCallState()
     spellings = ['{"n":1}', '{"n":2}']
     for arguments in spellings:
         call = {"id": "functions.tool:0", "function": {"name": "tool", "arguments": arguments}}
@@ -206,7 +206,7 @@ def test_an_id_that_several_calls_had() -> None:
 
 @pytest.mark.parametrize("depth", [400, 900, 5000])
 def test_arguments_that_are_nested_for_ever(depth: int) -> None:
-    dialect = MessagesDialect(Memory())
+    dialect = MessagesDialect(CrossCallState())
     dialect.to_chat({"model": "m", "max_tokens": 9, "messages": [HELLO]})
     function = {"name": "tool", "arguments": '{"a":' * depth + "1" + "}" * depth}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forebay.gateway.dialects.dialect import Memory, ResponsesDialect
+from forebay.gateway.dialects.dialect import CrossCallState, ResponsesDialect
 from forebay.gateway.dialects.errors import ProtocolRefused
 from forebay.gateway.dialects.responses.to_chat import PREFIX, opened, packed
 
@@ -15,7 +15,7 @@ SCHEMA = {"type": "object"}
 
 
 def chat(*items: Json, **fields: Any) -> Json:
-    return ResponsesDialect(Memory()).to_chat({"model": "m", "input": list(items) or "hello", **fields})
+    return ResponsesDialect(CrossCallState()).to_chat({"model": "m", "input": list(items) or "hello", **fields})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_error_in_any_shape(body: Any) -> None:
 
 
 def test_a_conversation_forgets_nothing_but_what_is_deleted() -> None:
-    memory = Memory()
+    memory = CrossCallState()
     store = memory.store
     for number in (1, 2):
         previous = f"resp_{number - 1}" if number > 1 else None

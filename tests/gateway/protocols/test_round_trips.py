@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.gateway.dialects.dialect import Dialect, Memory, MessagesDialect, ResponsesDialect
+from forebay.gateway.dialects.dialect import CrossCallState, Dialect, MessagesDialect, ResponsesDialect
 from forebay.gateway.dialects.history import assistant_message
 
 Json = dict[str, Any]
@@ -89,7 +89,7 @@ def as_a_client_writes_it(value: Any) -> Any:
 
 def begun(kind: type[Dialect]) -> Dialect:
     """A call that an engine is asked for."""
-    dialect = kind(Memory())
+    dialect = kind(CrossCallState())
     if kind is MessagesDialect:
         dialect.to_chat({"model": "m", "max_tokens": 9, "messages": [USER]})
     else:
@@ -163,7 +163,7 @@ def test_responses_streamed(stream: tuple[Json, list[Json]]) -> None:
     expect_same(message, final, dialect.memory)
 
 
-def expect_same(message: Json, told: Json, memory: Memory) -> None:
+def expect_same(message: Json, told: Json, memory: CrossCallState) -> None:
     """Whether the client hands the items back or names the answer."""
     kept = {"model": "m", "input": [USER, *told["output"], USER], "tools": TOOLS}
     named = {"model": "m", "input": [USER], "previous_response_id": told["id"], "tools": TOOLS}

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.gateway.dialects.anthropic.stream import MessagesStream
 from forebay.gateway.dialects.chunks import TranslatedStream as Stream
-from forebay.gateway.dialects.dialect import Memory, ResponsesDialect
+from forebay.gateway.dialects.dialect import CrossCallState, ResponsesDialect
 from forebay.gateway.dialects.history import ReplyMemo
 
 Json = dict[str, Any]
@@ -15,7 +15,7 @@ TOOL = {"type": "function", "name": "tool", "parameters": {}}
 
 
 def responses_stream() -> Any:
-    dialect = ResponsesDialect(Memory())
+    dialect = ResponsesDialect(CrossCallState())
     dialect.to_chat({"model": "m", "input": "hi", "tools": [TOOL]})
     return dialect.stream()
 

@@ -1,13 +1,20 @@
-"""The records of rollouts that were closed, for a caller whom the answer did not reach and who asks again."""
+"""What is kept of rollouts that are over: the records of those that were closed, and which came to their caps."""
 
 import asyncio
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+
+from forebay.core.waiting import Signal
 
 KEEP_S = 300.0
 """Longer than a caller may wait for an answer that was lost without a word."""
 MAX_BYTES = 1 << 26
 """Of all records that are kept for one run; the newest one is kept whatever its size."""
+MAX_NAMES = 10_000
+"""Newest capped ones that are kept: those before them have been told long since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,10 @@ class _Kept:
 
 
 class ClosedRollouts:
-    """The records of one run's rollouts, as JSON: those that are closing, and those that closed lately."""
+    """The records of one run's rollouts, as JSON: those that are closing, and those that closed lately.
+
+    A caller whom the answer did not reach asks again.
+    """
 
     def __init__(self) -> None:
         self._closing: dict[str, asyncio.Task[bytes]] = {}
@@ -70,3 +80,35 @@ class ClosedRollouts:
         kept = self._kept.pop(rollout_id, None)
         if kept is not None:
             self._num_bytes -= len(kept.content)
+
+
+class CappedRollouts:
+    """Those that have come to their caps: whoever runs their agents asks for all of them at once.
+
+    They are numbered in the order in which they came there, from 1, and kept in memory only: a gateway that was
+    started again counts anew.
+    """
+
+    def __init__(self) -> None:
+        self.num = 0
+        """So far."""
+        self._names: deque[str] = deque(maxlen=MAX_NAMES)
+        self._changed = Signal()
+
+    def add(self, rollout_id: str) -> None:
+        """One more."""
+        self.num += 1
+        self._names.append(rollout_id)
+        self._changed.notify()
+
+    async def after(self, number: int, limit_s: float) -> list[str]:
+        """Those that came after the ``number``-th; waits up to so many seconds for one.
+
+        All of them where there are not so many: whoever asks has counted those of another process.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while number == self.num:
+                    await self._changed.wait(limit_s)
+        num_new = self.num if number > self.num else self.num - number
+        return list(islice(self._names, max(0, len(self._names) - num_new), None))

@@ -1,6 +1,6 @@
 """The process between a sandbox and its command: it starts the command, and leaves no process of it behind.
 
-``python -I -S keeper.py SOCKET_FD``. Reads a line of JSON (argv, folder, environment, limits) from the socket,
+``python -I -S supervisor.py SOCKET_FD``. Reads a line of JSON (argv, folder, environment, limits) from the socket,
 and answers with JSON. Imports only the standard library: it starts in hundredths of a second.
 """
 

@@ -21,7 +21,7 @@ from forebay.telemetry.tracing.trace_ids import new_span_id
 from forebay.telemetry.tracing.tracer import Tracer
 
 
-class HeldCall:
+class CallSpans:
     """The spans of one call, as ``begin`` has them made. ``step`` is that of the run when it began."""
 
     def __init__(self, tracer: Tracer, step: int) -> None:
@@ -78,11 +78,11 @@ class HeldCall:
         end_turn(handle, [turn], at_ns=whole.t + whole.d)
 
 
-Calls = Sequence[tuple[HeldCall, Turn]]
+Calls = Sequence[tuple[CallSpans, Turn]]
 """The calls of one conversation, in order, and of each the choice that it went on with."""
 
 
-class ForeignRollout:
+class CapturedRollout:
     """A sample that such a generator writes, with the calls in which its messages were found. Its write begins."""
 
     def __init__(self, tracer: Tracer, sample: Mapping[str, Any], calls: Calls) -> None:

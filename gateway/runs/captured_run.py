@@ -18,8 +18,8 @@ from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.turn import Turn
 from forebay.engines.ring import EngineRing
 from forebay.gateway.request_bodies import Capturing
+from forebay.gateway.runs.captured_traces import Calls, CallSpans, CapturedRollout
 from forebay.gateway.runs.conversations import RowPrompts, TurnStore, beginnings, digests
-from forebay.gateway.runs.foreign_traces import Calls, ForeignRollout, HeldCall
 from forebay.gateway.runs.run_trace import GatewayTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 
@@ -44,7 +44,7 @@ class CapturedSession(Session):
 
     messages: object = None
 
-    def __init__(self, captured: "Captured", *arguments: Any, **options: Any) -> None:
+    def __init__(self, captured: "RunCalls", *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._captured = captured
 
@@ -63,7 +63,7 @@ class CapturedSession(Session):
             self._captured.sessions.discard(self)
 
 
-class Captured:
+class RunCalls:
     """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Captured:
         self._prompts: RowPrompts | None = None
         self._clock = clock
         self._trace = trace
-        self._held: WeakSet[HeldCall] = WeakSet()
+        self._held: WeakSet[CallSpans] = WeakSet()
         """The spans of calls, until they are known to be of a sample or of none."""
 
     async def open(self) -> None:
@@ -117,7 +117,7 @@ class Captured:
         for call in tuple(self._held):
             call.release()
 
-    def completed(self, content: bytes) -> tuple[bytes, ForeignRollout | None]:
+    def completed(self, content: bytes) -> tuple[bytes, CapturedRollout | None]:
         """A sample as it was written, with what its turns say of its tokens; its trace, if they have one."""
         try:
             sample = _decode(content)
@@ -132,9 +132,9 @@ class Captured:
         # What the generator says itself goes before what was recorded.
         return _encode({**taken.fields, **sample}), self._rollout(sample, taken.calls)
 
-    def _rollout(self, sample: Json, calls: Calls) -> ForeignRollout | None:
+    def _rollout(self, sample: Json, calls: Calls) -> CapturedRollout | None:
         with suppress(ValueError):  # the server says what is wrong with its names
-            return ForeignRollout(self._trace.tracer, sample, calls) if calls else None
+            return CapturedRollout(self._trace.tracer, sample, calls) if calls else None
         return None
 
     async def end_group(self, instance_id: str | int) -> None:
@@ -159,7 +159,7 @@ class Captured:
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
 
-    def _record(self, call: HeldCall | None, turns: Sequence[Turn]) -> None:
+    def _record(self, call: CallSpans | None, turns: Sequence[Turn]) -> None:
         self._ring.notices.note(turns, self._run_id)
         for turn in turns:
             if not turn.is_policys:
