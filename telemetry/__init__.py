@@ -3,8 +3,8 @@ Prometheus (``metrics``), and what a child prints (``output_file``). ``numbers``
 
 ``tracing/`` records where the time of rollouts goes. ``trace_db`` reads that back, with the ``attempts`` of rollouts;
 ``analysis/`` makes a report of it, ``render/`` shows that, and ``export/`` writes traces in the formats of others.
-For user code: ``span``, ``traceparent``, and ``EventLog`` (``event_log``), which writes the published layout of verl's
-profile.
+For user code: ``span``, ``traceparent``, and ``EventLog`` (``event_log``), which writes verl's profile
+log.
 """
 
 from typing import TYPE_CHECKING

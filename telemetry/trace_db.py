@@ -27,7 +27,7 @@ from forebay.telemetry.tracing.read_trace import (
 from forebay.telemetry.tracing.records import VERSION, Head, Open, ProcessChange, Read, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_writers import SharedClock, TraceLine, Writer, shift
 
-LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/), or step_*/worker_*.jsonl of a published log"
+LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/), or step_*/worker_*.jsonl of verl's profile log"
 """What a folder needs to be read."""
 
 TraceSource = Path | Iterable[bytes | str]

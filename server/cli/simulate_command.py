@@ -23,7 +23,7 @@ Given = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN|FILE]",
-        help="Id or name of a run; or its folder, a file of its trace, or the folder of logs in the published layout.",
+        help="Id or name of a run; or its folder, a file of its trace, or the folder of verl's profile log.",
     ),
 ]
 PopulationName = Annotated[

@@ -52,9 +52,9 @@ def export(
 ) -> None:
     """Write the trace of a run for other tools, or send it to one. No file is ever overwritten."""
     with open_source(given, url, token, data_dir) as source:
-        if source.is_published:
+        if source.is_verl_log:
             hint = f"`forebay profile {given}` reads it"
-            raise InvalidInput(f"{given} is a log in the published layout, and only traces are exported", hint=hint)
+            raise InvalidInput(f"{given} is verl's profile log, and only traces are exported", hint=hint)
         {ExportTarget.PERFETTO: _draw, ExportTarget.OTLP: _send}[target](source, output)
 
 

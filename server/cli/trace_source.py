@@ -1,6 +1,6 @@
 """Which log a command is about: from ``RUN|DIR`` to a folder with its files.
 
-``DIR`` is the folder of a trace, of a run, a data directory with one run, or a log in the published layout. ``RUN`` is
+``DIR`` is the folder of a trace, of a run, a data directory with one run, or verl's profile log. ``RUN`` is
 asked for at the server, which streams its trace; where no server answers, or it does not know the run, it is looked for
 in the data directory on this disk; where one is given, there first. ``open_source`` gives a folder in each case::
 
@@ -29,7 +29,7 @@ Given = Annotated[
     typer.Argument(
         metavar="RUN|DIR",
         help="Id or name of a run, or the beginning of one; or the folder of a trace, a run, a data directory, "
-        "or of logs in the published layout.",
+        "or of verl's profile log.",
     ),
 ]
 DataDir = Annotated[
@@ -50,8 +50,8 @@ class TraceSource:
     title: str
     """The run's id, or the folder as it was given."""
     folder: Path
-    """It has the files of a trace, or, somewhere in it, the steps of a published log."""
-    is_published: bool = False
+    """It has the files of a trace, or, somewhere in it, the steps of verl's log."""
+    is_verl_log: bool = False
 
 
 @contextmanager
@@ -78,8 +78,8 @@ def _of_folder(folder: Path) -> TraceSource | None:
     """The log in ``folder``, whatever kind it is; None without any."""
     if trace := find_trace(folder):
         return TraceSource(_title(trace), trace)
-    if _is_published(folder):
-        return TraceSource(str(folder), folder, is_published=True)
+    if _is_verl_log(folder):
+        return TraceSource(str(folder), folder, is_verl_log=True)
     runs = _runs_with_a_trace(folder)
     if len(runs) > 1:
         hint = f"name one of them: {folder / 'runs' / runs[-1].name}"
@@ -142,8 +142,8 @@ def _nothing(given: str) -> InvalidInput:
     return InvalidInput(f"there is no folder {given!r}", hint="a run is given by its id or name")
 
 
-def _is_published(folder: Path) -> bool:
-    from forebay.telemetry.analysis.load_published import find_steps
+def _is_verl_log(folder: Path) -> bool:
+    from forebay.telemetry.analysis.verl_log import find_steps
 
     return bool(find_steps(folder))
 

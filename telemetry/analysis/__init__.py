@@ -1,4 +1,4 @@
-"""From the records of a trace, or logs in the published layout, to a report that names causes.
+"""From the attempts of a trace, or of verl's profile log, to a report that names causes.
 
 ``load`` (``load_trace.py``) makes a ``timeline.py`` of either: steps with their requests, turns and events, whatever
 wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``step_summary.py`` and
@@ -8,7 +8,10 @@ wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``s
 
     report = analyse(load("runs/run-…/trace"), step="67")
 
-``load_trace.py`` reads traces, with ``trace_lines/``, ``load_published.py`` the published layout, with ``published/``.
+Of a trace, ``trace_index.py`` holds what is beside its rollouts, and ``step_plan.py`` says which reads and groups make
+a step. Of verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` reads lines, and ``verl_attempts.py`` makes
+attempts of them. Of attempts, whoever wrote them, ``requests.py`` makes requests, with ``attempt_events.py``.
+
 ``completion_curves.py`` says how requests came to their ends, ``completion_gaps.py`` when none did, ``what_if.py`` what
 lower caps would have saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes.
 ``robust.py`` has their statistics, ``intervals.py`` what stretches of time cover. ``compare.py`` sets reports side by

@@ -1,7 +1,7 @@
 """Stretches of time as pairs of begin and end, in any unit."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Moment = TypeVar("Moment", int, float)
 
@@ -28,3 +28,20 @@ def covered(intervals: Iterable[tuple[Moment, Moment]]) -> Moment:
 def covered_within(intervals: Iterable[tuple[Moment, Moment]], begin: Moment, end: Moment) -> Moment:
     """How much of the time from ``begin`` to ``end`` at least one of ``intervals`` covers."""
     return covered((max(left, begin), min(right, end)) for left, right in intervals)
+
+
+def gaps(
+    begin: Moment, end: Moment, intervals: Iterable[tuple[Moment, Moment, *tuple[Any, ...]]]
+) -> list[tuple[Moment, Moment]]:
+    """The stretches from ``begin`` to ``end`` that none of ``intervals``, in the order of their begin, covers."""
+    found = []
+    for left, right, *_ in intervals:
+        if left >= end:
+            break
+        if left > begin:
+            found.append((begin, left))
+        if right > begin:
+            begin = right
+    if begin < end:
+        found.append((begin, end))
+    return found

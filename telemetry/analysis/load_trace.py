@@ -1,6 +1,6 @@
 """Whatever log is there, as a timeline. Of a run's trace: first the bounds of its steps, then step by step their spans.
 
-``trace_lines/`` knows which reads and groups make a step, and makes requests of the attempts of rollouts.
+``step_plan.py`` says which reads and groups make a step, ``requests.py`` makes requests of the attempts of rollouts.
 """
 
 from array import array
@@ -8,22 +8,21 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import cast
 
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis.intervals import union
-from forebay.telemetry.analysis.load_published import PublishedLog, find_steps
-from forebay.telemetry.analysis.timeline import ProfileStep, ReadTimes, Request, Timeline
-from forebay.telemetry.analysis.trace_lines.step_plan import StepPlan, TracePlan, end_of, plan_steps, satisfied_of
-from forebay.telemetry.analysis.trace_lines.trace_index import NS, TraceIndex
-from forebay.telemetry.analysis.trace_lines.trace_requests import request_of
+from forebay.telemetry.analysis.requests import request_of
+from forebay.telemetry.analysis.step_plan import StepPlan, TracePlan, end_of, plan_steps, satisfied_of
+from forebay.telemetry.analysis.timeline import NS, ProfileStep, ReadTimes, Request, Timeline
+from forebay.telemetry.analysis.trace_index import TraceIndex
+from forebay.telemetry.analysis.verl_log import VerlLog, find_steps
 from forebay.telemetry.trace_db import TraceDB, TraceSource
 from forebay.telemetry.tracing.read_trace import BadLines, find_trace
 from forebay.telemetry.tracing.records import Read
 
 
 def load(*sources: str | PathLike[str] | TraceSource) -> Timeline:
-    """The timeline of a run's trace, or of a log in the published layout.
+    """The timeline of a run's trace, or of a folder of verl's log.
 
     Several sources are parts of one trace: folders, files of a trace, or the lines that
     ``GET /v1/runs/{run_id}/trace`` streams. ``InvalidInput``, which says what was looked for, where there is no such
@@ -34,7 +33,7 @@ def load(*sources: str | PathLike[str] | TraceSource) -> Timeline:
     given = [Path(each) if isinstance(each, str | PathLike) else each for each in sources]
     (first, *others) = given
     if isinstance(first, Path) and not others and find_trace(first) is None and find_steps(first):
-        return cast(Timeline, PublishedLog(first))
+        return VerlLog(first)
     return TraceTimeline(*given)
 
 
@@ -120,7 +119,6 @@ class TraceTimeline:
         begin = before.end * NS if before else min(request.begin_s for request in requests)
         end = self._index.last_ns * NS if is_open else max(request.end_s for request in requests)
         step = ProfileStep(_name_after(before), min(begin, end), end, requests=requests, is_open=is_open)
-        step.is_total_given = False
         if self._index.open_reads:
             step.asked_s = min(max(min(self._index.open_reads.values()) * NS, step.begin_s), end)
             step.satisfied_s = end

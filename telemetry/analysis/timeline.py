@@ -6,13 +6,16 @@ from typing import Any, Protocol
 
 from forebay.telemetry.tracing.read_trace import BadLines
 
+NS = 1e-9
+"""A nanosecond, the unit of records, in seconds."""
+
 
 @dataclass(slots=True)
 class Event:
     """The smallest thing that lasted: a leaf of the tree of spans."""
 
     name: str
-    """A phase: one of ``PHASES`` of the records, a user's own, or an event of a published log."""
+    """A phase: one of ``PHASES`` of the records, a user's own, or an event of verl's log."""
     begin_s: float
     end_s: float
     turn: int | None = None
@@ -52,7 +55,7 @@ class Request:
     request_id: str
     """The ``uid``."""
     worker: str
-    """The engine of its first call, or the id of a published log's worker."""
+    """The engine of its first call, or the id of a worker of verl's log."""
     begin_s: float
     end_s: float
     group: str = ""
@@ -123,7 +126,7 @@ class ProfileStep:
     """As the trainer counts: ``67``."""
     begin_s: float
     end_s: float
-    """When its last byte had gone out (published logs: the end of the step)."""
+    """When its last byte had gone out (verl's log: the end of the step)."""
     asked_s: float | None = None
     """When the trainer asked for it: until then it trained. None where the log does not say."""
     satisfied_s: float | None = None
@@ -134,7 +137,7 @@ class ProfileStep:
     worker_phases: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds of what is no request's: by worker, by phase (``barrier_wait``, ``preprocessing``, …).
 
-    Where they tell more than ``barrier_wait``, the step's shares are theirs (as in the published logs); else those of
+    Where they tell more than ``barrier_wait``, the step's shares are theirs (as in verl's log); else those of
     its requests' phases.
     """
     ready_s: dict[str, float] = field(default_factory=dict)
@@ -153,8 +156,6 @@ class ProfileStep:
     """Each of those that brought its groups; empty where the log tells none."""
     is_open: bool = False
     """The step that had no end yet when the log ended."""
-    is_total_given: bool = True
-    """False where the log tells no total: then it is from the first start to the last end."""
 
     @property
     def duration_s(self) -> float:

@@ -50,16 +50,19 @@ class TimePiece(NamedTuple):
     """The number of the turn that began last."""
 
 
-def pieces(intervals: Iterable[PlainInterval], begin: float, end: float) -> Iterator[TimePiece]:
-    """From ``begin`` to ``end`` without a hole, in the order of time. Where nothing is open, ``names`` is empty."""
+def exclusive_shares(intervals: Iterable[PlainInterval], begin: float, end: float) -> dict[str, float]:
+    """By name, what each had to itself from ``begin`` to ``end``; without what nobody measured."""
+    shares: dict[str, float] = {}
     for first, last, names in _stretches(intervals, begin, end):
-        yield TimePiece(first, last, names)
+        if names:
+            _split(last - first, names, shares)
+    return shares
 
 
 def rollout_pieces(
     intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
 ) -> Iterator[TimePiece]:
-    """As ``pieces``, of one attempt of a rollout: each with its turn, and none without a name."""
+    """One attempt of a rollout without a hole, in the order of time: each piece with its turn, and named."""
     for each in _named(intervals, turns, begin, end):
         yield TimePiece(*each)
 
@@ -79,12 +82,6 @@ def rollout_shares(
         else:
             _split(last - first, names, shares)
     return found
-
-
-def add_shares(piece: TimePiece, shares: dict[str, float]) -> None:
-    """Add the time of ``piece`` to ``shares``, split equally among its names."""
-    if piece.names:
-        _split(piece.end - piece.begin, piece.names, shares)
 
 
 def _split(time: float, names: tuple[str, ...], shares: dict[str, float]) -> None:

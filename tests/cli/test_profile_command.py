@@ -19,7 +19,7 @@ from tests.telemetry.report_kit import HOSTILE
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps in the published layout; in the second a worker is silent for 150 s."""
+    """Four steps of verl's log; in the second a worker is silent for 150 s."""
     steps = [clean_step(random.Random(seed), seed) for seed in range(4)]
     silence(steps[1], "0", 25.0, 175.0)
     return write_log(tmp_path_factory.mktemp("logs") / "multiturn_log_dir" / "experiment", steps)

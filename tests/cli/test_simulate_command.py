@@ -88,7 +88,7 @@ def test_more_engines_take_less_time_and_a_small_cache_more(forebay: Forebay, ru
     assert tight > 1.2 * two
 
 
-def test_a_file_a_data_directory_and_a_published_log_will_do(forebay: Forebay, run: Path, tmp_path: Path) -> None:
+def test_a_file_a_data_directory_and_a_verl_log_will_do(forebay: Forebay, run: Path, tmp_path: Path) -> None:
     file = next((run / "trace").iterdir())
     folder = write_log(tmp_path / "log", [clean_step(random.Random(1), 1)])
     for given in (file, run.parent.parent, folder):

@@ -40,16 +40,16 @@ def test_a_folder_is_a_trace_a_run_or_a_data_directory(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "data" / "runs" / "run-a")
     for given in (trace, trace.parent, tmp_path / "data"):
         source = find(given)
-        assert (source.title, source.folder, source.is_published) == ("run-a", trace, False)
+        assert (source.title, source.folder, source.is_verl_log) == ("run-a", trace, False)
 
 
 @pytest.mark.parametrize("below", [".", "a", "a/b"])
-def test_a_published_log_is_found_below_its_root(tmp_path: Path, below: str) -> None:
+def test_a_verl_log_is_found_below_its_root(tmp_path: Path, below: str) -> None:
     step = tmp_path / "logs" / below / "step_0"
     step.mkdir(parents=True)
     (step / "worker_0.jsonl").write_text("{}\n")
     source = find(tmp_path / "logs")
-    assert (source.folder, source.is_published) == (tmp_path / "logs", True)
+    assert (source.folder, source.is_verl_log) == (tmp_path / "logs", True)
 
 
 def test_of_several_runs_one_must_be_named(tmp_path: Path) -> None:

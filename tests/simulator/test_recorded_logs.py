@@ -158,7 +158,7 @@ def test_summaries_that_are_missing_are_noted(tmp_path: Path) -> None:
     assert read_log(path).notes == ["3 summaries of rollouts are not in the trace, as it says itself"]
 
 
-def test_published_logs_are_read_as_well(tmp_path: Path) -> None:
+def test_verl_logs_are_read_as_well(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "log", [clean_step(random.Random(seed), seed) for seed in range(2)])
     log = read_log(folder)
     assert len(log.rollouts) == 2 * 4 * 24
@@ -170,7 +170,7 @@ def test_published_logs_are_read_as_well(tmp_path: Path) -> None:
     assert self_check(log, fit).simulated_s > 0
 
 
-def test_a_published_log_with_a_broken_line_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_verl_log_with_a_broken_line_is_told_with_its_number(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "log", [clean_step(random.Random(1), 1)])
     path = sorted(folder.rglob("worker_*.jsonl"))[0]
     lines = path.read_text().splitlines(keepends=True)

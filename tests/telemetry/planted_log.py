@@ -1,4 +1,4 @@
-"""Logs in the published layout with faults that were planted, from a seed: what a report must find, and nothing else.
+"""verl's profile logs with faults that were planted, from a seed: what a report must find, and nothing else.
 
 All requests of a step begin together; answers have lengths of one uniform distribution, so that a step without a fault
 has neither stragglers nor a worker that is late.
@@ -176,7 +176,7 @@ def write_step(folder: Path, number: int, step: PlannedStep, begin_s: float) -> 
 
 
 def log_request(log: Callable[..., None], request: PlannedRequest, window_s: float) -> None:
-    """Every line that the published code writes of a request."""
+    """Every line that verl's code writes of a request."""
     at_s = begin_s = window_s + request.begin_s
     request_id = request.request_id
     if request.aborted_at_s is not None:
@@ -210,7 +210,7 @@ def log_request(log: Callable[..., None], request: PlannedRequest, window_s: flo
         log("turn_end", at_s, at_s - turn_begin_s, **ids, has_tool_calls=has_tools, finish_reason=turn.finish_reason)
         if has_tools:
             at_s += turn.tool_s
-            # The published code has counted on by then.
+            # verl's code has counted on by then.
             log("tool_execution", at_s, turn.tool_s, request_id=request_id, turn=number + 1)
             log("tool_calling_state", at_s, turn.tool_s, request_id=request_id, turn=number + 1)
     log("main_loop", at_s, at_s - begin_s, request_id=request_id)
@@ -232,7 +232,7 @@ def log_request(log: Callable[..., None], request: PlannedRequest, window_s: flo
 
 
 def log_abort(log: Callable[..., None], request: PlannedRequest, window_s: float) -> None:
-    """The published code tells it twice: when the request is cancelled, and when its place is filled."""
+    """verl's code tells it twice: when the request is cancelled, and when its place is filled."""
     request_id = request.request_id
     end_s = window_s + (request.aborted_at_s or 0.0)
     turn = request.turns[0]

@@ -1,4 +1,4 @@
-"""The published layout: one line an event, by threads and processes at once, and a disk that is full."""
+"""verl's profile log: one line an event, by threads and processes at once, and a disk that is full."""
 
 import json
 import logging

@@ -11,8 +11,7 @@ from forebay.telemetry.tracing.exclusive_time import (
     PlainInterval,
     TimePiece,
     TurnInterval,
-    add_shares,
-    pieces,
+    exclusive_shares,
     rollout_pieces,
     rollout_shares,
 )
@@ -20,8 +19,9 @@ from forebay.telemetry.tracing.exclusive_time import (
 
 def shares(*intervals: PlainInterval, turns: tuple[TurnInterval, ...] = (), end: float = 100) -> dict[str, float]:
     found: dict[str, float] = {}
-    for piece in rollout_pieces(intervals, turns, 0, end):
-        add_shares(piece, found)
+    for own in rollout_shares(intervals, turns, 0, end).values():
+        for name, share in own.items():
+            found[name] = found.get(name, 0) + share
     return found
 
 
@@ -85,8 +85,8 @@ def test_without_a_turn_nothing_has_a_number() -> None:
 
 
 def test_what_lies_outside_is_cut_off() -> None:
-    found = list(pieces([Interval("a", -5, 3), Interval("b", 8, 20), Interval("c", 30, 40)], 0, 10))
-    assert found == [TimePiece(0, 3, ("a",)), TimePiece(3, 8, ()), TimePiece(8, 10, ("b",))]
+    found = exclusive_shares([Interval("a", -5, 3), Interval("b", 8, 20), Interval("c", 30, 40)], 0, 10)
+    assert found == {"a": 3, "b": 2}
 
 
 def test_parents_in_a_circle_end_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A seeded log in the published layout: every fault that was planted is found with its cause, and no other."""
+"""A seeded log of verl's: every fault that was planted is found with its cause, and no other."""
 
 import random
 from collections.abc import Callable

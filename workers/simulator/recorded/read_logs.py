@@ -1,4 +1,4 @@
-"""Traces of ours, and published logs of multi-turn profiles, as rollouts. A line that is broken is an error."""
+"""Traces of ours, and verl's profile logs, as rollouts. A line that is broken is an error."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis.load_published import PublishedLog
-from forebay.telemetry.analysis.timeline import Request, TurnTimes
+from forebay.core.ids import InstanceId
+from forebay.telemetry.analysis.verl_log import VerlLog
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.read_trace import HALF_A_LINE, find_trace
 from forebay.telemetry.tracing.records import Dropped, Read, RolloutSummary, RunPlan, TurnSummary
-from forebay.workers.simulator.recorded.rollout_log import NS, RolloutLog, is_whole
+from forebay.workers.simulator.recorded.rollout_log import RolloutLog, is_whole
 
 FIELD = "source"
 
@@ -22,7 +22,7 @@ def read_log(source: Path, title: str = "") -> RolloutLog:
 
     That is one with a broken line, and one in which no rollout has a length.
     """
-    log = _read_trace(source) if source.is_file() or find_trace(source) else _read_published(source)
+    log = _read_trace(source) if source.is_file() or find_trace(source) else _read_verl_log(source)
     log.title = title or str(source)
     if not log.rollouts:
         raise InvalidInput(f"no rollout has ended in {log.title}", hint="name the log of another run", field=FIELD)
@@ -91,18 +91,18 @@ def _settings_of(plans: list[RunPlan]) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value and name != "t"}
 
 
-# --- published logs
+# --- verl's logs
 
 
-def _read_published(folder: Path) -> RolloutLog:
-    published = PublishedLog(folder)
-    rollouts = _in_order(_summaries(published))
-    for first in published.problems.first:
+def _read_verl_log(folder: Path) -> RolloutLog:
+    source = VerlLog(folder)
+    rollouts = _in_order(_summaries(source))
+    for first in source.problems.first:
         raise broken_line(first.file, first.line, first.what)
-    # A log may say which group a request is of; verl's knows requests alone.
+    # A log may say which group a request is of; verl's own code logs requests alone.
     is_grouped = len({each.instance for each in rollouts}) < len(rollouts)
     log = RolloutLog("", rollouts, is_grouped=is_grouped, settings=_steps_of(rollouts))
-    log.notes += published.notes
+    log.notes += source.notes
     if not is_grouped:
         log.notes.append("it does not say which answers are those of one prompt: each is a prompt of its own")
     return log
@@ -117,58 +117,21 @@ def _steps_of(rollouts: list[RolloutSummary]) -> dict[str, Any]:
     return {"oversampling": {"groups_per_step": min(sizes.values())}} if len(sizes) > 1 and min(sizes.values()) else {}
 
 
-def _summaries(published: PublishedLog) -> Iterator[RolloutSummary]:
-    numbers: dict[str, int] = {}
-    for count, step in enumerate(published.steps()):
-        for request in sorted(step.requests, key=lambda each: each.begin_s):
-            if request.ending == "open":
+def _summaries(source: VerlLog) -> Iterator[RolloutSummary]:
+    """With what such a log does not say: number, step, and when a rollout was started."""
+    numbers: dict[InstanceId, int] = {}
+    for step, attempts in enumerate(source.attempts()):
+        for summary in sorted((each.summary for each in attempts if each.summary), key=lambda each: each.t):
+            if summary.ending == "open":
                 continue
-            instance = request.group or request.request_id
-            number = numbers[instance] = numbers.get(instance, -1) + 1
-            yield _summary_of(request, instance, number, count)
-
-
-def _summary_of(request: Request, instance: str, number: int, step: int) -> RolloutSummary:
-    """What a run of ours would have written of ``request``."""
-    turns = request.turns
-    if request.sampled_tokens and not sum(turn.sampled_tokens for turn in turns):
-        # Its turns are not told, or tell no tokens: all its calls are one.
-        tokens = request.prompt_tokens, request.cached_tokens, request.sampled_tokens
-        turns = [TurnTimes(0, request.begin_s, request.end_s, request.phases, "", *tokens)]
-    begin, phases = round(request.begin_s / NS), _in_ns(request.phases)
-    return RolloutSummary(
-        t=begin,
-        d=round(request.duration_s / NS),
-        id="",
-        uid=request.request_id,
-        group=instance,
-        instance=instance,
-        number=number,
-        attempt=max(0, request.num_attempts - 1),
-        step=step,
-        engine=request.worker,
-        ending=request.ending,
-        reward=request.reward,
-        started=begin + phases.get("queue", 0) + phases.get("admission", 0),
-        sampled=sum(turn.sampled_tokens for turn in turns),
-        is_capped=request.is_capped,
-        phases=phases,
-        turns=[_turn_summary(turn) for turn in turns],
-    )
-
-
-def _turn_summary(turn: TurnTimes) -> TurnSummary:
-    return TurnSummary(
-        t=round(turn.begin_s / NS),
-        d=round((turn.end_s - turn.begin_s) / NS),
-        engine=turn.engine,
-        prompt=turn.prompt_tokens,
-        cached=turn.cached_tokens,
-        sampled=turn.sampled_tokens,
-        finish_reason=turn.finish_reason,
-        phases=_in_ns(turn.phases),
-    )
-
-
-def _in_ns(phases: dict[str, float]) -> dict[str, int]:
-    return {name: round(seconds / NS) for name, seconds in phases.items()}
+            instance, phases = summary.instance, summary.phases
+            summary.number = numbers[instance] = numbers.get(instance, -1) + 1
+            summary.group, summary.step = str(instance), step
+            summary.started = summary.t + phases.get("queue", 0) + phases.get("admission", 0)
+            if summary.sampled and not sum(turn.sampled for turn in summary.turns):
+                # Its turns are not told, or tell no tokens: all its calls are one.
+                only = TurnSummary(t=summary.t, d=summary.d, phases=phases)
+                only.prompt, only.cached, only.sampled = summary.prompt, summary.cached, summary.sampled
+                summary.turns = [only]
+            summary.sampled = sum(turn.sampled for turn in summary.turns)
+            yield summary

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forebay.telemetry.analysis.trace_lines.trace_index import GroupLife, TraceIndex
+from forebay.telemetry.analysis.trace_index import GroupLife, TraceIndex
 from forebay.telemetry.tracing.records import Read
 
 

@@ -4,9 +4,8 @@ Where more than one process measured, phases are counted anew from all spans; el
 they are where its spans were not kept.
 """
 
-from forebay.telemetry.analysis.timeline import SURPLUS, Event, Request
-from forebay.telemetry.analysis.trace_lines.span_events import EventsOfAttempt, events_of
-from forebay.telemetry.analysis.trace_lines.trace_index import NS
+from forebay.telemetry.analysis.attempt_events import EventsOfAttempt, events_of
+from forebay.telemetry.analysis.timeline import NS, SURPLUS, Event, Request
 from forebay.telemetry.attempts import Attempt
 from forebay.telemetry.tracing.records import RolloutSummary
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
-from forebay.telemetry.analysis.timeline import Event, TurnTimes
-from forebay.telemetry.analysis.trace_lines.trace_index import NS
+from forebay.telemetry.analysis.intervals import gaps
+from forebay.telemetry.analysis.timeline import NS, Event, TurnTimes
 from forebay.telemetry.attempts import Attempt
 from forebay.telemetry.tracing.exclusive_time import (
     CONTAINERS,
@@ -193,34 +193,18 @@ def _events(leaves: Sequence[_Leaf]) -> list[Event]:
             if end > begin:
                 events.append(Event(span.name, begin * NS, end * NS, span.turn, is_open, span.at))
         else:
-            for left, right in _uncovered(begin, end, inner):
+            for left, right in gaps(begin, end, inner):
                 events.append(Event(span.name, left * NS, right * NS, span.turn, is_open, span.at))
     return events
 
 
-def _uncovered(begin: int, end: int, inner: Sequence[_Leaf]) -> list[tuple[int, int]]:
-    """The stretches from ``begin`` to ``end`` in which none of ``inner``, in the order of begin, is open."""
-    found = []
-    for each in inner:
-        first, last = each[0], each[1]
-        if first >= end:
-            break
-        if first > begin:
-            found.append((begin, first))
-        if last > begin:
-            begin = last
-    if begin < end:
-        found.append((begin, end))
-    return found
-
-
 def _unmeasured(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> list[Event]:
     """What nobody measured, named by the one rule that there is for it."""
-    gaps = _uncovered(attempt.begin, attempt.end, leaves)
-    if not gaps:
+    unmeasured = gaps(attempt.begin, attempt.end, leaves)
+    if not unmeasured:
         return []
     # All that was measured counts as one span, but for what says that the last tool is over.
-    bounds = [attempt.begin, *(moment for gap in gaps for moment in gap), attempt.end]
+    bounds = [attempt.begin, *(moment for gap in unmeasured for moment in gap), attempt.end]
     measured = [Interval(_MEASURED, begin, end) for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
     measured += [Interval(span.name, begin, end) for begin, end, span, _ in leaves if span.name in ENDINGS]
     marks = _turn_marks(attempt, turns, leaves)

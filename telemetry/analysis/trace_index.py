@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
-from forebay.telemetry.analysis.timeline import Standstill
+from forebay.telemetry.analysis.timeline import NS, Standstill
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
     BatchChange,
@@ -16,8 +16,6 @@ from forebay.telemetry.tracing.records import (
     RolloutSummary,
 )
 from forebay.telemetry.tracing.trace_writers import TraceLine
-
-NS = 1e-9
 
 
 @dataclass(slots=True)

@@ -1,0 +1,195 @@
+"""Lines of verl's profile log, in every spelling that was written so far, and what each of its events is.
+
+``timestamp`` is the END of what took ``duration_sec``. Ids are in ``extra`` or beside it, the worker is ``workid`` or
+``worker``, and unknown keys are kept.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forebay.telemetry.tracing.read_trace import LONGEST_NS, OnBadLine
+
+_WORKER_KEYS = ("workid", "worker", "worker_id")
+_REQUEST_KEYS = ("request_id", "req_id", "rid")
+_KNOWN = {"timestamp", "event", "duration_sec", "extra", "step", *_WORKER_KEYS}
+
+_REQUEST, _LOOP, _TURN, _STATE, _PART, _OWN = range(6)
+_DEPTHS = {
+    "async_rollout_request_complete": _REQUEST,
+    "main_loop": _LOOP,
+    "turn_end": _TURN,
+    "pending_state_handling": _STATE,
+    "tool_calling_state": _STATE,
+    "interacting_state": _STATE,
+    "turn_pre_process": _STATE,
+    "turn_engine_call": _STATE,
+    "turn_post_process": _STATE,
+    "reward_calculation": _STATE,
+    "finalization": _STATE,
+    "tool_creation_pending_state": _PART,
+    "interaction_start_pending_state": _PART,
+    "tool_execution": _PART,
+    "tool_response_processing": _PART,
+    "engine_generate_setup": _PART,
+    "engine_async_generate_actual": _PART,
+    "turn_tool_parsing": _PART,
+    "interaction_response": _PART,
+}
+"""How deep an event of a request is nested: at each moment the deepest counts. An unknown one is the deepest."""
+
+WORKER_DEPTHS = {"async_generate_duration": _REQUEST, "engine_async_generate": _LOOP}
+"""Of what a worker does: whatever else it does meanwhile is counted as that."""
+
+_PHASES = {
+    "turn_engine_call": "engine",
+    "engine_async_generate_actual": "engine",
+    "tool_execution": "tool",
+    "reward_calculation": "reward",
+    "reward_duration": "reward",
+    "barrier": "barrier_wait",
+}
+"""Events that a report names otherwise; the rest keeps its name, without ``_duration``."""
+
+STEP_TOTAL = "total_step_duration"
+LENGTH_STATS = "step_response_length_stats"
+MONITORING = "async_rollout_with_monitoring_duration"
+COMPLETE = "async_rollout_request_complete"
+ABORTS = ("aborted_request", "aborted_request_with_exception", "aborted_request_with_cancelled_error")
+PADDING = "_padding"
+"""At the end of an abort's name: the place of an aborted request was filled; it is no second abort."""
+
+
+def depth_of(event: str) -> int:
+    """How deep an event of a request is nested."""
+    return _DEPTHS.get(event, _OWN)
+
+
+def is_leaf(event: str) -> bool:
+    """Whether an event is a part of a turn or a state, not what holds them."""
+    return depth_of(event) >= _STATE and not is_abort(event)
+
+
+def phase_of(event: str) -> str:
+    """What a report calls the time of ``event``."""
+    return _PHASES.get(event) or event.removesuffix("_duration")
+
+
+def is_abort(event: str) -> bool:
+    """In every spelling, the filled places included."""
+    return event.removesuffix(PADDING) in ABORTS
+
+
+@dataclass(slots=True)
+class VerlLine:
+    """What one line says, whatever its spelling. Times in ns, in microseconds as they are written."""
+
+    event: str
+    end: int
+    """Since the Unix epoch; a time without a zone is taken as UTC, for only differences count."""
+    d: int | None
+    worker: str
+    request_id: str
+    info: dict[str, Any] = field(default_factory=dict)
+    """``extra``, and the keys beside it."""
+
+    @property
+    def begin(self) -> int:
+        """Its end, where it has no duration."""
+        return self.end - (self.d or 0)
+
+
+def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[VerlLine]:
+    """The lines of one file, whose worker is ``worker`` where they do not say. Broken ones go to ``on_bad_line``."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            try:
+                yield _line(_decode(raw), worker)
+            except ValueError as error:
+                on_bad_line(str(path), number, str(error))
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    try:
+        line = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        line = _lenient(raw)
+    if not isinstance(line, dict):
+        raise ValueError("not an object")
+    return line
+
+
+def _lenient(raw: bytes) -> object:
+    """Python's own ``json`` writes NaN and Infinity, which no JSON is: such a line is whole, but its time is wrong."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ValueError("not whole, or no JSON") from None
+
+
+def _line(raw: dict[str, Any], worker: str) -> VerlLine:
+    event = raw.get("event")
+    if not isinstance(event, str) or not event:
+        raise ValueError("names no event")
+    extra = raw.get("extra")
+    info = {key: value for key, value in raw.items() if key not in _KNOWN}
+    info |= extra if isinstance(extra, dict) else {}
+    return VerlLine(
+        event,
+        _moment(raw.get("timestamp")),
+        _duration(raw.get("duration_sec")),
+        _first(raw, _WORKER_KEYS, worker).removeprefix("worker_"),
+        _first(info, _REQUEST_KEYS, ""),
+        info,
+    )
+
+
+def _first(values: dict[str, Any], keys: tuple[str, ...], default: str) -> str:
+    for key in keys:
+        value = values.get(key)
+        if isinstance(value, str | int) and value != "":
+            return str(value)
+    return default
+
+
+def _duration(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"duration_sec is no number: {str(value)[:40]!r}")
+    return _ns("duration_sec", value)
+
+
+def _moment(value: object) -> int:
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"timestamp is no ISO time: {value[:40]!r}") from None
+        value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("has no timestamp")
+    return round(_ns("timestamp", value), -3)
+
+
+def _ns(what: str, seconds: float) -> int:
+    if not 0 <= seconds * 1e9 < LONGEST_NS:  # nor is NaN
+        raise ValueError(f"{what} is {seconds}")
+    return round(seconds * 1e9)
+
+
+def number_of(info: dict[str, Any], *keys: str) -> float | None:
+    """The first of ``keys`` that has a number which can be counted with."""
+    for key in keys:
+        value = info.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None

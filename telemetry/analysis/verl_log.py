@@ -1,0 +1,190 @@
+"""verl's profile log, ``{folder}/step_{n}/worker_{id}.jsonl``, as a timeline; one step at a time.
+
+Whatever a line calls its worker, wherever its ids are, and from whichever number the steps count. ``verl_lines.py``
+reads lines, ``verl_attempts.py`` makes attempts of them.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forebay.core.errors import InvalidInput
+from forebay.telemetry.analysis.requests import request_of
+from forebay.telemetry.analysis.timeline import NS, ProfileStep
+from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_times
+from forebay.telemetry.analysis.verl_lines import (
+    COMPLETE,
+    LENGTH_STATS,
+    MONITORING,
+    PADDING,
+    STEP_TOTAL,
+    WORKER_DEPTHS,
+    VerlLine,
+    is_abort,
+    phase_of,
+    read_lines,
+)
+from forebay.telemetry.attempts import Attempt
+from forebay.telemetry.tracing.exclusive_time import exclusive_shares
+from forebay.telemetry.tracing.read_trace import BadLines
+
+MAX_DEPTH = 3
+"""Folders between the one that is given and the steps."""
+_STEP = re.compile(r"(?:step[_-]?)?(\d+)")
+_GENERATING = ("async_generate_duration", "engine_async_generate")
+
+
+class VerlLog:
+    """A ``Timeline`` of a folder of such logs. ``InvalidInput`` where it has the logs of several experiments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = str(folder)
+        self.problems = BadLines()
+        self.notes: list[str] = []
+        self._folders = find_steps(folder)
+
+    def steps(self) -> Iterator[ProfileStep]:
+        """By their numbers."""
+        for number, lines in self._read():
+            yield lines.as_step(str(number))
+
+    def attempts(self) -> Iterator[list[Attempt]]:
+        """Of each step those of its requests, without what only reports show."""
+        for _, lines in self._read():
+            yield lines.attempts()
+
+    def _read(self) -> "Iterator[tuple[int, _StepLines]]":
+        self.problems, self.notes = BadLines(), []
+        without_total = 0
+        for number, folder in self._folders:
+            lines = _StepLines()
+            for path in sorted(folder.glob("*.jsonl")):
+                for line in read_lines(path, path.stem.removeprefix("worker_"), self.problems.add):
+                    lines.add(line)
+            if lines.by_request or lines.by_worker or lines.totals:
+                without_total += not lines.totals
+                yield number, lines
+        if without_total:
+            self.notes.append(
+                f"{without_total} of {len(self._folders)} steps log no {STEP_TOTAL}: "
+                "each counts from its first start to its last end."
+            )
+
+
+def find_steps(folder: Path) -> list[tuple[int, Path]]:
+    """The folders of steps in ``folder``, however deep up to ``MAX_DEPTH``; none where it has no such log."""
+    found: dict[Path, list[tuple[int, Path]]] = defaultdict(list)
+    for path in _folders_in(folder, MAX_DEPTH + 1):
+        match = _STEP.fullmatch(path.name)
+        if match and _is_step(path):
+            found[path.parent].append((int(match[1]), path))
+    if len(found) > 1:
+        names = ", ".join(sorted(str(place.relative_to(folder)) for place in found if place != folder.parent))
+        raise InvalidInput(f"{folder} has the logs of several experiments: {names}", hint="name the folder of one")
+    return sorted(next(iter(found.values()), []))
+
+
+def _is_step(folder: Path) -> bool:
+    pattern = "*.jsonl" if folder.name.startswith("step") else "worker_*.jsonl"
+    return any(folder.glob(pattern))
+
+
+def _folders_in(folder: Path, depth: int) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    yield folder
+    if depth > 0:
+        for child in folder.iterdir():
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _folders_in(child, depth - 1)
+
+
+class _StepLines:
+    """The lines of one step, sorted by what they are about."""
+
+    def __init__(self) -> None:
+        self.by_request: dict[str, list[VerlLine]] = defaultdict(list)
+        self.by_worker: dict[str, list[VerlLine]] = defaultdict(list)
+        self.totals: list[VerlLine] = []
+        self._begin, self._end = 1 << 63, 0
+
+    def add(self, line: VerlLine) -> None:
+        self._begin, self._end = min(self._begin, line.begin), max(self._end, line.end)
+        if line.event == STEP_TOTAL and line.d is not None:
+            self.totals.append(line)
+        elif line.request_id:
+            self.by_request[line.request_id].append(line)
+        elif is_abort(line.event):
+            if not line.event.endswith(PADDING):
+                self.by_request[f"aborted-{len(self.by_request)}"].append(line)
+        else:
+            self.by_worker[line.worker].append(line)
+
+    def as_step(self, name: str) -> ProfileStep:
+        """What a report needs of the step."""
+        step = ProfileStep(name, self._bounds()[0] * NS, self._bounds()[1] * NS)
+        step.requests = [request_of([attempt]) for attempt in self.attempts()]
+        for request in step.requests:
+            request.is_used = request.ending == "finished"
+        for worker, own in self.by_worker.items():
+            if phases := _phases_of_worker(own):
+                step.worker_phases[worker] = phases
+            for line in own:
+                if line.event == LENGTH_STATS:
+                    step.response_tokens += _lengths(line.info)
+        # The most that an answer has which was ended for its length.
+        step.length_cap = max((each.sampled_tokens for each in step.requests if each.is_capped), default=0) or None
+        return step
+
+    def attempts(self) -> list[Attempt]:
+        """One for each request."""
+        has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
+        return [
+            attempt_of(request_id, own, self._window(own[0].worker), has_ends)
+            for request_id, own in self.by_request.items()
+            # Of an aborted request a worker's file may have nothing but that its place was filled.
+            if any(not line.event.endswith(PADDING) for line in own)
+        ]
+
+    def _bounds(self) -> tuple[int, int]:
+        begin = min((line.begin for line in self.totals), default=self._begin)
+        return begin, max((line.end for line in self.totals), default=self._end)
+
+    def _window(self, worker: str) -> tuple[int, int]:
+        """When ``worker`` generated: the seconds of a request that was thrown away are clipped to it."""
+        for event in (MONITORING, *_GENERATING):
+            spans = [
+                (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d
+            ]
+            if spans:
+                return min(spans)[0], max(end for _, end in spans)
+        return self._bounds()
+
+
+def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
+    timed = [line for line in own if line.d is not None and line.event != MONITORING]
+    if not any(line.event in _GENERATING for line in timed):
+        timed += [line for line in own if line.event == MONITORING and line.d is not None]
+    events = [
+        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), _name_of(line.event), {}) for line in timed
+    ]
+    if not events:
+        return {}
+    intervals = [(event.phase, begin, end, "", "") for event, begin, end in own_times(events)]
+    begin, end = min(event.begin for event in events), max(event.end for event in events)
+    shares = dict.fromkeys((event.phase for event in events), 0.0) | exclusive_shares(intervals, begin, end)
+    return {name: share * NS for name, share in shares.items()}
+
+
+def _name_of(event: str) -> str:
+    return "async_generate" if event == MONITORING else phase_of(event)
+
+
+def _lengths(info: dict[str, Any]) -> list[int]:
+    for key in ("actual_response_tokens", "response_lengths"):
+        values = info.get(key)
+        if isinstance(values, list) and values:
+            return [int(value) for value in values if isinstance(value, int | float) and value >= 0]
+    return []
