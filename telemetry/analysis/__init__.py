@@ -12,10 +12,9 @@ Of a trace, ``trace_index.py`` holds what is beside its rollouts, and ``step_pla
 a step. Of verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` reads lines, and ``verl_attempts.py`` makes
 attempts of them. Of attempts, whoever wrote them, ``requests.py`` makes requests, with ``attempt_events.py``.
 
-``completion_curves.py`` says how requests came to their ends, ``completion_gaps.py`` when none did, ``what_if.py`` what
-lower caps would have saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes.
-``robust.py`` has their statistics, ``intervals.py`` what stretches of time cover. ``compare.py`` sets reports side by
-side.
+``completion.py`` says how requests came to their ends, and when none did, ``what_if.py`` what lower caps would have
+saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes. ``robust.py`` has their
+statistics, ``intervals.py`` what stretches of time cover. ``compare.py`` sets reports side by side.
 """
 
 from typing import TYPE_CHECKING

@@ -1,25 +1,38 @@
 """From a timeline to the report, one step after the other: no more than one step is held at a time.
 
-Of each step come its summary (``step_summary.py``) and its critical path (``critical_path.py``), then what
-``findings/`` make of both.
+Of each step come its summary (``step_summary.py``) with its critical path (``critical_path.py``), then its curves, gaps
+and outliers, and what ``findings/`` make of them. Findings are ranked by the seconds they cost, and told together where
+they recur.
 """
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis.findings.findings_builder import FindingsBuilder
-from forebay.telemetry.analysis.report import ProfileReport, StepSummary
+from forebay.telemetry.analysis import completion, general_sentences
+from forebay.telemetry.analysis.findings import request_outliers, run_findings, step_findings
+from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
 from forebay.telemetry.analysis.step_summary import summarise
 from forebay.telemetry.analysis.timeline import ProfileStep, Timeline
+from forebay.telemetry.analysis.what_if import WhatIfs
+from forebay.telemetry.numbers import seconds_text, share_text
+
+MAX_FINDINGS = 50
+_MAX_OUTLIERS = 200
+_MAX_GAPS = 500
+_PER_STEP = 10
+_RECURS = 3
+"""In so many steps the same is one finding."""
 
 
 def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None = None) -> ProfileReport:
     """The report of all steps, or of one; of all workers, or of one. ``InvalidInput`` for a name that is not there."""
     report = ProfileReport(source=timeline.source)
-    findings = FindingsBuilder(report)
+    found: list[Finding] = []
+    what_ifs = WhatIfs()
     steps: list[str] = []
     workers: set[str] = set()
     with _collector_paused():
@@ -30,12 +43,12 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             workers.update(request.worker for request in each.requests)
             seen = each if worker is None else only_worker(each, worker)
             summary = summarise(seen, whole=each)
-            report.steps.append(summary)
-            findings.add(seen, summary)
+            found += _add_step(report, seen, summary)
+            what_ifs.add(seen, summary)
     _check_known("step", step, steps)
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)
-    findings.complete()
+    _add_findings(report, found, what_ifs)
     return report
 
 
@@ -63,6 +76,19 @@ def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
         raise InvalidInput(f"no {what} {name!r}: there are {shown}", field=what)
 
 
+def _add_step(report: ProfileReport, step: ProfileStep, summary: StepSummary) -> list[Finding]:
+    """Its findings; nothing of ``step`` is kept."""
+    gaps = completion.gaps_of(step, summary)
+    outliers = request_outliers.per_step(step, summary, gaps)
+    report.steps.append(summary)
+    report.curves += completion.curves_of(step, summary)
+    report.gaps += gaps
+    report.outliers += outliers
+    if len(report.outliers) > 2 * _MAX_OUTLIERS:
+        report.outliers = _worst(report.outliers)
+    return step_findings.per_step(step, summary, outliers, gaps)[:_PER_STEP]
+
+
 def _complete(report: ProfileReport, timeline: Timeline) -> None:
     ended = [each for each in report.steps if not each.is_open] or report.steps
     report.num_steps = len(report.steps)
@@ -73,6 +99,54 @@ def _complete(report: ProfileReport, timeline: Timeline) -> None:
     report.problems = [f"{each.file}:{each.line}: {each.what}" for each in timeline.problems.first]
     report.num_problems = timeline.problems.number
     report.notes = list(timeline.notes)
+
+
+def _add_findings(report: ProfileReport, found: list[Finding], what_ifs: WhatIfs) -> None:
+    """What ``found`` of single steps and what shows only over all of them come to."""
+    steps = report.steps
+    report.outliers = _worst(report.outliers)
+    report.gaps = sorted(report.gaps, key=lambda gap: gap.begin_s - gap.end_s)[:_MAX_GAPS]
+    report.whatifs = what_ifs.results()
+    report.constant_phases = run_findings.constant_phases(steps)
+    slow = run_findings.slow_steps(steps, found)
+    constant = run_findings.of_constant_phases(report.constant_phases, steps)
+    report.findings = ranked([*found, *slow, *constant], steps)
+    report.sentences = [*general_sentences.over_steps(steps), *what_ifs.sentences()]
+    report.sentences += [phase.sentence for phase in report.constant_phases]
+
+
+def _worst(outliers: list[OutlierRequest]) -> list[OutlierRequest]:
+    return sorted(outliers, key=lambda outlier: -outlier.cause_s)[:_MAX_OUTLIERS]
+
+
+def ranked(found: Sequence[Finding], steps: Sequence[StepSummary]) -> list[Finding]:
+    """The dearest first. The same cause in ``_RECURS`` steps or more is one finding, which names the worst of them."""
+    total_s = sum(step.seconds for step in steps)
+    by_cause: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in found:
+        by_cause[finding.cause, finding.path.event].append(finding)
+    merged: list[Finding] = []
+    for own in by_cause.values():
+        num_steps = len({finding.path.step for finding in own})
+        if num_steps >= _RECURS and own[0].cause != "slow_step":
+            merged.append(_together(own, num_steps, len(steps), total_s))
+        else:
+            merged += own
+    return sorted(merged, key=lambda finding: -finding.seconds)[:MAX_FINDINGS]
+
+
+def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -> Finding:
+    worst = max(own, key=lambda finding: finding.seconds)
+    seconds = sum(finding.seconds for finding in own)
+    share = seconds / total_s if total_s > 0 else 0.0
+    text = f"In {num_steps} of {of} steps, {seconds_text(seconds)} in all ({share_text(share)}). "
+    return Finding(
+        cause=worst.cause,
+        seconds=seconds,
+        share=share,
+        sentence=text + "Worst: " + worst.sentence[:1].lower() + worst.sentence[1:],
+        path=worst.path,
+    )
 
 
 def mean_shares(steps: Sequence[StepSummary], weights: Sequence[float]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Statistics that a few wild values do not move. Plain Python: a report needs no numpy."""
 
 import math
+import statistics
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     """0.0 for none."""
-    return percentile(sorted(values), 50)
+    return statistics.median(values) if values else 0.0
 
 
 def log_deviations(values: Sequence[float], least_spread: float = MIN_LOG_SPREAD) -> list[float]:
@@ -46,18 +46,16 @@ def variation(values: Sequence[float]) -> float:
     """The coefficient of variation; 0.0 for fewer than two values, or a mean of 0."""
     if len(values) < 2:
         return 0.0
-    mean = fmean(values)
-    if mean == 0:
-        return 0.0
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) / abs(mean)
+    mean = statistics.fmean(values)
+    return statistics.stdev(values) / abs(mean) if mean else 0.0
 
 
 def correlation(left: Sequence[float], right: Sequence[float]) -> float:
     """Pearson's; 0.0 where one of them does not vary."""
-    mean_left, mean_right = fmean(left), fmean(right)
-    both = sum((x - mean_left) * (y - mean_right) for x, y in zip(left, right, strict=True))
-    size = math.sqrt(sum((x - mean_left) ** 2 for x in left) * sum((y - mean_right) ** 2 for y in right))
-    return both / size if size else 0.0
+    try:
+        return statistics.correlation(left, right)
+    except statistics.StatisticsError:
+        return 0.0
 
 
 def resistant_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -1,0 +1,149 @@
+"""How the requests of a step came to their ends: the share that has ended over time, and the stretches without any end.
+
+In a gap others should have ended: the worker stood still in it, or was slow.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from forebay.telemetry.analysis.report import CompletionCurve, Gap, StepSummary
+from forebay.telemetry.analysis.robust import percentile, thinned
+from forebay.telemetry.analysis.timeline import ProfileStep
+from forebay.telemetry.numbers import percent_text
+
+PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
+_POINTS_OF_ALL = 500
+_POINTS_OF_WORKER = 100
+_USUAL = 80.0
+"""The share of requests that is always told, beside the one at the knee."""
+
+MIN_GAP_SHARE = 0.05
+"""Of the step. A shorter gap costs nothing worth a sentence."""
+_MIN_EXPECTED = 12.0
+"""How many requests should have ended in the gap, at the slower of both rates: by chance it is then empty once in
+160,000 times (e**-12)."""
+_MIN_AROUND = 8
+"""Requests on either side, without which there is no rate."""
+_RATE_OVER = 100
+"""The rate beside a gap is that of so many requests."""
+_SAME_RATE = 0.25
+
+
+def curves_of(step: ProfileStep, summary: StepSummary) -> list[CompletionCurve]:
+    """The curve of all requests that ended by themselves, then one of each worker."""
+    ends = _ends_by_worker(step)
+    everything = sorted(end_s for own in ends.values() for end_s in own)
+    if not everything:
+        return []
+    curves = [_curve(summary.name, "", everything, _POINTS_OF_ALL)]
+    if len(ends) > 1:
+        curves += [_curve(summary.name, worker, own, _POINTS_OF_WORKER) for worker, own in ends.items()]
+    return curves
+
+
+def gaps_of(step: ProfileStep, summary: StepSummary) -> list[Gap]:
+    """Stretches in which no request of a worker ended; the longest first."""
+    least_s = MIN_GAP_SHARE * summary.seconds
+    found = [gap for worker, own in _ends_by_worker(step).items() for gap in _gaps(summary.name, worker, own, least_s)]
+    return sorted(found, key=lambda gap: gap.begin_s - gap.end_s)
+
+
+def _ends_by_worker(step: ProfileStep) -> dict[str, list[float]]:
+    """When requests ended by themselves, since the first began; ascending, as the workers' names are."""
+    begin_s = min((request.begin_s for request in step.requests), default=step.begin_s)
+    ends: dict[str, list[float]] = defaultdict(list)
+    for request in step.requests:
+        if request.ending in ("finished", "failed"):
+            ends[request.worker].append(request.end_s - begin_s)
+    return {worker: sorted(own) for worker, own in sorted(ends.items())}
+
+
+def _curve(step: str, worker: str, ends_s: list[float], most: int) -> CompletionCurve:
+    knee = _knee(ends_s)
+    return CompletionCurve(
+        step=step,
+        worker=worker,
+        ends_s=thinned(ends_s, most),
+        num_requests=len(ends_s),
+        mean_s=fmean(ends_s),
+        median_s=percentile(ends_s, 50),
+        std_s=pstdev(ends_s),
+        min_s=ends_s[0],
+        max_s=ends_s[-1],
+        percentiles={f"p{percent:g}": percentile(ends_s, percent) for percent in PERCENTILES},
+        time_of_80=_time_share(ends_s, _USUAL),
+        knee_requests=knee,
+        knee_time=_time_share(ends_s, knee),
+        sentence=_sentence(ends_s, knee),
+    )
+
+
+def _time_share(ends_s: list[float], percent: float) -> float:
+    """In percent: after which part of the time ``percent`` of the requests have ended."""
+    needed = max(1, -(-len(ends_s) * percent // 100))
+    return 100 * ends_s[int(needed) - 1] / ends_s[-1] if ends_s[-1] > 0 else 0.0
+
+
+def _knee(ends_s: list[float]) -> float:
+    """The share of requests, in percent, at which the curve stands highest above its diagonal."""
+    number = len(ends_s)
+    last_s = ends_s[-1] or 1.0
+    place = max(range(number), key=lambda place: (place + 1) / number - ends_s[place] / last_s)
+    return 100 * (place + 1) / number
+
+
+def _sentence(ends_s: list[float], knee: float) -> str:
+    in_time = percent_text(_time_share(ends_s, _USUAL))
+    usual = f"{percent_text(_USUAL)} of the requests end in the first {in_time} of the time"
+    at_knee = _time_share(ends_s, knee)
+    if abs(knee - _USUAL) < 1 or knee >= 100:
+        return usual
+    return f"{usual}; the curve bends at {percent_text(knee)} in {percent_text(at_knee)}"
+
+
+@dataclass(slots=True)
+class _Side:
+    num: int
+    rate: float
+
+
+def _gaps(step: str, worker: str, ends_s: list[float], least_s: float) -> list[Gap]:
+    found = []
+    for place in range(_MIN_AROUND, len(ends_s) - _MIN_AROUND + 1):
+        left_s, right_s = ends_s[place - 1], ends_s[place]
+        if right_s - left_s < least_s or right_s <= left_s:
+            continue
+        before, after = _before(ends_s, place), _after(ends_s, place)
+        if (right_s - left_s) * min(before.rate, after.rate) >= _MIN_EXPECTED:
+            found.append(_gap(step, worker, (left_s, right_s), before, after))
+    return found
+
+
+def _before(ends_s: list[float], place: int) -> _Side:
+    first = max(0, place - _RATE_OVER)
+    return _Side(place, _rate(place - first, ends_s[place - 1] - ends_s[first]))
+
+
+def _after(ends_s: list[float], place: int) -> _Side:
+    last = min(len(ends_s), place + _RATE_OVER) - 1
+    return _Side(len(ends_s) - place, _rate(last - place + 1, ends_s[last] - ends_s[place]))
+
+
+def _rate(number: int, seconds: float) -> float:
+    """``number`` ends have one interval less between them."""
+    return (number - 1) / seconds if seconds > 0 else float(number)
+
+
+def _gap(step: str, worker: str, bounds: tuple[float, float], before: _Side, after: _Side) -> Gap:
+    return Gap(
+        step=step,
+        worker=worker,
+        begin_s=bounds[0],
+        end_s=bounds[1],
+        num_before=before.num,
+        num_after=after.num,
+        rate_before=before.rate,
+        rate_after=after.rate,
+        is_standstill=abs(before.rate - after.rate) <= _SAME_RATE * max(before.rate, after.rate),
+    )
