@@ -20,7 +20,7 @@ In come samples (``write``), what a run's process announces, and the trainer's c
 - ``journal_source.py``: a run as a recording, to be replayed or exported. ``replay_feed.py``: a recording, written into
   a run; ``recorded_group.py``: one group of it. ``rehearsal.py``: what would become of a recorded group by other hooks
   or settings; ``rehearsed_groups.py``: all groups of a recording, and when their samples come.
-- ``retention.py``, ``retention_rules.py``, ``replay_budget.py``: which stored segments may go, and removing them.
+- ``retention.py``, ``retention_rules.py``: which stored segments may go, and removing them.
 - ``store/``: the journal on the disk, the index beside it, and a store in memory for tests.
 
 The rule that holds everywhere: a change is made in memory at once, without waiting in between, and is one append to the

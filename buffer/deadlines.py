@@ -15,7 +15,6 @@ import heapq
 import logging
 from collections.abc import Sequence
 
-from forebay.buffer.groups.ageing import idle_seconds, timeout_from
 from forebay.buffer.groups.alarm import alarm_text
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.idle_groups import idle_until_s
@@ -93,8 +92,8 @@ class Deadlines:
         Without a process that could still write, a group without samples waits no longer than one with some.
         """
         settings, row, until_s = self._buffer.groups.settings, group.row, idle_until_s(self._buffer)
-        due = row.opened_s + idle_seconds(row, until_s) + settings.group_deadline_seconds
-        last = self._buffer.run.process_ended_s if row.last_sample_s is None else timeout_from(row, until_s)
+        due = row.opened_s + group.idle_seconds(until_s) + settings.group_deadline_seconds
+        last = self._buffer.run.process_ended_s if row.last_sample_s is None else group.timeout_from(until_s)
         return due if last is None else min(due, last + settings.group_timeout_seconds)
 
     def _schedule(self) -> None:

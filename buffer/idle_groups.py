@@ -6,7 +6,6 @@ age as all others do, and so they do once it has ended. So every group ends in f
 
 from collections.abc import Iterable, Sequence
 
-from forebay.buffer.groups.ageing import age_s
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
@@ -59,7 +58,7 @@ def oldest_age_s(buffer: RunBuffer) -> float:
         return 0.0
     now_s, until_s = buffer.active.now_s(), idle_until_s(buffer)
     open_groups = buffer.groups.in_state(GroupState.OPEN)
-    return max((age_s(group.row, now_s, until_s) for group in open_groups), default=0.0)
+    return max((group.age_s(now_s, until_s) for group in open_groups), default=0.0)
 
 
 def _hear(buffer: RunBuffer) -> dict[str, SampleGroup]:

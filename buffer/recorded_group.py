@@ -19,9 +19,8 @@ from forebay.core.group import DiscardReason, GroupState
 from forebay.core.records.rows import GroupRow, SampleRow, StoredSample
 from forebay.core.sample import Incoming
 from forebay.replay.errors import RecordingDamaged
-from forebay.replay.provenance import splice
 from forebay.replay.recorded_sample import incoming
-from forebay.replay.sampled_tokens import sampled_tokens
+from forebay.replay.replayed_bodies import sampled_tokens, splice
 from forebay.replay.source import Source
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import msgspec
 
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.groups.sample_group import Sample
-from forebay.buffer.replay_budget import ReplayBudget
 from forebay.buffer.retention_rules import (
     FOR_REPLAYS,
     FOR_WANT_OF_ROOM,
     Keep,
     LookedUp,
+    ReplayBudget,
     RetentionSnapshot,
     SegmentVerdict,
 )

@@ -2,8 +2,8 @@
 
 ``source`` says how a recording is read, wherever it lies (a run of the journal: ``buffer/journal_source.py``),
 ``options`` what a start may ask of a replay, ``conditions`` what of it must agree with what was recorded,
-``step_filter`` which groups a step means, ``errors`` what can be wrong. ``provenance`` has the field by which a
-replayed sample says which one it is, ``sampled_tokens`` what need not be paid for again.
+``step_filter`` which groups a step means, ``errors`` what can be wrong. ``replayed_bodies`` has the field by
+which a replayed sample says which one it is, and what need not be paid for again.
 
 ``recording`` is an exported file, a log of ``core/records``; ``recording_file`` is one as a source,
 ``recording_export`` makes one, with zstandard ``frames``, and ``recording_secrets`` says what no file has.

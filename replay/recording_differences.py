@@ -13,8 +13,8 @@ from forebay.core.records.recording_rows import LeftOutGroup, RecordedRun
 from forebay.core.records.rows import GroupRow, StoredSample
 from forebay.replay.conditions import NOT_NEEDED, OF_ONE_START
 from forebay.replay.differences import Difference, first_difference
-from forebay.replay.provenance import strip
 from forebay.replay.recording import Recording
+from forebay.replay.replayed_bodies import strip
 
 COUNTED = ("groups", "samples", "tokens", "rewards")
 KINDS = ("code", "settings", *COUNTED, "bodies")

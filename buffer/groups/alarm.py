@@ -1,13 +1,37 @@
-"""The alarm: nothing comes of a run, because its groups end undelivered, one after the other. Pure.
+"""Groups that end undelivered: one after the other, or too many of all. Pure.
 
-``alarm_after_groups`` in a row raise it, and the next group that does better ends it. ``deadlines`` looks at every tick
-and logs it; ``/readyz``, the metrics and every view of the run show it, with the reasons of the groups.
+**In a row**: ``alarm_after_groups`` of them raise the alarm, and the next group that does better ends it. ``deadlines``
+looks at every tick and logs it.
+
+**Lost**: finished, and discarded by what nobody meant to discard them. Meant are: equal rewards, which teach nothing,
+what the user's own hooks drop, and ``max_staleness``. Of everything else no more than ``alarm_lost_ratio`` of the
+finished groups is lost without a word; the log tells once for each reason, with what to do about it.
+
+``/readyz``, the metrics, ``forebay status`` and every view of the run show both, with the reasons of the groups.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from forebay.core.group import GroupState
+from forebay.core.group import DiscardReason, GroupState, RewardRange, range_text
+from forebay.core.records.rows import GroupRow
+from forebay.core.run import RunSettings
+
+LEAST_FINISHED = 20
+"""Finished groups from which their share counts: of fewer, one or two that are lost may be chance."""
+LONGEST_DETAIL = 200
+"""Characters that are shown of what is known of the last group."""
+
+REMEDIES = {
+    "timed_out": "too few of their samples came in time: `forebay status {run_id} --log 50` shows what hangs or fails; "
+    "or raise group_timeout_seconds",
+    "failed": "too many of their rollouts failed: `forebay status {run_id} --log 50` shows why",
+    "incomplete": "rows were missing on a slime route, because samples failed or came too late: "
+    "`forebay status {run_id} --log 50` shows why",
+    "hook_failed": "a hook failed: mend it; GET /v1/runs/{run_id}/groups?state=discarded shows the traceback",
+    "unreadable": "stored samples cannot be read back: check the disk",
+}
+"""What is wrong with groups that were lost for a reason, and what to do; of ``filtered`` ones the range tells."""
 
 
 class AlarmCounts:
@@ -46,3 +70,86 @@ def alarm_text(reasons: Mapping[str, int]) -> str:
     """The alarm in words."""
     counts = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda item: -item[1]))
     return f"{sum(reasons.values())} groups in a row ended undelivered: {counts}"
+
+
+def cause_of(row: GroupRow, settings: RunSettings) -> str:
+    """What took a discarded group, named like a ``DiscardReason``; "" where that was meant."""
+    num_completed = row.num_samples - row.num_failed
+    match row.reason:
+        case DiscardReason.STALE:
+            return ""
+        case DiscardReason.INVALID:
+            # A single reward, left of several, compares with nothing: it is not that they were equal.
+            return "failed" if row.num_failed and num_completed == 1 else ""
+        case DiscardReason.FILTERED if row.lowest_reward is None:
+            if num_completed >= settings.min_valid_item_size:
+                return ""  # a filter of the user's own
+            return "failed" if row.num_failed else "timed_out"
+        case DiscardReason.INCOMPLETE if num_completed >= settings.group_size:
+            return ""  # all were there until a hook of the user's own took some
+        case _:
+            return row.reason
+
+
+class Losses:
+    """Counts the groups of a run that were lost, by what took them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.counts: Counter[str] = Counter()
+        self._last_details: dict[str, str] = {}
+        self._seen: RewardRange | None = None
+        """The least and the greatest reward of the groups that the run's range took."""
+        self._allowed: RewardRange | None = None
+        self._num_rewards = self.num_outside = 0
+        """Of groups that are ready: rewards, and those outside the range, whose samples the built-in filter drops."""
+
+    def note_rewards(self, rewards: Sequence[float], outside: Sequence[float], allowed: RewardRange | None) -> None:
+        """A group is ready, without its samples that have the rewards ``outside``."""
+        self._num_rewards += len(rewards)
+        self.num_outside += len(outside)
+        if outside:
+            self._see(min(rewards), max(rewards), allowed)
+
+    def note(self, row: GroupRow, settings: RunSettings) -> None:
+        """Take a discarded group into account."""
+        cause = cause_of(row, settings)
+        if not cause:
+            return
+        self.counts[cause] += 1
+        self._last_details[cause] = row.detail.partition("\n")[0][:LONGEST_DETAIL]
+        if row.lowest_reward is not None and row.highest_reward is not None:
+            self._see(row.lowest_reward, row.highest_reward, settings.reward_range)
+
+    def _see(self, lowest: float, highest: float, allowed: RewardRange | None) -> None:
+        low, high = self._seen or (lowest, highest)
+        self._seen, self._allowed = (min(low, lowest), max(high, highest)), allowed
+
+    def are_too_many(self, num_finished: int, settings: RunSettings) -> bool:
+        """Whether more of the ``num_finished`` groups were lost than goes without a word."""
+        return num_finished >= LEAST_FINISHED and self.counts.total() > settings.alarm_lost_ratio * num_finished
+
+    def text(self, num_finished: int) -> str:
+        """All of them in words, the most frequent reason first."""
+        reasons = "; ".join(self.reason_text(cause) for cause, _ in self.counts.most_common())
+        return f"{self.counts.total()} of {num_finished} finished groups were lost: {reasons}"
+
+    def reason_text(self, cause: str, *, with_detail: bool = True) -> str:
+        """How many a reason took, what is wrong, and what to do about it. A detail may quote a model's text."""
+        if cause == DiscardReason.FILTERED and self._seen is not None:
+            why = self._range_text()
+        else:
+            detail = self._last_details[cause] if with_detail else ""
+            why = REMEDIES[cause].format(run_id=self._run_id) + (f" (the last one: {detail})" if detail else "")
+        return f"{self.counts[cause]} {cause}: {why}"
+
+    def samples_text(self, num_finished: int, settings: RunSettings) -> str:
+        """What is lost of groups that are delivered, because of ``reward_range``; "" if that is not too much."""
+        if num_finished < LEAST_FINISHED or self.num_outside <= settings.alarm_lost_ratio * self._num_rewards:
+            return ""
+        return f"{self.num_outside} of {self._num_rewards} samples of ready groups are left out: {self._range_text()}"
+
+    def _range_text(self) -> str:
+        seen, allowed = range_text(self._seen), range_text(self._allowed)
+        remedy = "start the run with one that holds them, or with null for any finite reward"
+        return f"their rewards are within {seen}, reward_range is {allowed}: {remedy}"

@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from forebay.buffer.groups.ageing import begin_idle, end_idle
-from forebay.buffer.groups.alarm import AlarmCounts
-from forebay.buffer.groups.losses import Losses
+from forebay.buffer.groups.alarm import AlarmCounts, Losses
 from forebay.buffer.groups.ready_queue import ReadyQueue
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.core.group import LIVE, GroupState, check_transition
@@ -133,14 +131,14 @@ class Groups:
         if group.state is not GroupState.OPEN or group.group_id in self.idle or self.is_full(group):
             return False
         self.idle[group.group_id] = group
-        begin_idle(group.row, now_s)
+        group.begin_idle(now_s)
         return True
 
     def set_busy(self, group: SampleGroup, now_s: float) -> bool:
         """It ages again; false if it did all the time."""
         if self.idle.pop(group.group_id, None) is None:
             return False
-        end_idle(group.row, now_s)
+        group.end_idle(now_s)
         self.unscheduled.append(group)
         return True
 
@@ -178,7 +176,7 @@ class Groups:
         self.changed.pop(group.group_id, None)
         self.short_valid.pop(group.group_id, None)
         self.idle.pop(group.group_id, None)
-        end_idle(group.row, now_s)
+        group.end_idle(now_s)
         group.row.closed_s = now_s
         # Those who follow closed groups ask for what came behind the number that they know.
         self.num_closed += 1

@@ -108,6 +108,42 @@ class SampleGroup:
         slot = self.filled.find(0)
         return len(self.filled) if slot < 0 else slot
 
+    # --- its age: neither of its two deadlines comes nearer while its run process says that none of its rollouts is in
+    # flight. All times are in the run's active seconds; what is counted stands in the row, and holds over restarts.
+
+    def begin_idle(self, at_s: float) -> None:
+        """None of its rollouts is in flight from now on."""
+        if self.row.idle_since_s is None:
+            self.row.idle_since_s = at_s
+
+    def end_idle(self, at_s: float) -> None:
+        """It ages again."""
+        row = self.row
+        if row.idle_since_s is not None:
+            row.idle_s, row.timeout_from_s = self.idle_seconds(at_s), self.timeout_from(at_s) or 0.0
+            row.idle_since_s = None
+
+    def idle_seconds(self, until_s: float) -> float:
+        """For how long it has not aged since it opened; ``until_s`` is when it ages again, if it does not now."""
+        return self.row.idle_s + _since(self.row.idle_since_s, until_s)
+
+    def age_s(self, now_s: float, until_s: float) -> float:
+        """How old it is now, as its deadline counts it."""
+        return now_s - self.row.opened_s - self.idle_seconds(min(now_s, until_s))
+
+    def timeout_from(self, until_s: float) -> float | None:
+        """When its last sample came, put off by the time since then in which it did not age; None without a sample."""
+        row = self.row
+        if row.last_sample_s is None:
+            return None
+        counted_from_s = max(row.last_sample_s, row.timeout_from_s)
+        since_s = None if row.idle_since_s is None else max(row.idle_since_s, counted_from_s)
+        return counted_from_s + _since(since_s, until_s)
+
+
+def _since(begun_s: float | None, until_s: float) -> float:
+    return 0.0 if begun_s is None else max(0.0, until_s - begun_s)
+
 
 def _with_forks(samples: Sequence[Sample]) -> list[Sample]:
     forks: dict[tuple[int, str], list[Sample]] = {}

@@ -9,8 +9,8 @@
   ``index_rows.py`` says what its tables hold, ``index_queries.py`` reads them, each time over a connection of its own.
   It can be deleted at any time; ``index_damage.py`` says what counts as damage, and puts a damaged one aside.
 
-Bodies lie in the log only. ``bodies.py`` reads them, neighbours with one call, and ``body_proofs.py`` proves each to be
-what was written; ``send_bodies.py`` sends them, the next ones proved meanwhile. ``removal.py`` writes again what a
+Bodies lie in the log only. ``bodies.py`` reads them, neighbours with one call, and proves each to be what was written;
+``send_bodies.py`` sends them, the next ones proved meanwhile. ``removal.py`` writes again what a
 segment alone tells, before the segment goes for good.
 
 A write passes: ``journal`` → ``log_records`` → ``log_writer`` (queue) → ``log_segments`` → ``log_writer`` → its

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice, stretches
-from forebay.buffer.store.body_proofs import is_marked_whole, is_whole
 from forebay.buffer.store.log_segments import segment_path
 from forebay.core.errors import BodyUnreadable, StorageFailed
 from forebay.core.records.disk_files import BytesLike, Files, ReadFile
-from forebay.core.records.log_records import BODY_CHECKSUM_BYTES
+from forebay.core.records.log_records import BODY_CHECKSUM_BYTES, is_body, is_stored
 from forebay.core.records.rows import Location
 
 INLINE_BYTES = 1 << 20
@@ -180,7 +179,7 @@ class BodyReader:
         """False if only the disk can tell, and must not be asked. Raises ``BodyUnreadable``."""
         for location in unproved:
             region, at = regions[location.segment].find(location.offset)
-            if is_marked_whole(region, at, location):
+            if is_body(region, at, location):
                 continue
             if not may_wait:
                 return False
@@ -276,7 +275,7 @@ def _with_commas(pieces: Sequence[Piece], regions: Regions) -> Iterator[BytesLik
 
 def _check(file: ReadFile, location: Location) -> None:
     """Raise ``BodyUnreadable`` unless the body is what was written."""
-    if not is_whole(file, location):
+    if not is_stored(file, location):
         place = f"bytes {location.offset} to {location.offset + location.length}"
         raise unreadable(location.segment, f"{place} are not what was written")
 

@@ -6,14 +6,14 @@ body, directly before it: whoever knows where a body lies can prove it without i
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from forebay.core.errors import EntryTooLarge, InvalidInput, StorageFailed
-from forebay.core.records.disk_files import BytesLike
+from forebay.core.records.disk_files import BytesLike, ReadFile
 from forebay.core.records.rows import GroupRow, Location, Row, SampleRow
 
 MAGIC = b"\xf5FBR"
@@ -32,6 +32,8 @@ HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
 BODY_CHECKSUM_BYTES = _CHECKSUM.size
 OFFSET_BITS = 40
 """Of an offset within a segment, in the seed of a body's checksum."""
+WINDOW_BYTES = 128 << 10
+"""Of a long body that are looked at together: they stay within the cache of a core, which is five times faster."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _WITH_EPOCH = (SampleRow, GroupRow)
@@ -135,20 +137,45 @@ def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
     return decoder.decode(packed)
 
 
-def body_seed(segment: int, offset: int) -> int:
+def _body_seed(segment: int, offset: int) -> int:
     """What the checksum of a body begins with: one that lies elsewhere does not check."""
     return (segment << OFFSET_BITS | offset) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def body_checksum(body: BytesLike, segment: int, offset: int) -> int:
+def _body_checksum(body: BytesLike, segment: int, offset: int) -> int:
     """XXH3 (64 bits) of a body, and of the place at which it lies."""
-    return xxh3_64_intdigest(body, body_seed(segment, offset))
+    return xxh3_64_intdigest(body, _body_seed(segment, offset))
 
 
-def checksum_before(data: BytesLike, at: int) -> int:
+def _checksum_before(data: BytesLike, at: int) -> int:
     """The checksum that stands before the body at ``at`` in ``data``."""
     found: int = _CHECKSUM.unpack_from(data, at - BODY_CHECKSUM_BYTES)[0]
     return found
+
+
+def is_body(data: memoryview, at: int, location: Location) -> bool:
+    """Whether what lies at ``at`` in ``data``, behind its checksum, is the body of ``location``, bit for bit."""
+    body = data[at : at + location.length]
+    return _checksum_before(data, at) == _body_checksum(body, location.segment, location.offset)
+
+
+def is_stored(file: ReadFile, location: Location) -> bool:
+    """Whether the file of its segment has the body, which may be of any length. Raises ``OSError``."""
+    stored = file.read(location.offset - BODY_CHECKSUM_BYTES, BODY_CHECKSUM_BYTES)
+    made = xxh3_64(seed=_body_seed(location.segment, location.offset))
+    for window in _windows(file, location):
+        made.update(window)
+    return len(stored) == BODY_CHECKSUM_BYTES and _checksum_before(stored, BODY_CHECKSUM_BYTES) == made.intdigest()
+
+
+def _windows(file: ReadFile, location: Location) -> Iterator[memoryview]:
+    """The body, some bytes at a time; as much of it as is there."""
+    buffer = memoryview(bytearray(min(WINDOW_BYTES, location.length)))
+    for at in range(0, location.length, WINDOW_BYTES):
+        window = buffer[: location.length - at]
+        if not file.fill([window], location.offset + at, may_wait=True):
+            return
+        yield window
 
 
 def encode_start(entry: LogEntry, segment: int, offset: int) -> bytes:
@@ -160,7 +187,7 @@ def encode_before(packed: bytes, encoding: int, body: BytesLike, segment: int, o
     """Everything before ``body`` that makes it, and ``packed`` rows, a record at this place."""
     fields = _FIELDS.pack(MAGIC, RECORD_VERSION, encoding, segment, offset, len(packed), len(body))
     body_offset = offset + HEADER_BYTES + len(packed) + BODY_CHECKSUM_BYTES
-    of_body = _CHECKSUM.pack(body_checksum(body, segment, body_offset))
+    of_body = _CHECKSUM.pack(_body_checksum(body, segment, body_offset))
     # Over the place as well: a record copied elsewhere does not check. Of the body only its checksum, which is enough.
     fields += _CHECKSUM.pack(_checksum(fields, packed, of_body))
     return b"".join((fields, _CHECKSUM.pack(_checksum(fields)), packed, of_body))
@@ -205,12 +232,11 @@ def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position
     except msgspec.MsgspecError:
         return None
     body_offset = position.offset + HEADER_BYTES + header.before_body
+    body = Location(position.segment, body_offset, header.body_length)
     # Not by its length: a body may be empty.
     has_body = any(isinstance(row, SampleRow) for row in rows)
-    location = Location(position.segment, body_offset, header.body_length) if has_body else None
     end = Position(position.segment, body_offset + header.body_length)
-    stored, body = checksum_before(payload, header.before_body), memoryview(payload)[header.before_body :]
-    return Record(rows, location, end, stored == body_checksum(body, position.segment, body_offset))
+    return Record(rows, body if has_body else None, end, is_body(memoryview(payload), header.before_body, body))
 
 
 def packed_rows(header: Header, data: BytesLike, payload: BytesLike) -> memoryview | None:

@@ -16,14 +16,14 @@ from forebay.core.records.log_records import (
     JSON,
     MAGIC,
     Position,
-    body_checksum,
-    checksum_before,
     decode_header,
     encode_before,
+    is_body,
     pack,
     packed_rows,
 )
 from forebay.core.records.recording_rows import FileRow
+from forebay.core.records.rows import Location
 
 SEGMENT = 0
 
@@ -99,14 +99,12 @@ class RecordFile:
 
     def body(self, record: FileRecord) -> bytes:
         """The body of a record. Raises ``DamagedRecord``, ``OSError``."""
-        data = self._file.read(record.body_offset - BODY_CHECKSUM_BYTES, BODY_CHECKSUM_BYTES + record.body_length)
-        body = data[BODY_CHECKSUM_BYTES:]
-        is_whole = len(body) == record.body_length
-        if not is_whole or checksum_before(data, BODY_CHECKSUM_BYTES) != body_checksum(
-            body, SEGMENT, record.body_offset
-        ):
+        location = Location(SEGMENT, record.body_offset, record.body_length)
+        data = self._file.read(location.offset - BODY_CHECKSUM_BYTES, BODY_CHECKSUM_BYTES + location.length)
+        is_there = len(data) == BODY_CHECKSUM_BYTES + location.length
+        if not is_there or not is_body(memoryview(data), BODY_CHECKSUM_BYTES, location):
             raise DamagedRecord(record.offset, "the body is not what was written")
-        return body
+        return data[BODY_CHECKSUM_BYTES:]
 
     def _record(self, offset: int, size: int) -> FileRecord | None:
         data = self._file.read(offset, HEADER_BYTES)

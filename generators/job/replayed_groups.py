@@ -13,7 +13,7 @@ from forebay.generators.job.reporter import Reporter
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, rollout_numbers
 from forebay.generators.rollouts.rejudging import Rejudge
 from forebay.generators.rollouts.replayed_samples import ReplayedRollout, placed, recorded_rollouts
-from forebay.replay.sampled_tokens import sampled_tokens
+from forebay.replay.replayed_bodies import sampled_tokens
 
 logger = logging.getLogger(__name__)
 

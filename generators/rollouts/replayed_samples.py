@@ -14,7 +14,7 @@ from forebay.core.records.rows import SampleRow
 from forebay.core.task_row import TaskRow
 from forebay.generators.rollouts.open_group import GroupPlan
 from forebay.replay.group_frames import GroupHead, RecordedBodies
-from forebay.replay.provenance import splice
+from forebay.replay.replayed_bodies import splice
 
 
 class _Names(msgspec.Struct):

@@ -23,7 +23,7 @@ from forebay.core.errors import BodyUnreadable
 from forebay.core.group import GroupState
 from forebay.core.records.rows import GroupRow, SampleRow
 from forebay.core.sample import read_any_sample
-from forebay.replay.provenance import replayed_from, splice, strip
+from forebay.replay.replayed_bodies import replayed_from, splice, strip
 from tests.buffer.buffer_kit import (
     end_process,
     fill,

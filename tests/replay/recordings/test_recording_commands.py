@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from forebay.replay.provenance import splice
 from forebay.replay.recording import Recording
+from forebay.replay.replayed_bodies import splice
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, assert_error, make_group
