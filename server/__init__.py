@@ -11,6 +11,5 @@ for runs, groups and batches; ``runs/`` for what starts and stops; ``tracing/`` 
 keeps the gateway alive. ``hard_stop`` ends the process where something hangs.
 
 What goes out is JSON made by ``views`` and ``errors``, or a batch. A large batch goes from the store straight to the
-socket: ``direct_send``. ``stalled_clients`` ends replies that nobody takes
-any more, so that their leases end too, and requests that stand still when the server is about to end.
+socket: ``direct_send``, which has a reply that stands still broken off, so that its lease ends too.
 """

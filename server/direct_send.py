@@ -1,27 +1,20 @@
-"""The body of a large reply, sent past the framework: from the store straight to the client's socket.
+"""Large replies: sent past the framework, from the store to the client's socket, and broken off where they stall.
 
 Where ``web/http_protocol`` does not know the inside of the uvicorn that is installed, replies take the ordinary way.
 """
 
 import asyncio
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from starlette.types import Scope
 
 from forebay.buffer.store.abc import Outbound, Store
-from forebay.web.http_protocol import ReplyHandle
+from forebay.web.http_protocol import ReplyHandle, connection_of, duplicate
 from forebay.web.replies import BodyPieces, ClientGone, Header, HttpReply
 
 MAX_TURNS = 100
 """So often the event loop gets its turn before a connection that has bytes left to send is left to the framework."""
-
-
-def duplicate(transport: asyncio.Transport) -> socket.socket:
-    """The connection once more, without blocking: the transport may close its own descriptor at any time."""
-    connection: socket.socket = transport.get_extra_info("socket").dup()
-    connection.setblocking(False)
-    return connection
 
 
 class DirectBody(ReplyHandle):
@@ -77,3 +70,24 @@ def direct_reply(
         return last if way is not None and await way.send(store, most, num_bytes - len(last)) else None
 
     return HttpReply(kind, num_bytes, usual, send_most)
+
+
+@contextmanager
+def watched(scope: Scope, patience_s: Callable[[float], float]) -> Iterator[None]:
+    """Within it, a reply that stands still is broken off, and so is one that is left before its end.
+
+    ``patience_s`` is given for how many seconds the reply has stood still, and returns for how many more it may. Does
+    nothing where the server does not bound connections.
+    """
+    connection = connection_of(scope)
+    if connection is None:
+        yield
+        return
+    reply = ReplyHandle(connection)
+    connection.reply_patience_s = patience_s
+    try:
+        yield
+    finally:
+        connection.reply_patience_s = None
+        if not reply.is_complete:  # the client would take the next reply on the connection for the rest of this
+            reply.break_off()

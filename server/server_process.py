@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Self, cast
+from typing import Self
 
 import uvicorn
 import uvloop
@@ -23,9 +23,8 @@ from forebay.core.tasks import TaskSet
 from forebay.server.app import create_app, open_services
 from forebay.server.hard_stop import HardStop
 from forebay.server.services import Services
-from forebay.server.stalled_clients import Connection, end_calls
 from forebay.web.connection_limits import ConnectionLimits
-from forebay.web.http_protocol import http_protocol
+from forebay.web.http_protocol import BoundedProtocol, http_protocol
 from forebay.web.serving import bind, url_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 DRAIN_S = 6
-"""Seconds for the replies that are on their way when the server ends; `end_calls` breaks them off before."""
+"""Seconds for the replies that are on their way when the server ends; `ConnectionSweep.end` breaks them off before."""
 REAP_EVERY_S = 3.0
 MAX_OPEN_FILES = 65_536
 """Enough for every engine call and every reader; no more, since some programs walk through all that they may have."""
@@ -179,9 +178,10 @@ class _Server(uvicorn.Server):
         stopping = asyncio.create_task(self._services.runs.end_processes())
         # Before uvicorn waits for requests to end: a long poll would use up all its patience.
         self._services.buffer.end_waits()
-        ending = asyncio.create_task(end_calls(cast("set[Connection]", self.server_state.connections)))
-        await super().shutdown(sockets)  # waits for requests, and would wait as long for a client that is stuck
-        ending.cancel()
+        protocol = self.config.http_protocol_class
+        if issubclass(protocol, BoundedProtocol):  # else what is stuck is waited for, for ``DRAIN_S``
+            protocol.sweep.end(asyncio.get_running_loop())
+        await super().shutdown(sockets)
         await stopping
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

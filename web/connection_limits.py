@@ -7,6 +7,7 @@ packets they send, and bounds their number as well: the files that a server must
 import asyncio
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
@@ -18,6 +19,10 @@ INTERVAL_S = 1.0
 LINGER_S = 2.0
 """A client that was refused has so long to read why: one that is cut off while it sends would find nothing to read."""
 
+STANDSTILL_S = 1.0
+"""How long a request or a reply may stand still once the server is ending."""
+END_S = 5.0
+"""After this, whatever is still under way is ended, before uvicorn does it with a traceback."""
 NUM_WEIGHED = 64
 """Idle connections of which one is closed where there are too many: to look at all would slow each new one down."""
 
@@ -77,6 +82,8 @@ class SweptConnection(Protocol):
     loop: asyncio.AbstractEventLoop
     has_sent_body: bool
     """Whether a body of its requests was read: keys are asked for before that."""
+    reply_patience_s: Callable[[float], float] | None
+    """For how many more seconds the reply under way may stand still, given for how many it has; else a bound."""
 
     @property
     def waits_for(self) -> str:
@@ -126,6 +133,7 @@ class ConnectionSweep:
         self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
         self._seen: dict[SweptConnection, _Standing | None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at_s: float | None = None
 
     def add(self, connection: SweptConnection) -> None:
         """Look at it from now on. Where there are too many, the oldest that waits for a request is closed, or this one.
@@ -143,12 +151,30 @@ class ConnectionSweep:
         """It has ended."""
         self._seen.pop(connection, None)
 
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The server ends: break off what stands still, and in the end what is still under way."""
+        self._bounds_s = dict.fromkeys(self._bounds_s, STANDSTILL_S)
+        self._interval_s = STANDSTILL_S / 4
+        self._ends_at_s = loop.time() + END_S
+        if self._timer is not None:
+            self._timer.cancel()
+            self._sweep(loop)
+
+    def _left_s(self, connection: SweptConnection, waits_for: str, stood_s: float) -> float:
+        patience_s = connection.reply_patience_s
+        if waits_for == "take" and patience_s is not None and self._ends_at_s is None:
+            return patience_s(stood_s)
+        return self._bounds_s[waits_for] - stood_s
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        now_s = loop.time()
+        now_s, is_ending = loop.time(), self._ends_at_s is not None
+        is_over = self._ends_at_s is not None and now_s >= self._ends_at_s
         for connection, before in list(self._seen.items()):
             waits_for, progress = connection.waits_for, connection.progress
-            if before is None or before[:2] != (waits_for, progress):
+            if is_over:
+                connection.end_wait("take")
+            elif before is None or before[:2] != (waits_for, progress):
                 self._seen[connection] = _Standing(waits_for, progress, now_s)
-            elif waits_for and now_s - before.since_s >= self._bounds_s[waits_for]:
-                connection.end_wait(waits_for)
+            elif waits_for and self._left_s(connection, waits_for, now_s - before.since_s) <= 0:
+                connection.end_wait("take" if is_ending else waits_for)  # at the end, without an answer
         self._timer = loop.call_later(self._interval_s, self._sweep, loop) if self._seen else None

@@ -7,8 +7,12 @@ once which bounds are missing, and uvicorn's own protocol serves.
 import asyncio
 import fcntl
 import logging
+import socket
+import struct
 import sys
 import termios
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 
 import uvicorn
@@ -23,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 EXTENSION = "forebay.connection"
 """Where an ASGI scope has its ``BoundedProtocol``, if it has one."""
+_BYTES_ACKED = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` of Linux' ``tcp_info``."""
 REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 USED = {
     "HttpToolsProtocol": frozenset(
@@ -82,13 +88,6 @@ def connection_of(scope: Scope) -> "BoundedProtocol | None":
     return connection
 
 
-def awaits_body(connection: object) -> bool:
-    """Whether a request has begun on one of uvicorn's connections whose body has not come whole."""
-    # By name, with defaults: it is asked of uvicorn's own protocol as well, whose inside may have changed.
-    cycle = getattr(connection, "cycle", None)
-    return bool(getattr(cycle, "more_body", False)) and not getattr(cycle, "response_complete", True)
-
-
 class PausableFlow(flow_control.FlowControl):
     """uvicorn's, which resumes whenever an app asks for a message; this one may be shut meanwhile."""
 
@@ -129,8 +128,8 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         self.is_late = False
         """The body stood still for too long: whoever reads it is to answer, then the connection is closed."""
         self.has_sent_body = False
-        self.is_watched = False
-        """Somebody else sees to it that the reply is taken in time."""
+        self.reply_patience_s: Callable[[float], float] | None = None
+        """For how many more seconds the reply under way may stand still, given for how many it has; else a bound."""
 
     # --- asyncio's side
 
@@ -141,6 +140,8 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.sweep.discard(self)
+        if self.reply_patience_s is not None:
+            self._shut_down()
         super().connection_lost(exc)
         # What forms circles would stay in memory until a collector comes by, which is seldom.
         self._extensions.clear()
@@ -222,7 +223,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         self._is_in_body = True
         self._left_bytes = _body_length(self.headers)
         self.headers = []  # trailers go nowhere: the app has the other list
-        self.is_awaited = self.is_late = self.is_watched = False
+        self.is_awaited = self.is_late = False
         if self.parser.should_upgrade():  # to a protocol that is not spoken here: whatever follows is no HTTP
             self.cycle.keep_alive = False
             self._is_deaf = True
@@ -280,27 +281,36 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         """Changes while the client goes on with what it owes."""
         if self._is_to_take:
             # The transport alone hears of it only when the kernel has room again: megabytes later.
-            fd = self.transport.get_extra_info("socket").fileno()
-            return self.transport.get_write_buffer_size() + num_bytes_in_kernel(fd)
+            connection = self.transport.get_extra_info("socket")
+            return _num_taken(connection) or self.transport.get_write_buffer_size() + _num_untaken(connection)
         # A head may come byte by byte, and is late all the same.
         return self._num_packets if self._is_in_body else self._num_heads
 
     @property
     def _is_to_take(self) -> bool:
         """Whether all that can go on is that the client takes what was sent."""
-        return self.transport.is_closing() or (self.flow.write_paused and not self.is_watched)
+        if self.transport.is_closing() or self.flow.write_paused:
+            return True
+        # Of a reply that is sent past the transport, the kernel alone knows.
+        return self.reply_patience_s is not None and _num_untaken(self.transport.get_extra_info("socket")) > 0
 
     def end_wait(self, waited_for: str) -> None:
         """The client had all the time that it has for this."""
         if waited_for == "head":
             self._refuse(RequestStalled("the headers of a request did not come whole", "head_timeout_s"))
         elif waited_for in ("end", "take"):
+            self._shut_down()
             self.transport.abort()
         elif waited_for == "body" and not self.cycle.response_complete:
             self.is_late = True
             self.cycle.message_event.set()
         else:
             self.transport.close()
+
+    def _shut_down(self) -> None:
+        """Let a thread that sends past the transport, on a descriptor of its own, get an error."""
+        with suppress(OSError), duplicate(self.transport) as connection:  # it may have ended already
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, error: ForebayError) -> None:
         """Answer before there is a request, and listen no more."""
@@ -322,13 +332,26 @@ def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
     return 0
 
 
-def num_bytes_in_kernel(fd: int) -> int:
-    """What was sent over a socket and its other side has not taken."""
-    return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+def duplicate(transport: asyncio.Transport) -> socket.socket:
+    """The connection once more, without blocking: the transport may close its own descriptor at any time."""
+    connection: socket.socket = transport.get_extra_info("socket").dup()
+    connection.setblocking(False)
+    return connection
+
+
+def _num_taken(connection: socket.socket) -> int:
+    """How many bytes the other side has taken so far; 0 where the kernel does not count."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+    return int(_BYTES_ACKED.unpack(info)[0]) if len(info) == _BYTES_ACKED.size else 0
+
+
+def _num_untaken(connection: socket.socket) -> int:
+    """How many bytes were given to the kernel that the other side has not taken."""
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 class ReplyHandle:
-    """One request whose reply has been started, for those who send past the framework, or watch."""
+    """One request whose reply is under way, for those who send past the framework, or break it off."""
 
     __slots__ = ("_cycle",)
 
@@ -360,7 +383,9 @@ class ReplyHandle:
         """uvicorn counts what it sends itself against the announced length, and would miss these bytes."""
         self._cycle.expected_content_length -= num_bytes
 
-    def note_disconnect(self) -> None:
-        """The client's connection was ended here: else uvicorn would log the missing rest as an error of the app's."""
+    def break_off(self) -> None:
+        """End the connection in the middle of the reply."""
+        # Else uvicorn would log the missing rest as an error of the app's.
         self._cycle.disconnected = True
         self._cycle.message_event.set()
+        self.transport.abort()

@@ -149,8 +149,7 @@ def break_off(scope: Scope) -> None:
     reply = ReplyHandle.of(scope)
     if reply is None:
         raise ConnectionResetError("the recorded reply ends here")
-    reply.note_disconnect()
-    reply.transport.abort()
+    reply.break_off()
 
 
 def is_refusal(status: int) -> bool:

@@ -16,10 +16,9 @@ from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
-from forebay.server.direct_send import direct_body, direct_reply
+from forebay.server.direct_send import direct_body, direct_reply, watched
 from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
-from forebay.server.stalled_clients import watched
 from forebay.server.tracing.read_records import TracedRead
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply, until_gone
 from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, parse
@@ -94,7 +93,7 @@ class BatchRoute(SampleRoute):
             reply = await self.reply(call, batch)
             has_begun = True
             read.begins(reply.num_bytes)
-            with watched(call.scope, client, partial(delivery.leases.patience_s, batch.batch_id)):
+            with watched(call.scope, partial(delivery.leases.patience_s, batch.batch_id)):
                 has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
         except StorageFailed as error:
             await delivery.broken(batch, error)
