@@ -11,7 +11,7 @@ In the child, ``plugin_loading`` fills a ``manager`` with the installed plugins,
 binds functions as slime knows them) and the defaults; ``group_sequence`` asks it, in the order of a read; what is
 answered goes through ``answer_checks``. ``contract`` decides which of slime's two sets of functions a file follows,
 ``check`` what can be known of its hooks without calling any. ``advantages`` is the arithmetic of normalising and
-padding. ``notifier`` queues what plugins are notified of.
+padding.
 
 A hook that raises, hangs or dies costs its group (``HookFailed``, with the traceback), never the server.
 """

@@ -1,13 +1,16 @@
 """What the buffer holds: the hooks of one run, wherever they are answered."""
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
 import msgspec
 
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, HookFailed
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.processes.child_link import MAX_MESSAGE_BYTES
 from forebay.hooks import answer_checks, defaults, group_sequence, host_messages
@@ -15,15 +18,17 @@ from forebay.hooks.contract import ContractChoice
 from forebay.hooks.host_client import HostClient
 from forebay.hooks.host_output import LIMIT_BYTES
 from forebay.hooks.manager import BUILT_IN
-from forebay.hooks.notifier import Notifier
 from forebay.hooks.plugin_loading import installed_plugins
 from forebay.hooks.specs import CONTRACT_HOOKS, NOTIFICATIONS, READ_HOOKS
 from forebay.hooks.types import Contract, Event, HookInput, Processed, Sizes, Stage, Verdict
 
 _GROUP_HOOKS = ("is_valid_group", *CONTRACT_HOOKS["A"], *CONTRACT_HOOKS["B"])
 _NOTIFY_GRACE_S = 5.0
+_MAX_NOTIFICATIONS = 1_000
 _MAX_META_BYTES = 16 << 20
 """Of meta info as JSON, which is decoded in one piece on the loop."""
+
+logger = logging.getLogger(__name__)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -187,6 +192,54 @@ class HookRunner:
     def _expected(self, hook: str) -> list[str]:
         file = [f"file {self._file.name}"] if self._file is not None and hook in self._user_hooks else []
         return file + ([BUILT_IN] if hook in READ_HOOKS else [])
+
+
+class Notifier:
+    """Passes events on, in order, from a bounded queue, so that whoever reports an event never waits.
+
+    What finds the queue full is dropped, and that is logged.
+    """
+
+    def __init__(self, deliver: Callable[[str, bytes], Awaitable[None]]) -> None:
+        self._deliver = deliver
+        self._waiting: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_MAX_NOTIFICATIONS)
+        self._num_dropped = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, event: str, payload: dict[str, Any]) -> None:
+        """Queue an event; ``payload`` values that are not JSON go as their ``str``. Needs a running event loop."""
+        if self._task is None:  # only now: of thousands of runs, few have anything to deliver
+            self._task = asyncio.create_task(self._run())
+        try:
+            self._waiting.put_nowait((event, json.dumps(payload, default=str).encode()))
+        except asyncio.QueueFull:
+            self._num_dropped += 1
+            # Once: the log would fill as fast as the queue did. Their number is logged at the end.
+            if self._num_dropped == 1:
+                logger.warning("plugins are slower than events come: notifications are being dropped")
+        except Exception:  # a notification must not break what it reports, whatever the payload
+            logger.exception("notification %s could not be encoded", event)
+
+    async def close(self, grace_s: float) -> None:
+        """Deliver what is queued, for at most ``grace_s`` seconds, and stop."""
+        if self._task is None:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), grace_s)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._num_dropped:
+            logger.warning("%d notifications were dropped", self._num_dropped)
+
+    async def _run(self) -> None:
+        while True:
+            event, payload = await self._waiting.get()
+            try:
+                await self._deliver(event, payload)
+            except HookFailed as error:
+                logger.warning("%s\n%s", error, error.traceback)
+            finally:
+                self._waiting.task_done()
 
 
 def _needs_bodies(hello: host_messages.Hello) -> bool:

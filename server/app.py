@@ -17,7 +17,6 @@ from forebay.buffer.store.memory import MemoryStore
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.server.auth import Guard, RunKeys
-from forebay.server.engine_pause_records import PauseMarks
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
@@ -161,7 +160,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             Retention(buffer, settings.max_journal_bytes, replay_bytes=settings.replay_bytes)
         )
         await stack.enter_async_context(CodeCopies(buffer, folders))
-        pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", PauseMarks(buffer)))
+        pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", buffer))
         yield Services(
             settings=settings,
             buffer=buffer,

@@ -1,20 +1,13 @@
-"""Which engines this server has paused: on the disk, so that its next life lets them go on, and in the buffer.
-
-A paused run's deadlines do not count there.
-"""
+"""Which engines this server has paused, on the disk: its next life lets them continue."""
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from forebay.buffer.buffer import Buffer
-from forebay.core.errors import RunNotFound
 from forebay.core.files import sync_directory, write_durably
-from forebay.core.run import Run
 from forebay.core.weight_versions import PauseMode
 
 logger = logging.getLogger(__name__)
@@ -71,28 +64,3 @@ def _read(path: Path) -> PauseRecord | None:
     except (OSError, msgspec.DecodeError) as error:
         logger.warning("%s cannot be read, the engines that it names may stand still: %s", path, error)
         return None
-
-
-class PauseMarks:
-    """What the buffer's runs say about pauses."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-
-    def marked(self) -> list[str]:
-        """The ids of the runs that are marked as paused, by an earlier life of the server perhaps."""
-        return [entry.run.run_id for entry in self._buffer.entries if entry.run.is_paused]
-
-    async def mark(self, run_id: str, is_paused: Callable[[], bool]) -> None:
-        """Write down whether the run is paused, as it then is. Waits out a full disk."""
-
-        def change(run: Run) -> None:
-            before, run.is_paused = run.is_paused, is_paused()
-            if run.is_paused != before:
-                what: Literal["paused", "resumed"] = "paused" if run.is_paused else "resumed"
-                self._buffer.get(run_id).buffer.changes.weights_changed(what)
-
-        try:
-            await self._buffer.update(run_id, change)
-        except RunNotFound:
-            logger.warning("the engines of run %s are paused, which the buffer does not know", run_id)

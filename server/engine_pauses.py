@@ -7,19 +7,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
+from forebay.buffer.buffer import Buffer
 from forebay.core.addresses import engine_urls
 from forebay.core.clock import Clock, SystemClock
-from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, StorageFailed
+from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, RunNotFound, StorageFailed
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import Loaded, PauseMode
 from forebay.engines import weight_updates
 from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
-from forebay.server.engine_pause_records import Kind, PauseMarks, PauseRecord, PauseRecords
+from forebay.server.engine_pause_records import Kind, PauseRecord, PauseRecords
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,9 @@ class EnginePauses:
     trainer does not come back.
     """
 
-    def __init__(self, folder: Path, marks: PauseMarks, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, buffer: Buffer, clock: Clock | None = None) -> None:
         self._records = PauseRecords(folder)
-        self._marks = marks
+        self._buffer = buffer
         self._paused_runs: set[str] = set()
         """Those whose engines stand still."""
         self._clock = clock or SystemClock()
@@ -89,8 +90,8 @@ class EnginePauses:
                 self._begin_pause(record)
             else:
                 self._expired[record.run_id] = record
-        for run_id in self._marks.marked():
-            self._mark(run_id, is_paused=run_id in self._for_trainers)
+        for run in [entry.run for entry in self._buffer.entries if entry.run.is_paused]:
+            self._mark(run.run_id, is_paused=run.run_id in self._for_trainers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -308,4 +309,18 @@ class EnginePauses:
         else:
             self._paused_runs.discard(run_id)
         # Not waited for: engines that are to go on must not wait for a disk.
-        self._tasks.start(self._marks.mark(run_id, lambda: run_id in self._paused_runs))
+        self._tasks.start(self._write_mark(run_id))
+
+    async def _write_mark(self, run_id: str) -> None:
+        """Note in the buffer whether the run is paused then: its deadlines go by that. Waits out a full disk."""
+
+        def change(run: Run) -> None:
+            before, run.is_paused = run.is_paused, run_id in self._paused_runs
+            if run.is_paused != before:
+                what: Literal["paused", "resumed"] = "paused" if run.is_paused else "resumed"
+                self._buffer.get(run_id).buffer.changes.weights_changed(what)
+
+        try:
+            await self._buffer.update(run_id, change)
+        except RunNotFound:
+            logger.warning("the engines of run %s are paused, which the buffer does not know", run_id)

@@ -200,7 +200,7 @@ DEFINES_A_FORMAT = {
 """Modules that pack, pickle or connect to SQLite, and for what."""
 READS_TRACES = {
     "server/routes/exports.py": "lines as they are",
-    "server/tracing/trace_tail.py": "sums for /metrics, of two kinds of lines",
+    "server/tracing/trace_upkeep.py": "sums for /metrics, of two kinds of lines",
     "telemetry/trace_db.py": "everything: reports, exports, the simulator",
     "telemetry/tracing/read_trace.py": "defines the lines",
     "workers/scheduling/history.py": "summaries alone, of gigabytes of spans",

@@ -37,8 +37,7 @@ from forebay.client.model import (
     WeightUpdate,
     batch_ids,
 )
-from forebay.client.trainer.open_reads import Reads
-from forebay.client.trainer.uncheckpointed_leases import UncheckpointedLeases
+from forebay.client.trainer.leases import Reads, UncheckpointedLeases
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.safetensors_format import TENSORS_TYPE, blob_json, is_blob
 from forebay.core.waiting import Deadline

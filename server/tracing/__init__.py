@@ -5,5 +5,5 @@ polls of a wait; what becomes of a run's process, by ``runs/records``. ``run_tra
 what other processes are told that record. Nothing is recorded for a sample, and nothing is written in the loop.
 
 Out: ``trace_upkeep`` keeps the files of each run to their budget and closes those of runs that are over, from time to
-time and in a thread; ``trace_tail`` adds up for ``/metrics`` what the processes of runs have written.
+time and in a thread, and adds up for ``/metrics`` what the processes of runs have written.
 """

@@ -10,8 +10,8 @@ from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Lost, Pa
 from forebay.client.calls.transport import Transport
 from forebay.client.errors import ClientClosed, error_of, make_error
 from forebay.client.sample_writer.outbox import Outbox, WriteLimits
+from forebay.client.trainer.leases import UncheckpointedLeases
 from forebay.client.trainer.requests import Reading, Wanted
-from forebay.client.trainer.uncheckpointed_leases import UncheckpointedLeases
 from forebay.core import errors
 from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError
