@@ -51,7 +51,7 @@ class Unpacked(NamedTuple):
     json: memoryview
 
 
-class Places(msgspec.Struct, frozen=True, gc=False):
+class FieldOffsets(msgspec.Struct, frozen=True, gc=False):
     """Where the pieces of a binary sample begin. Its tokens do at ``HEAD_BYTES``."""
 
     num_tokens: int
@@ -85,7 +85,7 @@ def is_binary(body: BytesLike) -> bool:
 
 
 def head_of(body: BytesLike) -> bytes:
-    """The head of a binary sample, from which ``read_places`` reads; b"" for a JSON body."""
+    """The head of a binary sample, from which ``read_offsets`` reads; b"" for a JSON body."""
     return bytes(body[:HEAD_BYTES]) if is_binary(body) else b""
 
 
@@ -99,20 +99,20 @@ def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: b
 
 def unpack(body: BytesLike) -> Unpacked:
     """The pieces of a binary sample, as views of it. Raises ``InvalidInput`` if it is too short."""
-    places = read_places(body)
+    offsets = read_offsets(body)
     # The arrays lie one behind the other: where the JSON begins within the body, all of them end in it.
-    if places.json > len(body):
-        raise InvalidInput(f"a binary sample of {len(body)} bytes has arrays up to byte {places.json}", field="body")
+    if offsets.json > len(body):
+        raise InvalidInput(f"a binary sample of {len(body)} bytes has arrays up to byte {offsets.json}", field="body")
     view = memoryview(body)
     return Unpacked(
-        view[HEAD_BYTES : places.logprobs],
-        view[places.logprobs : places.loss_mask] if places.has_logprobs else None,
-        view[places.loss_mask : places.json] if places.has_loss_mask else None,
-        view[places.json :],
+        view[HEAD_BYTES : offsets.logprobs],
+        view[offsets.logprobs : offsets.loss_mask] if offsets.has_logprobs else None,
+        view[offsets.loss_mask : offsets.json] if offsets.has_loss_mask else None,
+        view[offsets.json :],
     )
 
 
-def read_places(head: BytesLike) -> Places:
+def read_offsets(head: BytesLike) -> FieldOffsets:
     """Where the pieces of a binary sample lie, by its first ``HEAD_BYTES``. Raises ``InvalidInput``."""
     try:
         _, num_tokens, num_logprobs, num_masked = _HEAD.unpack_from(head)
@@ -123,7 +123,7 @@ def read_places(head: BytesLike) -> Places:
     logprobs = HEAD_BYTES + 4 * num_tokens
     loss_mask = logprobs + (0 if num_logprobs == ABSENT else 4 * num_logprobs)
     json = loss_mask + (0 if num_masked == ABSENT else num_masked)
-    return Places(num_tokens, logprobs, loss_mask, json, num_logprobs != ABSENT, num_masked != ABSENT)
+    return FieldOffsets(num_tokens, logprobs, loss_mask, json, num_logprobs != ABSENT, num_masked != ABSENT)
 
 
 def check_arrays(sample: Unpacked) -> None:

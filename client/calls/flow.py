@@ -94,9 +94,9 @@ class Lost:
     retry_after_s = None
 
 
-Wish: TypeAlias = Call | Pause | Work
-Flow: TypeAlias = Generator[Wish, Any, T]
-"""Is sent what came of each wish; returns a ``T``."""
+Effect: TypeAlias = Call | Pause | Work
+Flow: TypeAlias = Generator[Effect, Any, T]
+"""Is sent the result of each effect; returns a ``T``."""
 
 
 def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[ServerReply]:

@@ -42,7 +42,7 @@ class Transport:
 
     def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
         """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
-        return drive(flow, self.ask, pause or (lambda wish: self._connections.pause(wish.seconds)))
+        return drive(flow, self.ask, pause or (lambda effect: self._connections.pause(effect.seconds)))
 
     def ask(self, call: Call) -> ServerReply | Lost:
         """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
@@ -133,14 +133,14 @@ def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Calla
     answer: Any = None
     try:
         while True:
-            wish = flow.send(answer)
-            match wish:
+            effect = flow.send(answer)
+            match effect:
                 case Call():
-                    answer = ask(wish)
+                    answer = ask(effect)
                 case Pause():
-                    answer = pause(wish)
+                    answer = pause(effect)
                 case Work():
-                    answer = wish.function()
+                    answer = effect.function()
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -154,14 +154,14 @@ async def _drive_awaited(
     answer: Any = None
     try:
         while True:
-            wish = flow.send(answer)
-            match wish:
+            effect = flow.send(answer)
+            match effect:
                 case Call():
-                    answer = await ask(wish)
+                    answer = await ask(effect)
                 case Pause():
-                    answer = await pause(wish)
+                    answer = await pause(effect)
                 case Work():
-                    answer = await asyncio.to_thread(wish.function)
+                    answer = await asyncio.to_thread(effect.function)
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -14,7 +14,7 @@ from forebay.buffer.reads.reply_rows import Planned, ReplyRows
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store, stretches
 from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
-from forebay.core.binary_sample import HEAD_BYTES, Places, as_json, is_binary, read_places
+from forebay.core.binary_sample import HEAD_BYTES, FieldOffsets, as_json, is_binary, read_offsets
 from forebay.core.records.rows import Location
 from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
@@ -127,10 +127,10 @@ async def stored_blob(
     if len(locations) < len(planned):
         return None
     # The JSON lies behind the arrays: one read for all of them, however large the arrays are.
-    places = [read_places(each.sample.head or b"") for each in planned if each.sample is not None]
-    texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, places, strict=True)])
+    offsets = [read_offsets(each.sample.head or b"") for each in planned if each.sample is not None]
+    texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, offsets, strict=True)])
     lengths = _response_lengths(texts)
-    rows = [_row(*each) for each in zip(planned, locations, places, texts, lengths, strict=True)]
+    rows = [_row(*each) for each in zip(planned, locations, offsets, texts, lengths, strict=True)]
     return make_blob(rows, group_sizes, head, tail)
 
 
@@ -141,17 +141,17 @@ def _location(planned: Planned) -> Location | None:
     return sample.location if sample is not None and is_plain else None
 
 
-def _row(planned: Planned, at: Location, places: Places, text: bytes, response_length: Any) -> TokenRow[Slice]:
+def _row(planned: Planned, at: Location, offsets: FieldOffsets, text: bytes, response_length: Any) -> TokenRow[Slice]:
     sample, row = planned.sample, planned.row
     assert sample is not None
     assert sample.row.reward_span is not None
     start, end = sample.row.reward_span
     # The span counts from the beginning of the body, and ``text`` is its JSON alone.
-    rest = text[: start - places.json] + rewards_text(row.reward, row.raw_reward) + text[end - places.json :]
+    rest = text[: start - offsets.json] + rewards_text(row.reward, row.raw_reward) + text[end - offsets.json :]
     return make_row(
-        Stretch(places.num_tokens, _proved(at, HEAD_BYTES, places.logprobs)),
-        _stretch(at, places.logprobs, places.loss_mask, 4) if places.has_logprobs else None,
-        _stretch(at, places.loss_mask, places.json, 1) if places.has_loss_mask else None,
+        Stretch(offsets.num_tokens, _proved(at, HEAD_BYTES, offsets.logprobs)),
+        _stretch(at, offsets.logprobs, offsets.loss_mask, 4) if offsets.has_logprobs else None,
+        _stretch(at, offsets.loss_mask, offsets.json, 1) if offsets.has_loss_mask else None,
         rest,
         Numbers(row.reward, row.raw_reward, response_length, sample.row.oldest_version),
     )
