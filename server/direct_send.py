@@ -49,11 +49,6 @@ class DirectBody(ReplyHandle):
         return False
 
 
-def direct_body(scope: Scope) -> DirectBody | None:
-    """The way past the framework, if the server that called the app has one."""
-    return DirectBody.of(scope)
-
-
 def direct_reply(
     scope: Scope, kind: Header, store: Store, pieces: Sequence[Outbound], num_bytes: int, usual: BodyPieces
 ) -> HttpReply:
@@ -66,7 +61,7 @@ def direct_reply(
     assert isinstance(last, bytes)
 
     async def send_most() -> bytes | None:
-        way = direct_body(scope)
+        way = DirectBody.of(scope)
         return last if way is not None and await way.send(store, most, num_bytes - len(last)) else None
 
     return HttpReply(kind, num_bytes, usual, send_most)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,14 +18,6 @@ T = TypeVar("T")
 
 # Shorter than a call's own: a machine that is gone refuses nothing, and a long poll would wait for it as for an answer.
 CONNECT_TIMEOUT_S = 10.0
-
-
-class ByteSink(Protocol):
-    """What a long reply is written to: a binary file is one."""
-
-    def write(self, piece: bytes, /) -> object:
-        """Take the next bytes."""
-        ...
 
 
 class Transport:
@@ -57,15 +49,15 @@ class Transport:
             self._connections.check()
         return reply
 
-    def save(self, call: Call, file: ByteSink) -> ServerReply | Lost:
-        """Make ``call`` once and write the body of a success to ``file`` as it comes; the reply then has none."""
+    def save(self, call: Call, write: Callable[[bytes], object]) -> ServerReply | Lost:
+        """Make ``call`` once and give ``write`` the body of a success as it comes; the reply then has none."""
         try:
             with self._http.stream(call.method, call.path, **_request(call)) as response:
                 if not response.is_success:
                     response.read()
                     return _reply(response)
                 for piece in response.iter_bytes():
-                    file.write(piece)
+                    write(piece)
                 return ServerReply(response.status_code, response.headers, b"")
         except httpx.RequestError as error:
             return _lost(error)

@@ -1,8 +1,8 @@
 """Tokens of samples as slime wants them: prompt and response in one list, masks and logprobs of the response alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forebay.client.model import Batch, Row
 from forebay.client.tensors import collate, numpy_arrays
@@ -11,12 +11,6 @@ from forebay.core.errors import InvalidInput, MissingExtra
 
 if TYPE_CHECKING:
     import numpy
-
-
-class TokenizerSource(Protocol):
-    """Gives the tokenizer when a sample came without tokens."""
-
-    def __call__(self) -> Tokenizer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +65,13 @@ def arrays_of_row(row: Row) -> Arrays:
     return Arrays(made["tokens"], made["loss_mask"], made["logprobs"], length)
 
 
-def tokens_of(row: Row, arrays: Arrays, tokenizer: TokenizerSource) -> Tokens:
+def tokens_of(row: Row, arrays: Arrays, load_tokenizer: Callable[[], Tokenizer]) -> Tokens:
     """A sample's tokens; made of its messages where it has none. Raises ``InvalidInput`` if slime cannot use them."""
     if len(arrays.ids):
         return _split(arrays)
     if row.get("tokens"):  # there are some, of a kind that is no array: others in their place would train on untruths
         raise InvalidInput("its token arrays cannot be used", field="tokens")
-    return _retokenized(row["messages"], tokenizer())
+    return _retokenized(row["messages"], load_tokenizer())
 
 
 def _split(arrays: Arrays) -> Tokens:

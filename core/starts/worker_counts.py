@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator
 
 from forebay.core.errors import InvalidInput
+from forebay.core.fields import problem_text
 
 BackendName = Literal["inline", "processes", "ray"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
@@ -44,6 +45,5 @@ WorkerCounts = Annotated[list[int], BeforeValidator(_read_counts)]
 def wrong_workers(problem: Mapping[str, Any]) -> InvalidInput:
     """What is wrong with either of the fields, as pydantic says it."""
     field = str(problem["loc"][0])
-    text = str(problem["msg"]).removeprefix("Value error, ")
     given = repr(problem.get("input"))[:100]
-    return InvalidInput(f"{field}: {text}, got {given}", hint=HINTS[field], field=field)
+    return InvalidInput(f"{field}: {problem_text(problem)}, got {given}", hint=HINTS[field], field=field)

@@ -4,7 +4,7 @@
 wrong input, 1 for what the server or the machine refuses. Each command stands in the module that is named after it
 (``serve_commands``, ``start_command``, ``run_commands``, ``gc_command``, ``generator_commands``, ``profile_command``,
 ``simulate_command``, ``trace_commands``, ``compare/``, ``demo/``, ``recordings/``): it reads its flags
-(``options.py``), asks the server (``client.py``, over ``client/calls``; ``run_lookup.py`` finds the run that is meant)
+(``options.py``), asks the server (``client.py``, over ``client/calls``, which finds the run that is meant, too)
 where it has to, and shows the answer (``output.py``; ``run_facts.py`` for a run, ``progress.py`` for one that goes on,
 ``profile_summary.py`` for where its time went, ``simulate_summary.py`` for other schedulers) as a table for people or,
 with ``--json``, as it came. Commands about a log find it with ``trace_source.py``, which fetches what

@@ -1,16 +1,20 @@
 """The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
 
 import json
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
-from forebay.core.errors import ForebayError, InvalidInput
-from forebay.server.cli.run_lookup import pick_run
+from forebay.core.errors import ForebayError, InvalidInput, RunNotFound
 
 if TYPE_CHECKING:
     from forebay.client.calls.flow import Call, Lost, ServerReply
-    from forebay.client.calls.transport import ByteSink
 
 JSON_BODY = {"Content-Type": "application/json"}
+MAX_CANDIDATES = 20
+"""How many runs an error lists that could be meant."""
+
+View = dict[str, Any]
 
 
 class NoServer(ForebayError, ConnectionError):
@@ -54,12 +58,12 @@ class ServerClient:
 
         return self._ask(Call("DELETE", path))
 
-    def save(self, path: str, file: "ByteSink") -> None:
-        """Write the reply to a GET, which may be long, to ``file``."""
+    def save(self, path: str, write: Callable[[bytes], object]) -> None:
+        """Give ``write`` the reply to a GET, which may be long, as it comes."""
         from forebay.client.calls.flow import Call, decoded
 
         call = Call("GET", path)
-        reply = self._answered(self._transport.save(call, file))
+        reply = self._answered(self._transport.save(call, write))
         if reply.is_success:
             return
         try:
@@ -106,6 +110,40 @@ class ServerClient:
     def _as_refusal(error: ForebayError, status: int) -> ForebayError:
         # As what the server calls it, InvalidInput say, it would end the command like a wrong flag.
         return ForebayError(error.message, hint="pass --token, or set FOREBAY_TOKEN" if status == 401 else error.hint)
+
+
+def pick_run(views: Sequence[View], given: str) -> View:
+    """The one of ``views`` (oldest first) that ``given`` names.
+
+    That is the run with this id; else the newest of this name; else the only one that has an id or a name which begins
+    so, where several runs of one name are its newest. Raises ``InvalidInput`` if ``given`` is empty or begins several,
+    ``RunNotFound`` if it begins none.
+    """
+    if not given:
+        raise InvalidInput("RUN is empty", hint="give a run's id or name; `forebay status` lists them")
+    by_id = {view["run_id"]: view for view in views}
+    by_name = {view["name"]: view for view in views}  # of several under one name the newest stays
+    for exact in (by_id, by_name):
+        if given in exact:
+            return exact[given]
+    begun = {
+        view["run_id"]: view for known in (by_id, by_name) for text, view in known.items() if text.startswith(given)
+    }
+    if not begun:
+        near = get_close_matches(given, [text for text in (*by_id, *by_name) if text], n=3)
+        meant = f"do you mean {' or '.join(near)}? " if near else ""
+        message = f"the server knows no run {given!r}"
+        raise RunNotFound(given, message=message, hint=f"{meant}`forebay status` lists the runs")
+    if len(begun) > 1:
+        hint = "give more of the id, or the whole name"
+        raise InvalidInput(f"{given!r} could be any of {_listed(list(begun.values()))}", hint=hint)
+    return next(iter(begun.values()))
+
+
+def _listed(views: Sequence[View]) -> str:
+    lines = [f"  {view['run_id']}  {view['name'] or '-'}  {view['task_type']}" for view in views[-MAX_CANDIDATES:]]
+    num_left = len(views) - len(lines)
+    return "\n".join([f"{len(views)} runs:", *lines, *([f"  and {num_left} older ones"] if num_left else [])])
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -18,8 +18,7 @@ from typing import Annotated
 import typer
 
 from forebay.core.errors import ForebayError, InvalidInput, RunNotFound
-from forebay.server.cli.client import NoServer, ServerClient
-from forebay.server.cli.run_lookup import MAX_CANDIDATES
+from forebay.server.cli.client import MAX_CANDIDATES, NoServer, ServerClient
 from forebay.telemetry.tracing.read_trace import find_trace
 
 _PUBLISHED = "step_*/worker_*.jsonl"
@@ -121,7 +120,7 @@ def _download(server: ServerClient, run_id: str, folder: Path) -> None:
     Raises what the server says, ``NoServer`` if no server answers.
     """
     with (folder / "trace.jsonl").open("wb") as file:
-        server.save(f"/v1/runs/{run_id}/trace", file)
+        server.save(f"/v1/runs/{run_id}/trace", file.write)
 
 
 def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> ForebayError:

@@ -16,7 +16,7 @@ from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
-from forebay.server.direct_send import direct_body, direct_reply, watched
+from forebay.server.direct_send import DirectBody, direct_reply, watched
 from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
 from forebay.server.tracing.read_records import TracedRead
@@ -112,7 +112,7 @@ class BatchRoute(SampleRoute):
         """The reply with the batch in it."""
         rows, frame = batch.rows, self.frame(batch)
         # Rows that a hook has finished, or whose arrays must become lists, do not lie in the store as they go out.
-        may_be_direct = direct_body(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
+        may_be_direct = DirectBody.of(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
             # What is wrong with the first ones is answered; a reply that has begun can only be broken off.

@@ -13,7 +13,7 @@ from fcntl import ioctl
 import pytest
 
 from forebay.core.errors import InvalidInput
-from forebay.server.cli.run_lookup import pick_run
+from forebay.server.cli.client import pick_run
 from tests.cli.conftest import Forebay
 from tests.kit import Json, NativeRun, ServerProcess, make_group
 

@@ -25,7 +25,7 @@ def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> E
     with NewRecording(path) as new:
         run_id = server.find_run(run)["run_id"]
         asked = f"?{urlencode({'steps': steps})}" if steps else ""
-        server.save(f"/v1/runs/{run_id}/recording{asked}", new)
+        server.save(f"/v1/runs/{run_id}/recording{asked}", new.write)
     return new.made
 
 
