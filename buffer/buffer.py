@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +15,11 @@ from forebay.buffer.evicted_rows import REMEMBERED_SAMPLES
 from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.reads.delivery import Delivery
 from forebay.buffer.reads.judging import GroupJudge
-from forebay.buffer.restore import load_run, read_back, side_by_side
-from forebay.buffer.resume import apply, book, complete_instances, covers, num_beyond, reconcile
+from forebay.buffer.restore import load_run, side_by_side
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
 from forebay.buffer.store.abc import Store
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EntryTooLarge, RunNotFound, StorageFailed
-from forebay.core.ids import InstanceId
 from forebay.core.records.rows import RunRow
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
@@ -233,54 +231,6 @@ class Buffer:
                 if buffer is self.get(run_id).buffer:
                     yield buffer
                     return
-
-    # --- resuming
-
-    def covers(self, entry: LiveRun, listed: Sequence[InstanceId]) -> bool:
-        """Whether the run knows every id of a trainer's list, as often as it is listed."""
-        return covers(entry.buffer.groups, entry.run.start.first_listed, listed)
-
-    def num_beyond(self, entry: LiveRun, listed: Sequence[InstanceId]) -> int:
-        """How many ids the run has reported beyond a trainer's list."""
-        return num_beyond(entry.buffer.groups, entry.run.start.first_listed, listed)
-
-    async def check_bodies(self, entry: LiveRun, listed: Sequence[InstanceId]) -> None:
-        """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
-        groups, first_listed = entry.buffer.groups, entry.run.start.first_listed
-        async with entry.buffer.gone.everything():
-            await read_back(entry.buffer, lambda: reconcile(groups, first_listed, listed).redeliver)
-
-    async def reconcile(self, entry: LiveRun, listed: Sequence[InstanceId]) -> None:
-        """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
-
-        If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
-        """
-        buffer, leases = entry.buffer, entry.delivery.leases
-        async with buffer.lock, buffer.gone.everything():
-            buffer.check_storage()
-            first_listed = entry.run.start.first_listed
-            lost = await read_back(buffer, lambda: reconcile(buffer.groups, first_listed, listed).redeliver)
-            # From here on nothing waits until the last change is made: an ack must not come in between.
-            leases.forget()
-            result = reconcile(buffer.groups, first_listed, listed)
-            apply(result, buffer.groups, lost, buffer.active.now_s())
-            batches = buffer.batches.follow_resume(
-                {g.group_id for g in result.redeliver}, "its trainer came back without it"
-            )
-            batches += book(result, buffer.batches, buffer.wall())
-            if result.redeliver:
-                entry.run.weight_version = None
-            entry.run.start = entry.run.start.skipping(result.base_skip)
-            buffer.groups.adopt(entry.run.settings, result.base_skip)
-            entry.run.has_delivered = False
-            await buffer.record(*(group.row for group in result.changed), *batches, *buffer.run_rows())
-        buffer.news.notify()
-
-    async def skip_instance_ids(self, run_id: str) -> list[InstanceId]:
-        """What another process of this run must not generate, as a multiset."""
-        entry = self.get(run_id)
-        async with entry.buffer.gone.everything():
-            return [*entry.run.base_skip, *complete_instances(entry.buffer.groups)]
 
     def end_waits(self) -> None:
         """Answer those who wait for groups or room, now and from now on: the server is about to end."""

@@ -1,12 +1,18 @@
-"""Which run a trainer's list of finished ids belongs to, and what becomes of its groups. Pure."""
+"""Which run a trainer's list of finished ids belongs to, and what becomes of its groups.
+
+What is looked at are all groups of the run: hold them in memory meanwhile (``buffer.gone.everything()``).
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forebay.buffer.batches import Batches
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
+from forebay.buffer.leases.leases import Leases
+from forebay.buffer.restore import read_back
+from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.records.rows import BatchRow
@@ -35,38 +41,79 @@ class Reconciliation:
         return [*self.ack, *self.known, *self.redeliver, *self.report_again, *self.known_undelivered]
 
 
-def covers(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> bool:
+def covers(buffer: RunBuffer, listed: Sequence[InstanceId]) -> bool:
     """Whether the run has reported every listed id, or was itself started with it, as often as it is listed."""
-    known = Counter(first_listed)
-    rows = (group.row for group in groups.by_id.values())
+    known = Counter(buffer.run.start.first_listed)
+    rows = (group.row for group in buffer.groups.by_id.values())
     known.update(row.instance_id for row in rows if row.is_reported or row.may_be_known)
     return all(known[instance_id] >= count for instance_id, count in Counter(listed).items())
 
 
-def num_beyond(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> int:
+def num_beyond(buffer: RunBuffer, listed: Sequence[InstanceId]) -> int:
     """How many ids the run has reported, or was itself started with, that are not listed: what its trainer lost.
 
     What the trainer may have got, but whose batch it has no longer, counts for nothing: it need not have it.
     """
-    known = Counter(first_listed)
-    known.update(group.row.instance_id for group in groups.by_id.values() if group.row.is_reported)
+    known = Counter(buffer.run.start.first_listed)
+    known.update(group.row.instance_id for group in buffer.groups.by_id.values() if group.row.is_reported)
     return (known - Counter(listed)).total()
 
 
-def reconcile(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequence[InstanceId]) -> Reconciliation:
+async def skip_instance_ids(buffer: RunBuffer) -> list[InstanceId]:
+    """What another process of this run must not generate, as a multiset: groups that need no further samples."""
+    groups = buffer.groups
+    async with buffer.gone.everything():
+        done = (g for g in groups.by_id.values() if g.state is not GroupState.OPEN or groups.is_full(g))
+        return [*buffer.run.base_skip, *(group.instance_id for group in done)]
+
+
+async def check_bodies(buffer: RunBuffer, listed: Sequence[InstanceId]) -> None:
+    """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
+    async with buffer.gone.everything():
+        await read_back(buffer, lambda: _decide(buffer, listed).redeliver)
+
+
+async def reconcile(leases: Leases, listed: Sequence[InstanceId]) -> None:
+    """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
+
+    If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
+    """
+    buffer, run = leases.buffer, leases.buffer.run
+    async with buffer.lock, buffer.gone.everything():
+        buffer.check_storage()
+        lost = await read_back(buffer, lambda: _decide(buffer, listed).redeliver)
+        # From here on nothing waits until the last change is made: an ack must not come in between.
+        leases.forget()
+        result = _decide(buffer, listed)
+        _apply(result, buffer.groups, lost, buffer.active.now_s())
+        batches = buffer.batches.follow_resume(
+            {g.group_id for g in result.redeliver}, "its trainer came back without it"
+        )
+        batches += _book(result, buffer.batches, buffer.wall())
+        if result.redeliver:
+            run.weight_version = None
+        run.start = run.start.skipping(result.base_skip)
+        buffer.groups.adopt(run.settings, result.base_skip)
+        run.has_delivered = False
+        await buffer.record(*(group.row for group in result.changed), *batches, *buffer.run_rows())
+    buffer.news.notify()
+
+
+def _decide(buffer: RunBuffer, listed: Sequence[InstanceId]) -> Reconciliation:
     """Decide about every closed group of a run that ``covers`` the list.
 
     Of an id that the run's own start listed m times, the first m listings stand for epochs before this run; the others
     stand for the id's reported groups, in the order in which they were reported; then for those that the trainer may
     have got although their batch is not with it any more.
     """
+    groups, first_listed = buffer.groups, buffer.run.start.first_listed
     result = Reconciliation()
     remaining = Counter(listed)
     for instance_id, count in Counter(first_listed).items():
         own = min(count, remaining[instance_id])
         result.base_skip += [instance_id] * own
         remaining[instance_id] -= own
-    for group in sorted(groups.by_id.values(), key=lambda g: (batch_number(g.row.batch_id), g.row.closed_seq)):
+    for group in sorted(groups.by_id.values(), key=lambda g: (_batch_number(g.row.batch_id), g.row.closed_seq)):
         # Not known to the trainer: it stays what it is, and is delivered or reported as ever.
         if not group.row.is_reported:
             continue
@@ -88,7 +135,7 @@ def reconcile(groups: Groups, first_listed: Iterable[InstanceId], listed: Sequen
     return result
 
 
-def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
+def _apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
     """Bring the groups where they belong; ``lost`` are the samples of those that come back."""
     for group in (*result.ack, *result.known):
         group.row.is_reported = True
@@ -110,7 +157,7 @@ def apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample
         group.row.may_be_known = False
 
 
-def book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow]:
+def _book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow]:
     """Make a batch of what the list says the trainer got, for checkpoints and rewinds to treat it as any other."""
     if not (result.known or result.known_undelivered):
         return []
@@ -122,16 +169,7 @@ def book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow
     return [row]
 
 
-def batch_number(batch_id: str) -> int:
+def _batch_number(batch_id: str) -> int:
     """The place of a batch among those of its run, 0 for none."""
     number = batch_id.removeprefix("batch-").partition("-")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def complete_instances(groups: Groups) -> list[InstanceId]:
-    """The id of every group that needs no further samples, with multiplicity: another process must not generate it."""
-    return [
-        group.instance_id
-        for group in groups.by_id.values()
-        if group.state is not GroupState.OPEN or groups.is_full(group)
-    ]

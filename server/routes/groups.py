@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
+from forebay.buffer import resume
 from forebay.buffer.buffer import LiveRun
 from forebay.core.binary_sample import as_json
 from forebay.core.errors import GroupNotFound
@@ -75,4 +76,4 @@ async def follow_closed(entry: LiveRun, after: int, wait_s: float) -> dict[str, 
 @router.get("/skip_instance_ids")
 async def skip_instance_ids(run_id: str, services: Server) -> dict[str, Any]:
     """The ids, with multiplicity, that need not be generated for this run any more."""
-    return {"skip_instance_ids": await services.buffer.skip_instance_ids(run_id)}
+    return {"skip_instance_ids": await resume.skip_instance_ids(services.buffer.get(run_id).buffer)}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from forebay.buffer import admission
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.idle_groups import note_new_process
+from forebay.buffer.resume import skip_instance_ids
 from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
@@ -45,9 +46,10 @@ class RunRecords:
 
         Asked before each restart: there are more ids to skip by then.
         """
-        run = self._buffer.get(run_id).run
+        entry = self._buffer.get(run_id)
+        run = entry.run
         # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
-        skip = run.base_skip if run.is_native_generator else await self._buffer.skip_instance_ids(run_id)
+        skip = run.base_skip if run.is_native_generator else await skip_instance_ids(entry.buffer)
         return {
             "num_repeat_per_sample": run.settings.group_size,  # a caller may have sent group_size instead
             **run.payload,

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from forebay.buffer.buffer import Buffer, LiveRun
+from forebay.buffer.resume import check_bodies, covers, num_beyond
 from forebay.core.errors import BodiesGone, InvalidInput
 from forebay.core.group import GroupState
 from forebay.core.run import WORKING, Run
@@ -36,7 +37,7 @@ async def find_run(buffer: Buffer, files: InputFiles, request: StartRequest) -> 
     if entry is None or request.keeps_deliveries:
         return entry
     try:
-        await buffer.check_bodies(entry, request.listed)
+        await check_bodies(entry.buffer, request.listed)
     except BodiesGone as gone:
         if _named_by(buffer, request) is not None:
             raise
@@ -64,7 +65,7 @@ async def _find_resumable(buffer: Buffer, files: InputFiles, request: StartReque
         )
     # Other starts may have come in between: what is chosen among is what holds now.
     still = [entry for entry in _that_know_the_list(buffer, request) if entry.run.run_id in same]
-    return min(still, key=lambda entry: _unlikeness(buffer, entry, request), default=None)
+    return min(still, key=lambda entry: _unlikeness(entry, request), default=None)
 
 
 def _named_by(buffer: Buffer, request: StartRequest) -> str | None:
@@ -88,7 +89,7 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> LiveRun:
         )
     if not _is_alike(entry.run, request):
         raise InvalidInput("the run has another task type or group size, or replays something else", field="run_id")
-    if not buffer.covers(entry, request.listed):
+    if not covers(entry.buffer, request.listed):
         raise InvalidInput("skip_instance_ids lists ids that the run has not reported", field="skip_instance_ids")
     return entry
 
@@ -99,7 +100,7 @@ def _that_know_the_list(buffer: Buffer, request: StartRequest) -> list[LiveRun]:
     streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
     alike = [entry for entry in streams if _is_alike(entry.run, request)]
     free = [entry for entry in alike if entry.run.name == request.name or not _belongs_to_another(entry.run, request)]
-    return [entry for entry in free if buffer.covers(entry, request.listed)]
+    return [entry for entry in free if covers(entry.buffer, request.listed)]
 
 
 def _is_alike(run: Run, request: StartRequest) -> bool:
@@ -143,12 +144,12 @@ async def _had_content(files: InputFiles, run: Run, request: StartRequest, diges
     return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
 
 
-def _unlikeness(buffer: Buffer, entry: LiveRun, request: StartRequest) -> tuple[bool, int, int]:
+def _unlikeness(entry: LiveRun, request: StartRequest) -> tuple[bool, int, int]:
     """What speaks against a run; of equals the first is taken, which is the newest."""
     ours, theirs = request.payload, entry.run.payload
     fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
     num_changes = sum(ours.get(field) != theirs.get(field) for field in fields)
-    return entry.run.name != request.name, buffer.num_beyond(entry, request.listed), num_changes
+    return entry.run.name != request.name, num_beyond(entry.buffer, request.listed), num_changes
 
 
 def what_is_left(buffer: Buffer, run: Run) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.buffer import admission
+from forebay.buffer.resume import reconcile
 from forebay.buffer.retention import Retention
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import InvalidInput
@@ -263,7 +264,7 @@ class RunService:
                 entry.buffer.groups.adopt(entry.run.settings, entry.run.base_skip)
                 await entry.buffer.save_run()
         else:
-            await self._buffer.reconcile(entry, request.listed)
+            await reconcile(entry.delivery.leases, request.listed)
         await admission.expect_repeats(self._buffer.get(run_id).buffer)
         self._buffer.make_newest(run_id)
         if generator is not None:

@@ -11,6 +11,7 @@ import pytest
 from forebay.buffer.admission import announce, write_when_room
 from forebay.buffer.buffer import Buffer
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.resume import covers, reconcile, skip_instance_ids
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
@@ -173,7 +174,7 @@ async def test_the_numbers_of_a_run_count_what_is_gone(store: Store) -> None:
         groups = entry.buffer.groups
         assert (groups.states["acked"], groups.num_closed, groups.num_opened) == (1, 1, 1)
         assert [row.closed_seq for row in await entry.buffer.gone.closed_since(0)] == [1]
-        assert await buffer.skip_instance_ids("run-1") == ["one"]
+        assert await skip_instance_ids(buffer.get("run-1").buffer) == ["one"]
         await send(buffer, "x", instance_id="two")
         assert groups.by_instance["two"][0].row.number == 2
 
@@ -202,8 +203,8 @@ async def test_a_resume_by_list_knows_what_is_gone(store: Store) -> None:
     async with forgetful(store) as buffer:
         entry = buffer.get("run-1")
         async with entry.buffer.gone.everything():
-            assert buffer.covers(entry, ["one"])
-        await buffer.reconcile(entry, [])
+            assert covers(entry.buffer, ["one"])
+        await reconcile(entry.delivery.leases, [])
         assert sorted(uids_of(await take(entry))) == ["a", "b"]
 
 

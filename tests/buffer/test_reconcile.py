@@ -9,6 +9,7 @@ import pytest
 from forebay.buffer.admission import expect_repeats
 from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.resume import covers, num_beyond, reconcile, skip_instance_ids
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
@@ -21,8 +22,8 @@ from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, pu
 async def resume(buffer: Buffer, *listed: InstanceId) -> LiveRun:
     """What the server does with a list that the run covers."""
     entry = buffer.get("run-1")
-    assert buffer.covers(entry, listed)
-    await buffer.reconcile(entry, listed)
+    assert covers(entry.buffer, listed)
+    await reconcile(entry.delivery.leases, listed)
     await expect_repeats(buffer.get("run-1").buffer)
     return entry
 
@@ -149,17 +150,17 @@ async def test_first_listings_stand_for_epochs_before_this_run(
         await resume(buffer, *listed)
         assert states(entry) == {(7, 2): state}
         assert entry.run.base_skip == base_skip
-        assert Counter(await buffer.skip_instance_ids("run-1")) == Counter([*base_skip, 7])
+        assert Counter(await skip_instance_ids(buffer.get("run-1").buffer)) == Counter([*base_skip, 7])
 
 
 async def test_list_is_covered_only_as_often_as_ids_were_reported(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await add_with_groups(buffer, 1, 1, 2)
         await take(entry, num_groups=2)
-        assert buffer.covers(entry, [1, 1])
-        assert not buffer.covers(entry, [1, 1, 1])
-        assert not buffer.covers(entry, [2]), "ready, and in no reply"
-        assert not buffer.covers(entry, ["1"])
+        assert covers(entry.buffer, [1, 1])
+        assert not covers(entry.buffer, [1, 1, 1])
+        assert not covers(entry.buffer, [2]), "ready, and in no reply"
+        assert not covers(entry.buffer, ["1"])
 
 
 async def test_released_group_is_not_covered(store: Store) -> None:
@@ -168,7 +169,7 @@ async def test_released_group_is_not_covered(store: Store) -> None:
         batch = await read(entry)
         assert batch is not None
         entry.delivery.leases.release_soon(batch.batch_id)
-        assert not buffer.covers(entry, [1])
+        assert not covers(entry.buffer, [1])
 
 
 async def test_batch_whose_reply_a_crash_cut_off_is_known_to_the_trainer_that_lists_it(store: Store) -> None:
@@ -183,8 +184,8 @@ async def test_batch_whose_reply_a_crash_cut_off_is_known_to_the_trainer_that_li
     async with open_buffer(store) as buffer:
         entry = buffer.get("run-1")
         assert set(states(entry).values()) == {"ready", "discarded: failed"}
-        assert not buffer.covers(entry, [3])
-        assert buffer.covers(entry, [1, 2, "bad"])
+        assert not covers(entry.buffer, [3])
+        assert covers(entry.buffer, [1, 2, "bad"])
         await resume(buffer, 1, "bad")
         assert states(entry) == {(1, 0): "acked", (2, 0): "ready", (3, 0): "ready", ("bad", 0): "discarded: failed"}
         assert (await take(entry)).meta_info["finished_groups"] == [2, 3]
@@ -202,9 +203,9 @@ async def test_beyond_a_list_goes_what_was_reported_or_skipped_and_nothing_in_do
         await batch.stored
     async with open_buffer(store) as buffer:
         entry = buffer.get("run-1")
-        assert buffer.covers(entry, [3]), "its reply was cut off, and may have arrived"
+        assert covers(entry.buffer, [3]), "its reply was cut off, and may have arrived"
         for listed, num in (([], 4), ([1], 3), ([1, 1, 2, 7], 0), ([3], 4), ([1, 2, 3, 7], 1)):
-            assert buffer.num_beyond(entry, listed) == num, listed
+            assert num_beyond(entry.buffer, listed) == num, listed
 
 
 async def test_what_a_list_acknowledges_is_a_batch_like_any_other(store: Store) -> None:
@@ -240,7 +241,7 @@ async def test_a_list_decides_about_a_lease_that_expired(store: Store, clock: Ma
         clock.advance(6)
         await buffer.tick()
         assert set(states(entry).values()) == {"ready"}
-        assert not buffer.covers(entry, [3])
+        assert not covers(entry.buffer, [3])
     async with open_buffer(store, clock) as buffer:
         entry = await resume(buffer, 2)
         assert states(entry) == {(1, 0): "ready", (2, 0): "acked", (3, 0): "ready"}
@@ -278,7 +279,7 @@ async def test_another_process_skips_complete_and_closed_groups(store: Store, cl
         await buffer.tick()
         await fill(entry, "full", [0.0, 1.0])
         await fill(entry, "short", [0.0])
-        assert Counter(await buffer.skip_instance_ids("run-1")) == {"dead": 1, "full": 1}
+        assert Counter(await skip_instance_ids(buffer.get("run-1").buffer)) == {"dead": 1, "full": 1}
 
 
 async def test_restarted_process_fills_what_is_missing_and_the_rest_is_surplus(store: Store) -> None:

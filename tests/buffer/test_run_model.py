@@ -17,6 +17,7 @@ from forebay.buffer.admission import expect_repeats
 from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads.delivery import LeasedBatch
+from forebay.buffer.resume import covers, reconcile
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
@@ -189,8 +190,8 @@ class RunModel(RuleBasedStateMachine):
         listed: list[Any] = []
         for instance_id, count in self.told.items():
             listed += [instance_id] * data.draw(st.integers(0, count))
-        assert self.buffer.covers(self.entry, listed)
-        self.do(self.buffer.reconcile(self.entry, listed))
+        assert covers(self.entry.buffer, listed)
+        self.do(reconcile(self.entry.delivery.leases, listed))
         self.do(expect_repeats(self.buffer.get("run-1").buffer))
         self.held.clear()
         self.acked = {group.group_id for group in self.groups if group.state == "acked"}
