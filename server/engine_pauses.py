@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +14,6 @@ import msgspec
 
 from forebay.buffer.buffer import Buffer
 from forebay.core.addresses import engine_urls
-from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EnginesPaused, InvalidInput, PauseExpired, RunNotFound, StorageFailed
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
@@ -64,12 +64,11 @@ class EnginePauses:
     trainer does not come back.
     """
 
-    def __init__(self, folder: Path, buffer: Buffer, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, buffer: Buffer) -> None:
         self._records = PauseRecords(folder)
         self._buffer = buffer
         self._paused_runs: set[str] = set()
         """Those whose engines stand still."""
-        self._clock = clock or SystemClock()
         self._for_trainers: dict[str, PauseRecord] = {}
         """By run: the pauses that last until a trainer ends them, or their time is up."""
         self._expired: dict[str, PauseRecord] = {}
@@ -138,7 +137,7 @@ class EnginePauses:
             record = self._record(engines, workers, "update", mode)
             await self._write(record)  # first: a server that dies now finds it, and lets the engines go on
             self._mark(engines.run_id, is_paused=True)
-            began_s = self._clock.monotonic()
+            began_s = time.monotonic()
             try:
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
@@ -148,7 +147,7 @@ class EnginePauses:
                 await announce(loaded)
             finally:
                 await self._let_go(record)
-            return {"workers": record.urls, "paused_s": round(self._clock.monotonic() - began_s, 3)}
+            return {"workers": record.urls, "paused_s": round(time.monotonic() - began_s, 3)}
 
     async def _pause(self, engines: RunEngines, mode: PauseMode, limit_s: float) -> PauseRecord:
         async with self._reserved(engines) as workers:
@@ -243,7 +242,7 @@ class EnginePauses:
             urls=[worker.url for worker in workers],
             api_key=engines.api_key,
             limit_s=limit_s,
-            until_s=self._clock.wall() + limit_s,
+            until_s=time.time() + limit_s,
         )
 
     async def _write(self, record: PauseRecord) -> None:
@@ -265,7 +264,7 @@ class EnginePauses:
         return self._for_trainers.pop(run_id, None)
 
     async def _expire(self, record: PauseRecord) -> None:
-        await asyncio.sleep(max(0.0, record.until_s - self._clock.wall()))
+        await asyncio.sleep(max(0.0, record.until_s - time.time()))
         async with self._locked(record.run_id, record.urls):
             logger.warning("run %s: its engines go on, nobody asked them to within %g s", record.run_id, record.limit_s)
             self._end_pause(record.run_id)

@@ -131,8 +131,7 @@ class ChildReaper:
     of its own continues. Enter it with ``async with``.
     """
 
-    def __init__(self, every_s: float = REAP_EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self) -> None:
         self._tasks = TaskSet()
 
     async def __aenter__(self) -> Self:
@@ -146,7 +145,7 @@ class ChildReaper:
     async def _keep_reaping(self) -> None:
         before: set[int] = set()
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(REAP_EVERY_S)
             dead = await asyncio.to_thread(dead_children)
             # The event loop waits for those that it started, and has done so by the second look: these are others.
             for pid in dead & before:

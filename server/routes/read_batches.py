@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from forebay.buffer.buffer import Buffer
 from forebay.buffer.reads.delivery import Delivery, LeasedBatch
 from forebay.buffer.reads.reply_rows import PROVED_BYTES, ReplyRows
 from forebay.buffer.reads.selection import ReadRequest
@@ -17,7 +18,7 @@ from forebay.buffer.store.abc import num_sent
 from forebay.core.errors import StorageFailed
 from forebay.core.reward_place import Parts
 from forebay.server.direct_send import DirectBody, direct_reply, watched
-from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_id, by_name
+from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
 from forebay.server.tracing.read_records import TracedRead
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, HttpReply, encode, send_json, send_reply, until_gone
@@ -245,5 +246,5 @@ PATHS: SamplePaths = {
     ("", "buffer/read"): (_SLIME_READ, by_name),
     ("s", "get_rollout_data"): (_SLIME_READ, by_name),
     ("s", "buffer/read"): (_SLIME_READ, by_name),
-    ("v1/runs", "batches"): (NativeRead(), by_id),
+    ("v1/runs", "batches"): (NativeRead(), Buffer.get),
 }

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.buffer.buffer import LiveRun
+from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.core.errors import ForebayError, NoRun, RunNotFound
 from forebay.server.services import Services
 from forebay.web.bodies import RequestBody
 from forebay.web.replies import ClientGone, encode, envelope, error_body, error_headers, send_json
 
-FindRun = Callable[[Services, str], LiveRun]
+FindRun = Callable[[Buffer, str], LiveRun]
 """How a route finds its run: by name, by key or by id."""
 
 
@@ -57,30 +57,20 @@ SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]
 """
 
 
-def by_name(services: Services, name: str) -> LiveRun:
+def by_name(buffer: Buffer, name: str) -> LiveRun:
     """The run last started through a slime route under ``name``. Raises ``NoRun``."""
-    entry = services.buffer.newest(name)
+    entry = buffer.newest(name)
     if entry is None:
         raise NoRun(name)
     return entry
 
 
-def by_name_to_write(services: Services, name: str) -> LiveRun:
+def by_name_to_write(buffer: Buffer, name: str) -> LiveRun:
     """The same for a writer, whose error is a 404. Raises ``RunNotFound``."""
     try:
-        return by_name(services, name)
+        return by_name(buffer, name)
     except NoRun as error:
         raise RunNotFound(name, message=error.message, hint=error.hint) from None
-
-
-def by_key(services: Services, run_key: str) -> LiveRun:
-    """The run that a key opens. Raises ``RunNotFound``."""
-    return services.buffer.by_key(run_key)
-
-
-def by_id(services: Services, run_id: str) -> LiveRun:
-    """The run with an id. Raises ``RunNotFound``."""
-    return services.buffer.get(run_id)
 
 
 class SampleRouter:
@@ -100,9 +90,9 @@ class SampleRouter:
         services, body = self._services, None
         # No layer more than these: a write has a few dozen microseconds in all.
         try:
-            find(services, name)  # before the body: an unknown run costs no room for it
+            find(services.buffer, name)  # before the body: an unknown run costs no room for it
             body = await services.bodies.read(scope, receive)
-            await route.answer(SampleCall(services, find(services, name), body, scope, receive, send))
+            await route.answer(SampleCall(services, find(services.buffer, name), body, scope, receive, send))
         except ForebayError as error:
             await send_json(send, error.status, encode(route.error_reply(error)), error_headers(error))
         except ClientGone:  # nobody is there to be answered

@@ -69,7 +69,7 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
 @router.get("/s/{name}/buffer/peek")
 async def peek(services: Server, name: str = "") -> dict[str, Any]:
     """Preview the oldest groups that could be read, without taking them."""
-    entry = by_name(services, name)
+    entry = by_name(services.buffer, name)
     # A preview: bodies are read from the disk, and samples are as large as they like.
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
@@ -86,7 +86,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
 @router.get("/s/{name}/buffer/stats")
 async def stats(services: Server, name: str = "") -> dict[str, Any]:
     """Count what is buffered, and what came and went."""
-    entry = by_name(services, name)
+    entry = by_name(services.buffer, name)
     buffer = entry.buffer
     data = {
         "current_size": buffer.groups.num_live_samples,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from forebay.buffer.admission import Receipt, write, write_when_room
+from forebay.buffer.buffer import Buffer
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.core.binary_sample import is_samples, split_samples
 from forebay.core.errors import BufferFull, InvalidInput
@@ -16,8 +17,6 @@ from forebay.server.routes.sample_routes import (
     SamplePaths,
     SampleRoute,
     SlimeRoute,
-    by_id,
-    by_key,
     by_name_to_write,
 )
 from forebay.web.decompression import plain_body
@@ -147,7 +146,7 @@ _SLIME_WRITE, _NATIVE_WRITE = SlimeWrite(), NativeWrite()
 PATHS: SamplePaths = {
     ("", "buffer/write"): (_SLIME_WRITE, by_name_to_write),
     ("s", "buffer/write"): (_SLIME_WRITE, by_name_to_write),
-    ("w", "buffer/write"): (_SLIME_WRITE, by_key),
-    ("w", "samples"): (_NATIVE_WRITE, by_key),
-    ("v1/runs", "samples"): (_NATIVE_WRITE, by_id),
+    ("w", "buffer/write"): (_SLIME_WRITE, Buffer.by_key),
+    ("w", "samples"): (_NATIVE_WRITE, Buffer.by_key),
+    ("v1/runs", "samples"): (_NATIVE_WRITE, Buffer.get),
 }

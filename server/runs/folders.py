@@ -124,10 +124,9 @@ class CodeCopies:
     another copy.
     """
 
-    def __init__(self, buffer: Buffer, folders: RunFolders, every_s: float = REMOVE_EVERY_S) -> None:
+    def __init__(self, buffer: Buffer, folders: RunFolders) -> None:
         self._buffer = buffer
         self._folders = folders
-        self._every_s = every_s
         self._tasks = TaskSet()
 
     async def __aenter__(self) -> Self:
@@ -152,7 +151,7 @@ class CodeCopies:
 
     async def _keep_removing(self) -> None:
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(REMOVE_EVERY_S)
             try:
                 await self.remove_unneeded()
             except (ForebayError, OSError) as error:

@@ -34,9 +34,8 @@ FileState = tuple[str, str]
 class FileThreads:
     """Threads that the end of the process does not wait for. ``wait_s`` is how long one call may take."""
 
-    def __init__(self, wait_s: float, max_threads: int = MAX_THREADS) -> None:
+    def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
-        self._max_threads = max_threads
         self._num_threads = 0
 
     async def call(
@@ -57,7 +56,7 @@ class FileThreads:
         self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> ResultT:
         """The same, for as long as it takes. Raises ``InputRefused`` where too many threads are stuck already."""
-        if self._num_threads >= self._max_threads:
+        if self._num_threads >= MAX_THREADS:
             raise InputRefused(
                 f"{self._num_threads} input files are being read, or do not answer",
                 hint="try again later; if it stays so, a mount from which starts read is dead",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from forebay.buffer import admission
 from forebay.buffer.resume import reconcile
 from forebay.buffer.retention import Retention
-from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.records.log_records import check_fits
@@ -37,14 +37,13 @@ class RunService:
     A start copies the generator's code first, makes the run's hooks out of that copy next, and starts the process last.
     """
 
-    def __init__(self, parts: RunParts, start_wait_s: float, clock: Clock | None = None) -> None:
+    def __init__(self, parts: RunParts, start_wait_s: float) -> None:
         """``start_wait_s`` is how long a start waits for the verdict on its generator before it replies."""
         self._parts = parts
         self._start_wait_s = start_wait_s
         self._buffer = parts.buffer
         self._supervisor = parts.supervisor
         self._launches = Launches(parts)
-        self._clock = clock or SystemClock()
         self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Held by a start under a name: its client repeats it without pause."""
         self._tasks = TaskSet()
@@ -205,7 +204,7 @@ class RunService:
             task_type=request.task_type,
             settings=request.settings,
             start=request.start,
-            created_at_s=self._clock.wall(),
+            created_at_s=time.time(),
         )
 
     def _adopt(
@@ -222,7 +221,7 @@ class RunService:
         run.settings, run.defaults = request.settings, request.defaults
         run.input_fingerprint = fingerprint
         run.input_sha256 = self._parts.files.known_digest(request.input_file, run.input_fingerprint)
-        run.started_at_s = self._clock.wall()
+        run.started_at_s = time.time()
         run.state, run.reason, run.has_ended, run.warnings = RunState.VALIDATING, "", False, []
         run.process_ended_s = None
         run.is_last_slot_reported = run.is_waiting_for_engine = run.has_delivered = False

@@ -33,9 +33,8 @@ logger = logging.getLogger(__name__)
 class TraceUpkeep:
     """Looks after all traces while the server runs. Enter it with ``async with`` before any run is loaded."""
 
-    def __init__(self, traces: RunTraces, every_s: float = EVERY_S) -> None:
+    def __init__(self, traces: RunTraces) -> None:
         self._traces = traces
-        self._every_s = every_s
         self._tail = TraceTail()
         self._looking = asyncio.Lock()
         self._tasks = TaskSet()
@@ -117,7 +116,7 @@ class TraceUpkeep:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(EVERY_S)
             try:
                 await self.look()
             except Exception:  # tracing costs nothing but itself
