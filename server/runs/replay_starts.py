@@ -138,24 +138,26 @@ class ReplayStarts:
         self._folders = folders
         self._files = files
 
-    async def completed(self, payload: dict[str, Any], origin: Origin) -> dict[str, Any]:
-        """A payload with what it leaves out and its recording says; one that replays nothing stays as it is.
+    async def completed(self, payload: dict[str, Any], origin: Origin) -> tuple[dict[str, Any], str]:
+        """A payload with what it leaves out and its recording says, and the run or file that it replays.
 
-        Raises ``InvalidInput``, ``RunNotFound``, ``NotRecorded``, ``InputRefused``.
+        One that replays nothing stays as it is, and its source is "". Raises ``InvalidInput``, ``RunNotFound``,
+        ``NotRecorded``, ``InputRefused``.
         """
         # One that is null is named: it replays nothing.
         given = payload.get("replay", self._sources.default if origin == "slime" else None)
         options = ReplayOptions.parse(given)
         if options is None:
-            return payload
+            return payload, ""
         _check_options(options)
-        async with self._sources.opened(options, await self._sources.find(options)) as source:
+        found = await self._sources.find(options)
+        async with self._sources.opened(options, found) as source:
             recorded = source.run
         taken = _taken_over(recorded, payload, origin, options)
         if options.is_file:
             check_texts(taken)
             _check_own_affairs(taken)
-        return {**taken, **payload, "replay": given}
+        return {**taken, **payload, "replay": given}, found
 
     @asynccontextmanager
     async def planned(self, request: StartRequest, wait_s: float) -> AsyncIterator[ReplayPlan | None]:
@@ -164,12 +166,11 @@ class ReplayStarts:
         ``wait_s`` is how long a large input file is read. Raises ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``,
         ``InvalidInput``, ``StartRefused``.
         """
-        options = request.replay
+        options, found = request.replay, request.source
         if options is None:
             yield None
             return
         _check_process(request)
-        found = await self._sources.find(options)
         if found == request.payload.get("run_id"):
             raise InvalidInput("a run cannot replay itself", hint="leave run_id out", field="run_id")
         async with self._sources.kept(found):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 from forebay.buffer import admission
@@ -84,9 +83,9 @@ class RunService:
         Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id`` or
         source of a replay, and for that ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
         """
-        payload = await self._parts.replay_starts.completed(payload, origin)
+        payload, source = await self._parts.replay_starts.completed(payload, origin)
         defaults = defaults_of(payload, self._parts.defaults.missing_in(payload))
-        request = StartRequest.parse(payload, name, origin, defaults)
+        request = StartRequest.parse(payload, name, origin, defaults, source)
         # A start that no store takes: before anything is changed for its sake.
         check_fits(StartRow(run_id="", document=request.start.document()))
         if origin == "native":
@@ -112,8 +111,6 @@ class RunService:
             return await self._start_planned(request, plan, deadline)
 
     async def _start_planned(self, request: StartRequest, plan: ReplayPlan | None, deadline: Deadline) -> Run:
-        if plan is not None:
-            request = replace(request, source=plan.source)
         generator = await self._checked(request, plan)
         if request.origin == "slime" and request.input_file is not None:
             # So that the run has it from its beginning; a large file is read on behind the reply.

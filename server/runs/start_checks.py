@@ -62,7 +62,7 @@ class StartRequest:
     replay: ReplayOptions | None
     """What it replays; None for nothing."""
     source: str = ""
-    """The run or the file which that means, once it was looked for."""
+    """The id of the run, or the path of the file, which that means."""
 
     @property
     def is_fed(self) -> bool:
@@ -80,7 +80,9 @@ class StartRequest:
         return self.start.payload
 
     @classmethod
-    def parse(cls, given: dict[str, Any], name: str, origin: Origin, defaults: dict[str, Any]) -> "StartRequest":
+    def parse(
+        cls, given: dict[str, Any], name: str, origin: Origin, defaults: dict[str, Any], source: str = ""
+    ) -> "StartRequest":
         """What the caller has ``given``, with the ``defaults`` of the server and slime's. Raises ``InvalidInput``."""
         payload = with_slime_defaults({**defaults, **given}, origin)
         task_type = payload.get("task_type")
@@ -109,6 +111,7 @@ class StartRequest:
             start_id=_start_id(payload),
             defaults=defaults,
             replay=ReplayOptions.parse(payload.get("replay")),
+            source=source,
         )
 
 
