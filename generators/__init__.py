@@ -9,7 +9,7 @@ Below it, in the order of a run:
 
 - ``discovery/`` finds generator files and inspects each in a process that is thrown away; used by the server;
 - ``process/`` is what the server starts: a monitor, and below it the main that calls ``run_rollout``;
-- ``job/`` passes over the rows: ``base.py`` hands over to ``job/session.py``, which opens engines, buffer and
+- ``job/`` passes over the rows: ``base.py`` hands over to ``job/run_job.py``, which opens engines, buffer and
   rewards;
 - ``rollouts/`` makes each rollout: its group, its attempts, its client, the recorded calls, the samples;
 - ``agents/`` does so where a program of its own is the rollout, behind the gateway;

@@ -187,10 +187,10 @@ class BaseGenerator:
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", epochs: range
     ) -> "Totals":
         # Looked up only now: what talks to engines takes a second to import, and reading a generator file needs none.
-        from forebay.generators.job import session
+        from forebay.generators.job import run_job
 
         rows = RowFile(input_file, self.shuffle_seed)
-        return await session.run(self, rows, epochs, rollout_func, reward_func)
+        return await run_job.run(self, rows, epochs, rollout_func, reward_func)
 
     @property
     def is_lead(self) -> bool:

@@ -155,7 +155,6 @@ SHORT = {
     "engines/read_json.py": "one error for what an engine made up, from its chats to its list of workers",
     "engines/tiny/extra.py": "the error for a missing extra, before anything of it is imported",
     "gateway/spec.py": "the first message to the gateway's process, all that the server imports of the gateway",
-    "generators/process/run_log.py": "where the log of a run is, and how it ends, for the server too",
     "generators/math_generator.py": "a user reads and copies it",
     "replay/engine/pytest_plugin.py": "what pytest loads in every session, without an engine",
     "replay/substitutes.py": "the one rule of repeat, for whatever is numbered",

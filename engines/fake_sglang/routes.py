@@ -14,8 +14,6 @@ from starlette.types import ASGIApp
 
 from forebay.core.errors import EngineError, ForebayError, InvalidInput
 from forebay.engines.fake_sglang.administration import Administration
-from forebay.engines.fake_sglang.admission import chat_call, check_tokens, generate_calls
-from forebay.engines.fake_sglang.answering import CallsInFlight
 from forebay.engines.fake_sglang.backend import Backend
 from forebay.engines.fake_sglang.calls import JSONObject
 from forebay.engines.fake_sglang.reply_bodies import ChatWriter, GenerateWriter, error_body, generate_error
@@ -26,6 +24,7 @@ from forebay.engines.fake_sglang.request_bodies import (
     GenerateBody,
     TokenizeBody,
 )
+from forebay.engines.fake_sglang.requests import CallsInFlight, chat_call, check_tokens, generate_calls
 from forebay.web.bodies import BodyBudget, BodyMiddleware
 from forebay.web.browser_guard import BrowserGuard
 from forebay.web.replies import ClientGone

@@ -10,7 +10,7 @@ loop as a piece, which the face writes out. Aborts, pauses and new weights are m
 - ``server``: the process: its address, its signals, the ready line.
 - ``engine``: the face's back end; chats as the model's template takes them, and what is not served.
 - ``generation_thread``, ``backlog``: the loop of steps and how busy it is, and what waits to enter it.
-- ``batch``, ``rows``, ``sampling``: the cache of all rows; one choice, its tokens and its text; drawing tokens.
-- ``model``, ``recipe``, ``warmup``: the built-in model, made on the spot, and loading it or another.
+- ``batch``, ``rows``: the cache of all rows, and drawing their tokens; one choice, its tokens and its text.
+- ``model``, ``recipe``: the built-in model, made and warmed up on the spot, and loading it or another.
 - ``extra``: torch and transformers, imported when they are first needed.
 """

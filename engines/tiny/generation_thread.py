@@ -16,11 +16,10 @@ from forebay.core.weight_versions import PauseMode
 from forebay.engines.fake_sglang.backend import FIRST_VERSION
 from forebay.engines.fake_sglang.calls import Milestones, Piece, PromptCall
 from forebay.engines.tiny.backlog import Backlog
-from forebay.engines.tiny.batch import Prefill, PrefillCache, RunningBatch
+from forebay.engines.tiny.batch import Prefill, PrefillCache, RunningBatch, pick_tokens
 from forebay.engines.tiny.extra import require, torch_threads
 from forebay.engines.tiny.model import LoadedModel, take_weights
 from forebay.engines.tiny.rows import ChoiceRow
-from forebay.engines.tiny.sampling import pick_tokens
 
 logger = logging.getLogger(__name__)
 

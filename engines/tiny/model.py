@@ -10,8 +10,16 @@ from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.engines.tiny.extra import require, torch_threads
-from forebay.engines.tiny.recipe import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, TURN_END, Recipe, answer, question
-from forebay.engines.tiny.warmup import warm_up
+from forebay.engines.tiny.recipe import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    SPECIAL_TOKENS,
+    TURN_END,
+    Recipe,
+    answer,
+    question,
+    warm_up,
+)
 
 logger = logging.getLogger(__name__)
 

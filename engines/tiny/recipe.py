@@ -1,8 +1,16 @@
-"""What the embedded model is made of: its shape, its warm-up, and the prompt that it is warmed up on."""
+"""What the embedded model is made of: its shape, the prompt that it is warmed up on, and the warm-up.
+
+That is supervised, on single-digit addition, so that some sampled answers are right and rewards vary.
+"""
 
 import hashlib
 import json
+import random
 from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from forebay.engines.tiny.extra import require
 
 FORMAT = 1
 """Raised when the same recipe would give another folder, so that no cached one is taken for it."""
@@ -29,6 +37,17 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+IGNORED = -100
+"""The label of a position that is not learned, as torch's cross entropy has it."""
+
+CHECK_EVERY = 5
+"""Optimiser steps between two looks at the accuracy."""
+
+GRADIENT_NORM = 1.0
+
+MOMENTA = (0.9, 0.98)
+"""Of AdamW; the second is short because the whole warm-up takes less than a hundred steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +86,74 @@ def question(left: int, right: int) -> str:
 def answer(total: int) -> str:
     """The assistant message that is right for a sum."""
     return f"\\boxed{{{total}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """All one hundred additions: token ids and labels, both ``[100, length]``; prompt positions have no label."""
+
+    tokens: Any
+    labels: Any
+
+
+def warm_up(network: Any, tokenizer: Any, recipe: Recipe) -> float:
+    """Train until a sampled answer is right with ``recipe.target_accuracy``; gives the accuracy reached."""
+    torch = require("torch")
+    lesson = build_lesson(tokenizer)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, betas=MOMENTA)
+    order = random.Random(recipe.seed)
+    accuracy = 0.0
+    for step in range(1, recipe.max_steps + 1):
+        rows = torch.tensor(order.choices(range(len(lesson.tokens)), k=recipe.batch_size))
+        _train(network, optimizer, lesson.tokens[rows], lesson.labels[rows])
+        if step % CHECK_EVERY == 0:
+            accuracy = float(answer_probabilities(network, lesson).mean())
+            if accuracy >= recipe.target_accuracy:
+                break
+    return accuracy
+
+
+def answer_probabilities(network: Any, lesson: Lesson) -> Any:
+    """For each addition, how probable its exact right answer is at temperature 1: ``[100]``."""
+    torch = require("torch")
+    network.eval()
+    with torch.inference_mode():
+        losses = _token_losses(network, lesson.tokens, lesson.labels)
+    return (-losses.sum(dim=1)).exp()
+
+
+def build_lesson(tokenizer: Any) -> Lesson:
+    """Encode the additions of two digits as the chat that the engine will be asked, padded on the right."""
+    torch = require("torch")
+    pairs = [_encode(tokenizer, left, right) for left, right in product(range(10), repeat=2)]
+    length = max(len(tokens) for tokens, _ in pairs)
+    tokens = [row + [tokenizer.pad_token_id] * (length - len(row)) for row, _ in pairs]
+    labels = [row + [IGNORED] * (length - len(row)) for _, row in pairs]
+    return Lesson(torch.tensor(tokens), torch.tensor(labels))
+
+
+def _encode(tokenizer: Any, left: int, right: int) -> tuple[list[int], list[int]]:
+    messages = [{"role": "user", "content": question(left, right)}]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    asked = tokenizer.encode(prompt, add_special_tokens=False)
+    completion = [*tokenizer.encode(answer(left + right), add_special_tokens=False), tokenizer.eos_token_id]
+    return asked + completion, [IGNORED] * len(asked) + completion
+
+
+def _train(network: Any, optimizer: Any, tokens: Any, labels: Any) -> None:
+    torch = require("torch")
+    network.train()
+    losses = _token_losses(network, tokens, labels)
+    optimizer.zero_grad(set_to_none=True)
+    (losses.sum() / (labels != IGNORED).sum()).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM)
+    optimizer.step()
+
+
+def _token_losses(network: Any, tokens: Any, labels: Any) -> Any:
+    torch = require("torch")
+    logits = network(input_ids=tokens[:, :-1], use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return losses.view(len(tokens), -1)

@@ -1,11 +1,11 @@
 """One choice being generated: its tokens, its text as whole characters, and what its client has not got yet."""
 
+import random
 import time
 from dataclasses import replace
 from typing import Any
 
 from forebay.engines.fake_sglang.calls import UNBEGUN, Milestones, Piece, PromptCall, TokenChoice
-from forebay.engines.tiny.sampling import new_dice
 
 MAX_PENDING_TOKENS = 16
 """After so many tokens without a whole character at the end, the bytes are no text and are shown as they are."""
@@ -86,6 +86,11 @@ class ChoiceRow:
             num_retractions=self.num_retractions,
             milestones=self._milestones,
         )
+
+
+def new_dice(seed: int | None, index: int) -> random.Random:
+    """The random numbers of choice ``index`` of a call: the same for the same seed, different for each choice."""
+    return random.Random() if seed is None else random.Random(f"{seed}/{index}")
 
 
 class TextStream:

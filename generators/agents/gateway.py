@@ -64,7 +64,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         return sum(sum(sample.get("loss_mask") or ()) for sample in self.samples)
 
 
-class _Broken(msgspec.Struct, frozen=True):
+class _Capped(msgspec.Struct, frozen=True):
     rollouts: list[str]
     last: int
 
@@ -92,9 +92,9 @@ class GatewayLink:
         self._url = ""
         # One asks for all: when the gateway is restarted, every rollout finds it gone at once.
         self._asking = asyncio.Lock()
-        self._broken: dict[str, asyncio.Event] = {}
+        self._capped: dict[str, asyncio.Event] = {}
         """Of rollouts with a cap, whether they have come to it."""
-        self._num_broken = 0
+        self._num_capped = 0
         self._following: asyncio.Task[None] | None = None
         self._closing = AsyncExitStack()
         self._closing.push_async_callback(self._server.close)
@@ -150,31 +150,31 @@ class GatewayLink:
         """
         return msgspec.json.decode(await self._ask("POST", f"{ROLLOUTS}/{rollout_id}/close", {}), type=RolloutRecord)
 
-    async def wait_broken(self, rollout_id: str) -> None:
+    async def wait_capped(self, rollout_id: str) -> None:
         """Return once an open rollout has come to its cap."""
-        broken = self._broken.setdefault(rollout_id, asyncio.Event())
+        capped = self._capped.setdefault(rollout_id, asyncio.Event())
         if self._following is None or self._following.done():
-            self._following = asyncio.create_task(self._follow_broken())
+            self._following = asyncio.create_task(self._follow_capped())
         try:
-            await broken.wait()
+            await capped.wait()
         finally:
-            self._broken.pop(rollout_id, None)
+            self._capped.pop(rollout_id, None)
 
-    async def _follow_broken(self) -> None:
+    async def _follow_capped(self) -> None:
         # One asks for all: each rollout asking for itself would take a connection as long as it lasts.
         pause = Backoff()
-        while self._broken:
+        while self._capped:
             try:
-                reply = await self._ask("GET", f"gateway/broken?after={self._num_broken}", None)
+                reply = await self._ask("GET", f"gateway/broken?after={self._num_capped}", None)
             except ForebayError as error:  # its agents find it gone by themselves
                 logger.warning("the gateway does not tell which rollouts have come to their caps: %s", error)
                 await pause.wait()
                 continue
-            news = msgspec.json.decode(reply, type=_Broken)
-            self._num_broken = news.last
-            for name in news.rollouts:
-                if name in self._broken:
-                    self._broken[name].set()
+            reported = msgspec.json.decode(reply, type=_Capped)
+            self._num_capped = reported.last
+            for name in reported.rollouts:
+                if name in self._capped:
+                    self._capped[name].set()
 
     async def look(self, rollout_id: str) -> RolloutRecord:
         """What was recorded so far. Raises ``EngineError`` if nothing is known of it."""

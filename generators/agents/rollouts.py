@@ -16,7 +16,7 @@ from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.agents.verifier import Verifier
 from forebay.generators.failures import AgentFailed, EngineWaitOver, EnvironmentFailed, RolloutFailed
-from forebay.generators.process.agent_logs import AgentLogs
+from forebay.generators.process.run_logs import AgentLogs
 from forebay.generators.sandbox import Limits, Sandbox
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class AgentRollouts:
                 hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
                 is_capped = rollout.calls.seat.cap_tokens is not None
                 # Ended, by a ``TimeoutError``, once the rollout has come to its cap.
-                async with timeout_when(self._gateway.wait_broken(name)) if is_capped else nullcontext():
+                async with timeout_when(self._gateway.wait_capped(name)) if is_capped else nullcontext():
                     result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
             # Its record is asked for all the same: what the calls came to tells whose fault it is.
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt

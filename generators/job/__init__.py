@@ -1,6 +1,6 @@
 """The job of a run process: one passage over its rows, in groups, until the buffer has every sample.
 
-``session.py`` opens what the job needs, in order, and closes it again; it asks the buffer for the plan first, which
+``run_job.py`` opens what the job needs, in order, and closes it again; it asks the buffer for the plan first, which
 ``plan_record.py`` puts into the trace, and ``composition.py`` for the policy of the run; ``ports.py`` says what the job
 asks of what was opened, and what of it lies elsewhere where workers run the rollouts.
 

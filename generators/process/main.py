@@ -27,8 +27,8 @@ from forebay.generators.discovery.module_loading import (
     set_import_path,
     user_frames,
 )
-from forebay.generators.process.agent_logs import RUN_DIR_VARIABLE
 from forebay.generators.process.code_copy import packages_folder
+from forebay.generators.process.run_logs import RUN_DIR_VARIABLE
 from forebay.generators.process.spec import ReportPart, RunSpec
 from forebay.telemetry.log import set_up_logging
 from forebay.telemetry.tracing.records import ProcessChange

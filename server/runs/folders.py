@@ -13,7 +13,6 @@ from forebay.core.errors import ForebayError, StartRefused, StorageFailed
 from forebay.core.run import Run
 from forebay.core.tasks import TaskSet
 from forebay.generators.discovery.module_loading import import_roots
-from forebay.generators.process.agent_logs import read_agent_log
 from forebay.generators.process.code_copy import (
     copied_module,
     copy_code,
@@ -22,6 +21,7 @@ from forebay.generators.process.code_copy import (
     packages_folder,
     remove_code,
 )
+from forebay.generators.process.run_logs import read_agent_log
 from forebay.hooks.run_hooks import HookRunner
 
 REMOVE_EVERY_S = 10.0

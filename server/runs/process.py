@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from forebay.core.child_process import end_session
 from forebay.core.processes.child_link import ChildEnded, ChildLink
-from forebay.generators.process.run_log import log_path
+from forebay.generators.process.run_logs import log_path
 from forebay.generators.process.spec import Report, ReportPart, RunSpec
 
 _KILLED_WITHIN_S = 1.0

@@ -14,7 +14,7 @@ from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
 from forebay.core.starts.worker_counts import DEFAULT_BACKEND
 from forebay.generators.process.code_copy import copied_module
-from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.run_logs import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec
 from forebay.server.runs.process import ProcessOutcome, RunProcess
 from forebay.server.runs.records import RunRecords

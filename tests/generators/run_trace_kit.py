@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from forebay.generators.process.code_copy import copy_code
-from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.run_logs import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec
 from forebay.server.runs.process import RunProcess
 from forebay.telemetry.tracing.records import Record, RolloutSummary, Span

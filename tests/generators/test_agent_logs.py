@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.generators.process.agent_logs import RUN_DIR_VARIABLE, AgentLogs, read_agent_log
+from forebay.generators.process.run_logs import RUN_DIR_VARIABLE, AgentLogs, read_agent_log
 
 
 def names(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from forebay.generators.base import BaseGenerator, Totals, query_single_turn, si
 from forebay.generators.buffer_link.abc import LinkRefused, RunGone
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
-from forebay.generators.job.session import connect_link
+from forebay.generators.job.run_job import connect_link
 
 
 async def reward(item: dict[str, Any]) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from forebay.generators.discovery.module_loading import PACKAGED_FOLDER
 from forebay.generators.process import code_copy
 from forebay.generators.process.code_copy import copy_code
-from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.run_logs import log_path, read_tail
 from forebay.telemetry.output_file import OutputFile, older_file
 
 

@@ -18,7 +18,7 @@ import pytest
 from forebay.core.child_process import child_environment, python_argv
 from forebay.core.processes.parent_link import HEADER_BYTES, frame
 from forebay.generators.process.code_copy import copy_code
-from forebay.generators.process.run_log import log_path, read_tail
+from forebay.generators.process.run_logs import log_path, read_tail
 from forebay.generators.process.spec import Report, ReportPart, RunSpec
 
 RUNTIME = "forebay.workers.runtime"

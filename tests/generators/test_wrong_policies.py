@@ -10,7 +10,7 @@ from forebay.core.scheduling.policy import NextRollout, PolicyInputs, RolloutKey
 from forebay.core.scheduling.scheduler import Scheduler
 from forebay.engines.scripted import ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, single_turn
-from forebay.generators.job import dispatcher, session
+from forebay.generators.job import dispatcher, run_job
 from forebay.workers.scheduling.pull import Pull
 from tests.generators.bench_kit import reward
 
@@ -52,7 +52,7 @@ async def run(buffer, write_rows, monkeypatch: pytest.MonkeyPatch) -> Run:
         def policy_of(plan, max_tokens: int) -> Pull:
             return policy(PolicyInputs(Scheduler(), 4, plan.group_size, max_tokens))
 
-        monkeypatch.setattr(session, "policy_of", policy_of)
+        monkeypatch.setattr(run_job, "policy_of", policy_of)
         async with ScriptedEngine(lambda call: str(call.number)) as engine, asyncio.timeout(LIMIT_S):
             rows = write_rows(*({"prompt": f"row {number}"} for number in range(6)))
             return await BaseGenerator(engine.url, buffer.url, 2).run_async(rows, single_turn, reward)

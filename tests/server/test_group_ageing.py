@@ -20,7 +20,7 @@ BARRIER = """
 from collections import deque
 from forebay.core.scheduling.policy import NextRollout, RolloutKey
 from forebay.generators.base import BaseGenerator, single_turn
-from forebay.generators.job import session
+from forebay.generators.job import run_job
 
 TASK_TYPE = "barrier"
 
@@ -61,7 +61,7 @@ class Barrier:
     def begin_step(self, number): ...
 
 
-session.policy_of = lambda plan, max_tokens: Barrier()
+run_job.policy_of = lambda plan, max_tokens: Barrier()
 
 
 async def reward(item):

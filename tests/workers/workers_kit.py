@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.generators.job import session
+from forebay.generators.job import run_job
 from forebay.generators.job.composition import Composition, compose_here, composition
 from forebay.workers.backends.abc import RunningWorker, WorkerSpec
 from forebay.workers.backends.inline import InlineBackend
@@ -42,7 +42,7 @@ def starter(call: Callable[[], object], num_workers: int, started: list[RunningW
 def run_over_workers(monkeypatch: pytest.MonkeyPatch, num_workers: int = 2) -> list[RunningWorker]:
     """From now on the jobs of this test have workers: those that were started."""
     started: list[RunningWorker] = []
-    original = session.run
+    original = run_job.run
 
     async def run(*arguments: Any) -> Any:
         if composition().member is not None:
@@ -55,5 +55,5 @@ def run_over_workers(monkeypatch: pytest.MonkeyPatch, num_workers: int = 2) -> l
             compose_here(Composition())
             await asyncio.to_thread(places.close, 5.0)
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(run_job, "run", run)
     return started

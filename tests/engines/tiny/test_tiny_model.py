@@ -9,8 +9,7 @@ from forebay.core.errors import InvalidInput, MissingExtra
 from forebay.engines.tiny import model as tiny_model
 from forebay.engines.tiny.extra import require, torch_threads
 from forebay.engines.tiny.model import LoadedModel, build_tokenizer, default_folder, ensure_model, load_model
-from forebay.engines.tiny.recipe import Recipe, answer, question
-from forebay.engines.tiny.warmup import answer_probabilities, build_lesson
+from forebay.engines.tiny.recipe import Recipe, answer, answer_probabilities, build_lesson, question
 
 SHORT = Recipe(hidden_size=32, intermediate_size=64, num_layers=1, max_steps=5)
 

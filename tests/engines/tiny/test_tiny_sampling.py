@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from forebay.engines.fake_sglang.calls import SamplingParams, TokenChoice
+from forebay.engines.tiny.batch import pick_tokens
 from forebay.engines.tiny.extra import require
-from forebay.engines.tiny.sampling import new_dice, pick_tokens
+from forebay.engines.tiny.rows import new_dice
 
 PROBABILITIES = [0.5, 0.25, 0.15, 0.1]
 

@@ -1,7 +1,8 @@
-"""What agents that are commands printed: a file for each rollout, beside the log of the run's process.
+"""The logs of a run: what its process and their children print, and what its agents that are commands printed.
 
-Written by the run process (``AgentLogs``), and read by the server (``read_agent_log``). Each file is bounded by what
-the sandbox keeps of the output, all of them together by ``TOTAL_BYTES``, beyond which the oldest go.
+The first is one file, ``run.log``, which ``OutputFile`` limits. The others are a file for each rollout, written by the
+run process (``AgentLogs``), and read by the server (``read_agent_log``): each is bounded by what the sandbox keeps of
+the output, all of them together by ``TOTAL_BYTES``, beyond which the oldest go.
 """
 
 import logging
@@ -12,16 +13,44 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forebay.core.files import FOLDER_MODE, opener, regular_opener
+from forebay.telemetry.output_file import older_file
 
 logger = logging.getLogger(__name__)
 
 RUN_DIR_VARIABLE = "FOREBAY_RUN_DIR"
 """Tells a run process where its files are. A generator that somebody runs by hand has none, and keeps nothing."""
 TOTAL_BYTES = 64 * 2**20
+_TAIL_BYTES = 2**20
 _FOLDER = "agents"
 _UID = re.compile(r"[\w-]+")
 _FORK = re.compile(r"-f\d+-[^-]+$")
 """What the ``uid`` of a fork has behind that of its rollout's main sample."""
+
+
+def log_path(run_dir: Path) -> Path:
+    """The newer file; the older one has the suffix ``.1`` added."""
+    return run_dir / "run.log"
+
+
+def read_tail(path: Path, num_lines: int) -> list[str]:
+    """The last ``num_lines`` lines of the log at ``path``, oldest first; of long logs, lines of the last MiB."""
+    if num_lines <= 0:
+        return []
+    text = _end_of(path, _TAIL_BYTES)
+    if text.count(b"\n") < num_lines and len(text) < _TAIL_BYTES:
+        text = _end_of(older_file(path), _TAIL_BYTES - len(text)) + text
+    return text.decode("utf-8", errors="replace").splitlines()[-num_lines:]
+
+
+def _end_of(path: Path, num_bytes: int) -> bytes:
+    try:
+        with open(path, "rb", opener=regular_opener) as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            return file.read(num_bytes)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:  # the run's own code can put anything there
+        return f"{path.name} cannot be read: {error.strerror}\n".encode()
 
 
 class AgentLogs:
