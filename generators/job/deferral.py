@@ -13,11 +13,22 @@ from forebay.generators.rollouts.rollout_trace import RolloutTrace
 Source = Literal["new", "deferred"]
 
 
+@dataclass
+class FinishedRollout:
+    """One that has ended with samples, and what it adds to the counts: if they are used, or are thrown away."""
+
+    samples: list[Sample]
+    trace: RolloutTrace
+    used: Mapping[str, int] = field(default_factory=dict)
+    thrown: Mapping[str, int] = field(default_factory=dict)
+
+
 class Deferral:
     """How many groups the present step begins, and which. Without ``leftover: "defer"`` as many as are asked for.
 
     A step is long if enough groups wait as it begins, or if no others are left: it has no spares, and no new groups.
-    ``num_counted`` tells how many groups the step has.
+    ``num_counted`` tells how many groups the step has. Samples are held back until their group is whole: where groups
+    are put off, they are stored whole or not at all.
     """
 
     def __init__(self, plan: Plan, num_counted: Callable[[], int]) -> None:
@@ -28,6 +39,8 @@ class Deferral:
         self._waiting: deque[OpenGroup] = deque()
         self._going: set[str] = set()
         """Ids of groups that this step has begun, and that are not complete."""
+        self._held_back: dict[str, list[FinishedRollout]] = {}
+        """By the ids of their groups."""
         self.is_long = False
 
     @property
@@ -82,34 +95,19 @@ class Deferral:
         """Whether it was put off."""
         return group in self._waiting
 
+    # --- samples that wait for the rest of their group
 
-@dataclass
-class FinishedRollout:
-    """One that has ended with samples, and what it adds to the counts: if they are used, or are thrown away."""
-
-    samples: list[Sample]
-    trace: RolloutTrace
-    used: Mapping[str, int] = field(default_factory=dict)
-    thrown: Mapping[str, int] = field(default_factory=dict)
-
-
-class HeldBack:
-    """Finished rollouts by the ids of their groups: where groups are put off, they are stored whole or not at all."""
-
-    def __init__(self) -> None:
-        self._rollouts: dict[str, list[FinishedRollout]] = {}
-
-    def add(self, group: str, rollout: FinishedRollout) -> None:
+    def hold_back(self, group: str, rollout: FinishedRollout) -> None:
         """Its samples wait from now on."""
-        self._rollouts.setdefault(group, []).append(rollout)
+        self._held_back.setdefault(group, []).append(rollout)
 
-    def take(self, group: str) -> list[FinishedRollout]:
+    def take_held_back(self, group: str) -> list[FinishedRollout]:
         """Those of a group that is whole."""
-        return self._rollouts.pop(group, [])
+        return self._held_back.pop(group, [])
 
     def throw_away(self, group: str) -> list[FinishedRollout]:
         """Those of a group that will not be whole: they are of no use to anybody."""
-        thrown = self._rollouts.pop(group, [])
+        thrown = self.take_held_back(group)
         for rollout in thrown:
             rollout.trace.ending = "aborted"
             rollout.trace.end()

@@ -4,21 +4,19 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.core.scheduling.policy import Policy, RolloutKey
+from forebay.core.scheduling.policy import RolloutKey
 from forebay.core.waiting import Signal
-from forebay.generators.buffer_link.abc import GroupKey
 from forebay.generators.job.deferral import Deferral
 from forebay.generators.job.group_feed import GroupFeed
 from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.ports import JobEngines
-from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
-from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
+from forebay.generators.job.ports import JobParts
+from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup
+from forebay.generators.rollouts.rollout_trace import RolloutTrace, Waits
 from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.tracer import SpanHandle
 
@@ -53,27 +51,12 @@ class Dispatcher:
     """Asks the policy for every free place, and starts what it says."""
 
     def __init__(
-        self,
-        *,
-        policy: Policy,
-        loads: EngineLoads,
-        ring: JobEngines,
-        when_ready: Callable[[], Awaitable[None]],
-        hold: Hold,
-        feed: GroupFeed,
-        deferral: Deferral,
-        open_groups: OpenGroups,
-        announce: Callable[[GroupKey], Awaitable[None]],
-        make_group: Callable[[GroupPlan], OpenGroup],
-        run: RunRollout,
-        traces: RolloutTraces,
+        self, parts: JobParts, feed: GroupFeed, deferral: Deferral, open_groups: OpenGroups, run: RunRollout
     ) -> None:
-        self._policy, self._loads, self._ring, self._hold = policy, loads, ring, hold
-        self._when_ready = when_ready
-        self._feed, self._deferral, self._open = feed, deferral, open_groups
-        self._announce, self._make_group, self._run = announce, make_group, run
-        self._traces = traces
-        self._waits = Waits(traces.tracer)
+        self._parts = parts
+        self._policy, self._loads, self._hold, self._traces = parts.policy, parts.loads, parts.hold, parts.traces
+        self._feed, self._deferral, self._open, self._run = feed, deferral, open_groups, run
+        self._waits = Waits(parts.traces.tracer)
         self.changed = Signal()
         """That something may be started now."""
         self._pending: dict[str, PendingGroup] = {}
@@ -116,7 +99,7 @@ class Dispatcher:
         """Return when somebody can run a rollout, an engine answers, and the run is not held; or has no groups left."""
         begun_s = asyncio.get_running_loop().time()
         with self._waits.waiting("queue"):
-            await self._when_ready()
+            await self._parts.runner.when_ready()
         with self._waits.waiting("engine_wait"), suppress(TimeoutError):
             await self._wait_engine()
         with self._waits.waiting("hold"):
@@ -129,7 +112,7 @@ class Dispatcher:
         async with asyncio.timeout(None) as limit:
             self._closing = asyncio.get_running_loop().call_later(self._hold.engine_wait_s, self._close_stranded, limit)
             try:
-                answering = await self._ring.when_up()
+                answering = await self._parts.ring.when_up()
             finally:
                 self._closing.cancel()
         for url in self._loads.set_engines(answering):
@@ -213,7 +196,7 @@ class Dispatcher:
         # Only then its time runs. A buffer without room lets it wait, and what has begun goes on meanwhile.
         full = asyncio.get_running_loop().call_later(FULL_AFTER_S, self._note_full)
         with self._waits.waiting("admission"):
-            await self._announce(pending.planned.key)
+            await self._parts.reporter.announce(pending.planned.key)
         full.cancel()
         self._loads.is_buffer_full = False
         del self._pending[pending.planned.group_id]
@@ -225,7 +208,7 @@ class Dispatcher:
             self._policy.closed(pending.planned.group_id)
             self._num_going -= 1
         else:
-            self._add(self._make_group(pending.planned))
+            self._add(OpenGroup(self._parts.plan, pending.planned, self._parts.clock, self._hold))
             self._admitted += pending.seats
         self.changed.notify()
 

@@ -3,50 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from forebay.client.sample_writer.outbox import Sample
-from forebay.core.clock import ActiveClock
-from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.core.scheduling.policy import Policy, RolloutEnd
-from forebay.generators.buffer_link.abc import ClosedGroups, JobBuffer, Plan, RunGone, Step
+from forebay.core.scheduling.policy import RolloutEnd
+from forebay.generators.buffer_link.abc import ClosedGroups, RunGone, Step
 from forebay.generators.job.concurrency_limits import adjust_places
-from forebay.generators.job.deferral import Deferral, FinishedRollout, HeldBack
+from forebay.generators.job.deferral import Deferral, FinishedRollout
 from forebay.generators.job.dispatcher import Dispatcher
-from forebay.generators.job.group_feed import GroupFeed, Schedule, ScheduledGroups
+from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
-from forebay.generators.job.ports import JobEngines, JobRunner, JobWriter
-from forebay.generators.job.replayed_groups import ReplayedGroups
-from forebay.generators.job.reporter import Reporter, Totals, cost
-from forebay.generators.rollouts.open_group import GroupClosed, Hold, OpenGroup, RolloutBroken, RolloutLost
-from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
+from forebay.generators.job.ports import JobParts
+from forebay.generators.job.reporter import Totals, cost
+from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken, RolloutLost
+from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
 
 NOTHING_SEEN = -1
-
-
-@dataclass(frozen=True)
-class JobParts:
-    """What a job works with; all of it is open already, and closed by whoever opened it."""
-
-    plan: Plan
-    schedule: Schedule
-    link: JobBuffer
-    ring: JobEngines
-    runner: JobRunner
-    writer: JobWriter
-    reporter: Reporter
-    clock: ActiveClock
-    hold: Hold
-    policy: Policy
-    loads: EngineLoads
-    traces: RolloutTraces
-    replayed: ReplayedGroups | None = None
-    """What another run has recorded of the schedule's groups, and what is left of them."""
-    adjusts_places: bool = False
-    """Whether the number of places is found out while it runs."""
 
 
 class RolloutJob:
@@ -58,27 +32,13 @@ class RolloutJob:
         self._hold = parts.hold
         self._policy = parts.policy
         self._deferral = Deferral(parts.plan, lambda: parts.hold.num_counted)
-        self._held_back = HeldBack()
         self._feed = GroupFeed(
             parts.replayed or ScheduledGroups(parts.schedule.groups()), parts.policy, parts.plan, self._deferral
         )
         self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
         self._open.on_end = self._note_closed
         self._traces = parts.traces
-        self._dispatcher = Dispatcher(
-            policy=parts.policy,
-            loads=parts.loads,
-            ring=parts.ring,
-            when_ready=parts.runner.when_ready,
-            hold=parts.hold,
-            feed=self._feed,
-            deferral=self._deferral,
-            open_groups=self._open,
-            announce=parts.reporter.announce,
-            make_group=lambda planned: OpenGroup(parts.plan, planned, parts.clock, parts.hold),
-            run=self._run_rollout,
-            traces=parts.traces,
-        )
+        self._dispatcher = Dispatcher(parts, self._feed, self._deferral, self._open, self._run_rollout)
 
     async def run(self) -> Totals:
         """Run to the end of the schedule, or until the run is gone.
@@ -170,8 +130,8 @@ class RolloutJob:
         """What can be written now that this rollout has ended."""
         if finished is None or not self._deferral.is_on:
             return [] if finished is None else [finished]
-        self._held_back.add(group.group_id, finished)
-        whole = self._held_back.take(group.group_id) if group.is_complete else []
+        self._deferral.hold_back(group.group_id, finished)
+        whole = self._deferral.take_held_back(group.group_id) if group.is_complete else []
         for rollout in whole:
             self._reporter.count(rollout.used)
         return whole
@@ -256,7 +216,7 @@ class RolloutJob:
             self._throw_away(group)
 
     def _throw_away(self, group: OpenGroup) -> None:
-        for rollout in self._held_back.throw_away(group.group_id):
+        for rollout in self._deferral.throw_away(group.group_id):
             self._reporter.count(rollout.thrown)
 
     # --- between steps

@@ -12,10 +12,13 @@ from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.clock import ActiveClock
 from forebay.core.scheduling.engine_loads import EngineLoads
+from forebay.core.scheduling.policy import Policy
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
 from forebay.engines.ring import Call, EngineRing
-from forebay.generators.buffer_link.abc import Link, Plan
+from forebay.generators.buffer_link.abc import JobBuffer, Link, Plan
+from forebay.generators.job.group_feed import Schedule
+from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.rollouts.open_group import Hold, OpenGroup
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
@@ -94,6 +97,28 @@ class JobPlaces:
     runner: JobRunner
     writer: JobWriter
     traces: RolloutTraces
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What a job works with; all of it is open already, and closed by whoever opened it."""
+
+    plan: Plan
+    schedule: Schedule
+    link: JobBuffer
+    ring: JobEngines
+    runner: JobRunner
+    writer: JobWriter
+    reporter: Reporter
+    clock: ActiveClock
+    hold: Hold
+    policy: Policy
+    loads: EngineLoads
+    traces: RolloutTraces
+    replayed: ReplayedGroups | None = None
+    """What another run has recorded of the schedule's groups, and what is left of them."""
+    adjusts_places: bool = False
+    """Whether the number of places is found out while it runs."""
 
 
 class RolloutPlaces(Protocol):

@@ -23,9 +23,9 @@ from forebay.generators.buffer_link.slime import SlimeLink
 from forebay.generators.job.composition import composition, policy_of
 from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.input_rows import RowFile
-from forebay.generators.job.job import JobParts, RolloutJob
+from forebay.generators.job.job import RolloutJob
 from forebay.generators.job.plan_record import record_plan
-from forebay.generators.job.ports import JobContext, JobPlaces, MemberParts, MemberShare
+from forebay.generators.job.ports import JobContext, JobParts, JobPlaces, MemberParts, MemberShare
 from forebay.generators.job.replayed_groups import ReplayedGroups, ReplayParts
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.rewards import Rewarder, RewardFunc

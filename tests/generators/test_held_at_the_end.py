@@ -16,6 +16,7 @@ from forebay.generators.job.deferral import Deferral
 from forebay.generators.job.dispatcher import Dispatcher
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
+from forebay.generators.job.ports import JobParts
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.generators.rollouts.seat import Seat
@@ -52,21 +53,23 @@ async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(
         seat.leave()
         dispatcher.changed.notify()
 
-    unused: Any = SimpleNamespace(when_up=engines, note_group=lambda _: None)
-    dispatcher = Dispatcher(
+    stub: Any = SimpleNamespace(when_up=engines, when_ready=nothing, announce=nothing, note_group=lambda _: None)
+    feed = GroupFeed(ScheduledGroups(iter(groups)), policy, PLAN, deferral)
+    parts = JobParts(
+        plan=PLAN,
+        schedule=stub,
+        link=stub,
+        ring=stub,
+        runner=stub,
+        writer=stub,
+        reporter=stub,
+        clock=ActiveClock(ManualClock()),
+        hold=hold,
         policy=policy,
         loads=EngineLoads(4, [URL]),
-        ring=unused,
-        when_ready=nothing,
-        hold=hold,
-        feed=GroupFeed(ScheduledGroups(iter(groups)), policy, PLAN, deferral),
-        deferral=deferral,
-        open_groups=OpenGroups(unused, unused, hold),
-        announce=nothing,
-        make_group=lambda planned: OpenGroup(PLAN, planned, ActiveClock(ManualClock()), hold),
-        run=run,
         traces=RolloutTraces(NO_TRACE, PLAN.run_id),
     )
+    dispatcher = Dispatcher(parts, feed, deferral, OpenGroups(stub, stub, hold), run)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         await dispatcher.start_all(tasks)
     assert hold.is_held

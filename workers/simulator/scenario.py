@@ -15,7 +15,8 @@ from forebay.generators.base import FIRST_PLACES
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.composition import policy_of
 from forebay.generators.job.group_feed import Schedule
-from forebay.generators.job.job import JobParts, RolloutJob
+from forebay.generators.job.job import RolloutJob
+from forebay.generators.job.ports import JobParts
 from forebay.generators.job.reporter import Reporter
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
