@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from forebay.engines.fake_sglang.routes import create_app
 from forebay.engines.scripted.answers import ScriptedBackend
-from forebay.engines.scripted.parsers import PARSERS
+from forebay.engines.scripted.script import PARSERS
 from forebay.gateway.app import create_gateway
 from forebay.gateway.spec import GatewaySpec
 from forebay.server.app import create_api

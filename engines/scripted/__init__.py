@@ -8,10 +8,9 @@ fall into the middle of it, as they would in a model.
 
 - ``ScriptedEngine`` (here): the server; what it was asked, waits for it, and a thread of its own.
 - ``answers``: the choices in flight, and what aborts, pauses and updates do to them.
-- ``script``: what a script is asked, and what it answers.
+- ``script``: what a script is asked, what it answers, and how that is read out of a text again.
 - ``play``: saying one reply.
 - ``tokens``: the vocabulary, the chat template, and logprobs.
-- ``parsers``: reasoning and calls of tools out of a text.
 """
 
 import asyncio
@@ -26,8 +25,7 @@ from forebay.core.addresses import host_patterns
 from forebay.engines.fake_sglang.reply_bodies import error_body
 from forebay.engines.fake_sglang.routes import create_app, guarded
 from forebay.engines.scripted.answers import ScriptedBackend
-from forebay.engines.scripted.parsers import PARSERS
-from forebay.engines.scripted.script import Reply, Script, ScriptedCall
+from forebay.engines.scripted.script import PARSERS, Reply, Script, ScriptedCall
 from forebay.web.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from forebay.web.serving import entered_in_thread, serve_app
 

@@ -14,9 +14,8 @@ from forebay.core.waiting import Signal
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.fake_sglang.calls import JSONObject, PromptCall
 from forebay.engines.fake_sglang.request_bodies import ChatBody, GenerateBody, WeightsBody
-from forebay.engines.scripted.parsers import REASONING_PARSER, TOOL_CALL_PARSER
 from forebay.engines.scripted.play import ScriptedWeights, first_of, play
-from forebay.engines.scripted.script import Reply, Script, ScriptedCall
+from forebay.engines.scripted.script import REASONING_PARSER, TOOL_CALL_PARSER, Reply, Script, ScriptedCall
 from forebay.engines.scripted.tokens import VOCABULARY_SIZE, decode, encode, encode_chat, logprob, open_chat
 
 logger = logging.getLogger(__name__)

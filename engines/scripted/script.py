@@ -1,6 +1,8 @@
-"""What a script is asked, and what it answers."""
+"""What a script is asked, what it answers, and how reasoning and calls of tools are read out of a text again."""
 
 import asyncio
+import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,11 @@ LIMITS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 """What the most tokens to say are called, in ``/generate`` and in a chat."""
 
 THINK, THOUGHT = "<think>\n", "\n</think>\n\n"
+REASONING_PARSER = "qwen3"
+TOOL_CALL_PARSER = "qwen25"
+"""SGLang's names for the forms in which the scripted engine thinks and calls."""
+
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>\n?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +159,37 @@ class ScriptedCall:
 
 Answer = str | Reply
 Script = Callable[[ScriptedCall], Answer | Awaitable[Answer]]
+
+
+def parse_function_call(body: dict[str, Any]) -> dict[str, Any]:
+    """``POST /parse_function_call``: the text without its calls, and the calls. What is no call stays text."""
+    text = str(body.get("text") or "")
+    found = [(match.group(0), call) for match in _CALL.finditer(text) if (call := _call(match.group(1))) is not None]
+    for spelled, _ in found:
+        text = text.replace(spelled, "", 1)
+    calls = [
+        {"tool_index": index, "name": call["name"], "parameters": json.dumps(call["arguments"])}
+        for index, (_, call) in enumerate(found)
+    ]
+    return {"normal_text": text, "calls": calls}
+
+
+def separate_reasoning(body: dict[str, Any]) -> dict[str, Any]:
+    """``POST /separate_reasoning``: what was thought, and what was said."""
+    text = str(body.get("text") or "")
+    thought, mark, said = text.partition(THOUGHT.rstrip())
+    if not thought.startswith(THINK):
+        return {"reasoning_text": "", "text": text}
+    return {"reasoning_text": thought.removeprefix(THINK), "text": said.lstrip() if mark else ""}
+
+
+def _call(spelled: str) -> dict[str, Any] | None:
+    try:
+        call = json.loads(spelled)
+    except json.JSONDecodeError:
+        return None
+    return call if isinstance(call, dict) and {"name", "arguments"} <= call.keys() else None
+
+
+PARSERS = {"/parse_function_call": parse_function_call, "/separate_reasoning": separate_reasoning}
+"""By the path that each answers."""

@@ -3,8 +3,8 @@
 - ``registry.py``: every key is issued, found and revoked here. It answers "who calls?" for each request: the server, a
   run, the agent of a rollout, or a captured run.
 - ``run.py``: one run: its engines, its connection to the server, its clock, its open and its closed rollouts.
-- ``rollout.py``: an open rollout, with its key and its record. ``ended_rollouts.py`` keeps the records of those that
-  were closed, for callers who ask again, and the names of those that came to their caps.
+- ``rollouts.py``: an open rollout, with its key and its record; the records of those that were closed, for callers who
+  ask again, and the names of those that came to their caps.
 - ``sessions.py``: what the calls under one base URL share: engine, deadline, defaults, and the order of their record.
 - ``captured_run.py``: a run whose generator knows nothing of the gateway; each of its calls is a session of its own.
   ``conversations.py`` finds the recorded turns of the samples that it writes, and the calls of a closed group.

@@ -18,7 +18,7 @@ from forebay.core.errors import NotFound, Unauthorized
 from forebay.core.tasks import TaskSet
 from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
-from forebay.gateway.runs.rollout import ABORTED, RETRIED, OpenedRollout
+from forebay.gateway.runs.rollouts import ABORTED, RETRIED, OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
 from forebay.telemetry.tracing.loop_watch import LoopWatch

@@ -13,9 +13,8 @@ from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.buffer_link import BufferLink
 from forebay.gateway.runs.captured_run import RunCalls
-from forebay.gateway.runs.ended_rollouts import CappedRollouts, ClosedRollouts
 from forebay.gateway.runs.notes import Notes
-from forebay.gateway.runs.rollout import OpenedRollout
+from forebay.gateway.runs.rollouts import CappedRollouts, ClosedRollouts, OpenedRollout
 from forebay.gateway.runs.run_trace import GatewayTrace
 from forebay.gateway.runs.sessions import Session
 from forebay.gateway.runs.worker_versions import WorkerVersions

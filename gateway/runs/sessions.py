@@ -1,6 +1,6 @@
 """What the calls under one base URL share: their engine, their deadline, their defaults, and the order of their record.
 
-A session stands behind each rollout (``rollout.py``), and behind each single call of a captured run
+A session stands behind each rollout (``rollouts.py``), and behind each single call of a captured run
 (``captured_run.py``). Its ``Affinity`` chooses the engine, its ``TurnLog`` takes the recorded turns.
 """
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.scripted import Reply
-from forebay.gateway.runs import ended_rollouts
+from forebay.gateway.runs import rollouts
 from forebay.generators.agents.gateway import GatewayLink
 from forebay.web.serving import serve_app
 from tests.client.faulty_proxy import FaultyProxy
@@ -79,14 +79,14 @@ async def test_a_rollout_opened_again_is_another_one(stage: Stage) -> None:
 async def test_answers_are_not_kept_beyond_their_bounds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage("four")
     first, second = await stage.open(), await stage.open()
-    monkeypatch.setattr(ended_rollouts, "MAX_BYTES", 1)
+    monkeypatch.setattr(rollouts, "MAX_BYTES", 1)
     await first.close()
     await first.close()
     await second.close()
     lost = await stage.gateway.ask("POST", f"rollouts/{first.rollout_id}/close")
     assert_error(lost, 404, "not_found")
     assert (await second.close())["num_calls"] == 0, "the newest is kept in any case"
-    monkeypatch.setattr(ended_rollouts, "KEEP_S", 0.0)
+    monkeypatch.setattr(rollouts, "KEEP_S", 0.0)
     third = await stage.open()
     await third.close()
     old = await stage.gateway.ask("POST", f"rollouts/{third.rollout_id}/close")
