@@ -10,7 +10,8 @@ from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.sections import ranked, where_text
+from forebay.telemetry.render.sections import where_text
+from forebay.telemetry.render.selection import ranked
 from forebay.telemetry.visible_text import visible
 
 MOST_FINDINGS = 10

@@ -1,7 +1,6 @@
 """What a report shows, in which order: findings first, then the run as a whole, then one step after the other."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
@@ -10,51 +9,19 @@ from forebay.telemetry.render.blocks import (
     Block,
     Cell,
     FigureBlock,
-    LinkCell,
     PageSection,
     ParagraphBlock,
     TableBlock,
     known_columns,
 )
 from forebay.telemetry.render.charts import turn_text
+from forebay.telemetry.render.selection import ReportSelection, chosen, ranked
 from forebay.telemetry.render.side_by_side import compared
 from forebay.telemetry.render.steps import step_section
 from forebay.telemetry.render.tails import completion_section, outlier_section, thrown_section
 
-MOST_STEPS = 60
-"""Steps that are shown one by one; the pictures and tables over all steps have the others too."""
 MOST_ROWS = 400
 """Of a table with a row for each step."""
-MOST_OUTLIERS = 60
-"""Requests that are shown one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Which steps and requests of a report are shown one by one, and where."""
-
-    steps: dict[str, str]
-    """Anchors, by a step's name."""
-    requests: dict[str, str]
-    """Anchors, by a request's id."""
-    first_step: str = ""
-    """The one that a reader will look for first."""
-
-    def link(self, text: str, *, step: str = "", request: str = "") -> Cell:
-        """``text``, leading to the request, else to the step, else nowhere."""
-        return LinkCell(text, self.requests.get(request) or self.steps.get(step, ""))
-
-
-def chosen(report: ProfileReport) -> Shown:
-    """The steps and requests that a reader will look for first."""
-    named = [finding.path.step for finding in ranked(report)] + [each.step for each in report.outliers]
-    slowest = sorted(report.steps, key=lambda step: (not step.is_outlier, -step.seconds))
-    wanted = dict.fromkeys([*(name for name in named if name), *(step.name for step in slowest)])
-    names = set(list(wanted)[:MOST_STEPS])
-    in_order = [step.name for step in report.steps if step.name in names]
-    costly = sorted(report.outliers, key=lambda each: -each.beyond_s)[:MOST_OUTLIERS]
-    requests = {each.request: f"request-{index}" for index, each in enumerate(costly)}
-    return Shown({name: f"step-{index}" for index, name in enumerate(in_order)}, requests, next(iter(wanted), ""))
 
 
 def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> list[PageSection]:
@@ -79,7 +46,7 @@ def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> 
     return [section for section in (*overall, *single, last) if section is not None and section.blocks]
 
 
-def _findings(report: ProfileReport, shown: Shown) -> PageSection:
+def _findings(report: ProfileReport, shown: ReportSelection) -> PageSection:
     blocks: list[Block] = []
     if report.findings:
         headers = ("lost", "share", "what held it up", "where")
@@ -91,12 +58,7 @@ def _findings(report: ProfileReport, shown: Shown) -> PageSection:
     return PageSection("findings", "Findings", blocks)
 
 
-def ranked(report: ProfileReport) -> list[Finding]:
-    """Its findings, the costliest first."""
-    return sorted(report.findings, key=lambda finding: -finding.seconds)
-
-
-def _finding_row(finding: Finding, shown: Shown) -> list[Cell]:
+def _finding_row(finding: Finding, shown: ReportSelection) -> list[Cell]:
     path = finding.path
     link = shown.link(where_text(finding), step=path.step, request=path.request)
     return [seconds_text(finding.seconds), share_text(finding.share), finding.sentence, link]
@@ -110,7 +72,7 @@ def where_text(finding: Finding) -> str:
     return " → ".join([*named, *(text for text in (turn_text(path.turn), path.event) if text)]) or "all steps"
 
 
-def _steps(report: ProfileReport, shown: Shown) -> PageSection:
+def _steps(report: ProfileReport, shown: ReportSelection) -> PageSection:
     if not report.steps:
         return PageSection("steps", "Steps")
     blocks: list[Block] = [
@@ -148,7 +110,7 @@ def _left_out(number: int) -> list[Block]:
     return [ParagraphBlock(f"The table has the {MOST_ROWS} slowest of {number:,} steps.", is_note=True)]
 
 
-def _step_row(step: StepSummary, shown: Shown) -> list[Cell]:
+def _step_row(step: StepSummary, shown: ReportSelection) -> list[Cell]:
     marks = [mark for mark, is_so in (("(sticks out)", step.is_outlier), ("(open)", step.is_open)) if is_so]
     name = " ".join([step.name, *marks])
     times = (step.seconds, step.train_s, step.wait_s, step.send_s, step.beyond_next_s)

@@ -1,13 +1,13 @@
 """One step, from its parts down to its requests."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from forebay.telemetry.analysis.report import CompletionCurve, PathPart, ProfileReport, StepSummary
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, LinkCell, PageSection, ParagraphBlock, TableBlock
 from forebay.telemetry.render.charts import turn_text
+from forebay.telemetry.render.selection import ReportSelection
 from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
 
 MOST_PARTS = 200
@@ -16,18 +16,7 @@ MOST_WORKERS = 64
 ALL_WORKERS = "all workers"
 
 
-class Anchors(Protocol):
-    """Where steps and requests are shown one by one."""
-
-    @property
-    def steps(self) -> dict[str, str]: ...
-    @property
-    def requests(self) -> dict[str, str]: ...
-    @property
-    def first_step(self) -> str: ...
-
-
-def step_section(report: ProfileReport, step: StepSummary, shown: Anchors) -> PageSection:
+def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelection) -> PageSection:
     """Everything about one step."""
     anchor = shown.steps[step.name]
     blocks: list[Block] = [ParagraphBlock(_in_words(step))]
