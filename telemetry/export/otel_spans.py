@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from forebay.telemetry.attempts import Attempt
+from forebay.telemetry.attempts import Attempt, TraceLine, Writer
 from forebay.telemetry.export import semantic_conventions as names
 from forebay.telemetry.export.server_intervals import ServerIntervals, parts_of_read
 from forebay.telemetry.trace_db import TraceDB
@@ -25,7 +25,6 @@ from forebay.telemetry.tracing.records import (
     Weights,
 )
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
-from forebay.telemetry.tracing.trace_writers import TraceLine, Writer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

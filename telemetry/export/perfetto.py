@@ -9,10 +9,9 @@ engine, and from a read to the groups that went out with it. Times are in micros
 from hashlib import blake2b
 from typing import BinaryIO
 
-from forebay.telemetry.attempts import Attempt
-from forebay.telemetry.export.attempt_tracks import TrackSpan
+from forebay.telemetry.attempts import Attempt, Writer
 from forebay.telemetry.export.server_intervals import ServerInterval, ServerIntervals, parts_of_read
-from forebay.telemetry.export.trace_events import Arrow, TraceEvents
+from forebay.telemetry.export.trace_events import Arrow, TraceEvents, TrackSpan
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
     Dropped,
@@ -25,7 +24,6 @@ from forebay.telemetry.tracing.records import (
     Span,
     Weights,
 )
-from forebay.telemetry.tracing.trace_writers import Writer
 
 
 class PerfettoExport:

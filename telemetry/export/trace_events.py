@@ -1,15 +1,136 @@
-"""Events of the trace-event format, a line each, into a file that is a valid whole once it is closed.
+"""Spans on tracks, as events of the trace-event format: a line each, into a file that is valid once it is closed.
 
 The file is an array. Viewers open it before its end was written, too: while a run goes on.
+
+On each track spans nest, as every viewer of traces wants them. A span goes below the one around it, on its track, if it
+lies within; what overlaps, as tools that run at once, gets a track of its own. Clocks of two processes may differ a
+little: what sticks out by that much is cut.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
-from forebay.telemetry.export.attempt_tracks import TrackSpan, tracks
+from forebay.telemetry.tracing.records import Open, RolloutSummary, Span, TurnSummary
+
+SKEW_NS = 1_000_000
+"""What the clocks of two processes may differ by."""
+
+
+_OF_SUMMARY = ("uid", "instance", "epoch", "slot", "attempt", "step", "ending", "outcome", "reward", "reward_cpu_s")
+_OF_TURN = ("engine", "prompt", "cached", "sampled", "finish_reason", "has_tools", "versions")
+
+
+@dataclass(slots=True)
+class TrackSpan:
+    """A span as it is drawn."""
+
+    name: str
+    begin: int
+    end: int
+    id: str
+    up: str = ""
+    is_open: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: Span | Open, end: int) -> Self:
+        """``end`` is that of the log, for one that is open."""
+        is_open = isinstance(record, Open)
+        about = {**record.at} | ({} if record.turn is None else {"turn": record.turn})
+        last = max(end, record.t) if isinstance(record, Open) else record.t + record.d
+        name = f"turn {record.turn}" if record.name == "turn" else record.name
+        return cls(name, record.t, last, record.id, record.up, is_open, about)
+
+    @classmethod
+    def of_summary(cls, summary: RolloutSummary) -> Self:
+        """The attempt itself."""
+        about: dict[str, Any] = {name: getattr(summary, name) for name in (*_OF_SUMMARY, *_OF_TURN[:4])}
+        about |= {f"{phase}_s": ns / 1e9 for phase, ns in summary.phases.items()}
+        known = {name: value for name, value in about.items() if value not in ("", None)}
+        name = f"slot {summary.slot}" + (f", attempt {summary.attempt}" if summary.attempt else "")
+        return cls(name, summary.t, summary.t + summary.d, summary.id, about=known)
+
+    @classmethod
+    def of_turn(cls, turn: TurnSummary, number: int, up: str) -> Self:
+        """A turn of which no spans were kept."""
+        about = {name: value for name in _OF_TURN if (value := getattr(turn, name)) not in ("", None, [])}
+        about |= {f"{phase}_s": ns / 1e9 for phase, ns in turn.phases.items()}
+        return cls(f"turn {number}", turn.t, turn.t + turn.d, f"{up}/{number}", up, about=about)
+
+
+Edge = tuple[bool, TrackSpan]
+"""Whether it is the span's beginning, else its end."""
+
+
+def tracks(spans: Iterable[TrackSpan], root: TrackSpan) -> Iterator[list[Edge]]:
+    """The edges of each track in the order of time, the one that ``root`` is on first."""
+    by_id = {each.id: each for each in spans} | {root.id: root}
+    above = {each.id: _above(each, by_id) for each in by_id.values()}
+    del by_id[root.id]
+    for each in sorted(by_id.values(), key=lambda span: len(above[span.id])):
+        _fit(each, by_id.get(each.up, root))
+    lanes = [_Lane(root)]
+    for each in sorted(by_id.values(), key=lambda span: (span.begin, -span.end, len(above[span.id]))):
+        lane = next((lane for lane in lanes if lane.takes(each, above[each.id])), None)
+        if lane is None:
+            lane = _Lane()
+            lanes.append(lane)
+        lane.add(each)
+    for lane in lanes:
+        yield lane.finish()
+
+
+def _above(span: TrackSpan, by_id: dict[str, TrackSpan]) -> set[str]:
+    """The ids of the spans around it."""
+    found: set[str] = set()
+    up = span.up
+    while up in by_id and up not in found:
+        found.add(up)
+        up = by_id[up].up
+    return found
+
+
+def _fit(span: TrackSpan, around: TrackSpan) -> None:
+    if around.begin - SKEW_NS <= span.begin < around.begin:
+        span.begin = min(around.begin, span.end)
+    if around.end < span.end <= around.end + SKEW_NS:
+        span.end = max(around.end, span.begin)
+
+
+class _Lane:
+    """One track while it is filled, in the order of the beginnings."""
+
+    def __init__(self, root: TrackSpan | None = None) -> None:
+        self._open: list[TrackSpan] = []
+        self._edges: list[Edge] = []
+        if root is not None:
+            self.add(root)
+
+    def takes(self, span: TrackSpan, above: set[str]) -> bool:
+        """Whether ``span`` nests: the one that is open when it begins is around it, and as long."""
+        while self._open and self._open[-1].end <= span.begin and self._open[-1].id not in above:
+            self._close()
+        if not self._open:
+            return True
+        top = self._open[-1]
+        return top.begin <= span.begin and span.end <= top.end and (top.id in above or not above)
+
+    def add(self, span: TrackSpan) -> None:
+        self._open.append(span)
+        self._edges.append((True, span))
+
+    def finish(self) -> list[Edge]:
+        while self._open:
+            self._close()
+        return self._edges
+
+    def _close(self) -> None:
+        self._edges.append((False, self._open.pop()))
+
 
 TRAINER = 1
 PROCESSES = 2

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.telemetry.export.attempt_tracks import TrackSpan, tracks
 from forebay.telemetry.export.perfetto import PerfettoExport
+from forebay.telemetry.export.trace_events import TrackSpan, tracks
 from forebay.telemetry.tracing.records import LoopStall, Record, TurnSummary, Weights
 from tests.telemetry.log_kit import (
     ENGINE,
