@@ -28,7 +28,7 @@ from forebay.engines.detect import DetectedEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.engines.sampling_defaults import engine_defaults
 from forebay.engines.sglang import SGLangEngine
-from forebay.telemetry.tracing.span_handle import SpanHandle
+from forebay.telemetry.tracing.spans import SpanHandle
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from forebay.gateway.refusals import EngineLost, Over
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.run_trace import Up
 from forebay.gateway.runs.sessions import Session
-from forebay.telemetry.tracing.span_handle import SpanHandle
+from forebay.telemetry.tracing.spans import SpanHandle
 
 CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3

@@ -20,7 +20,7 @@ from forebay.gateway.engine_http import DONE_DATA
 from forebay.gateway.off_loop import off_loop_if
 from forebay.gateway.recording import CallRecording, StreamRecording
 from forebay.gateway.refusals import EngineLost
-from forebay.telemetry.tracing.span_handle import SpanHandle
+from forebay.telemetry.tracing.spans import SpanHandle
 
 DRAIN_S = 3.0
 """How long the rest of a stream is read after its agent has gone: SGLang ends an aborted one within milliseconds."""

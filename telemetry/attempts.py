@@ -1,4 +1,4 @@
-"""From the records of a rollout to its attempts.
+"""From the records of a rollout to its attempts, with who wrote them: a process in each of its files.
 
 What the gateway measured stands below the run's attempt: by the ids of spans where they lead there, else by the
 attempt's number, else by its time.
@@ -6,12 +6,54 @@ attempt's number, else by its time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
-from forebay.telemetry.tracing.records import Open, RolloutSummary, Span
-from forebay.telemetry.tracing.trace_writers import TraceLine, Writer
+from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 
 _CLOCKS_APART_NS = 10_000_000
 """So much earlier than its attempt a call may seem to begin that another process noted."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """A process that wrote, in one of its files."""
+
+    file: str
+    head: Head | None = None
+    """None for lines in front of any head."""
+    shift_ns: int = 0
+    """What brings its times to the clock of the first process."""
+    last_ns: int = 0
+    """Its last sign of life."""
+    ended_ns: int = 0
+    """When its process had ended, as the server saw it; 0 where nothing says so."""
+
+    @property
+    def name(self) -> str:
+        """The name that its file was given when it was written."""
+        head = self.head
+        return f"{head.process}-{head.start}-{head.pid}.{head.number}.jsonl" if head else Path(self.file).name
+
+    @property
+    def process(self) -> str:
+        """``run``, ``gateway`` or ``server``."""
+        return self.head.process if self.head else ""
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.head.pid if self.head else 0
+
+
+class TraceLine(NamedTuple):
+    """A record, and where it stands."""
+
+    writer: Writer
+    number: int
+    """From 1, as editors count."""
+    record: Record
+    """Its times are on the clock that all writers share."""
 
 
 @dataclass(slots=True)

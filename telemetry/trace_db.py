@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from forebay.core.errors import ForebayError, InvalidInput
-from forebay.telemetry.attempts import Attempt, attempts_of
+from forebay.telemetry.attempts import Attempt, TraceLine, Writer, attempts_of
 from forebay.telemetry.tracing.read_trace import (
     OnBadLine,
     bounded_lines,
@@ -25,7 +25,6 @@ from forebay.telemetry.tracing.read_trace import (
     version_text,
 )
 from forebay.telemetry.tracing.records import VERSION, Head, Open, ProcessChange, Read, Record, RolloutSummary, Span
-from forebay.telemetry.tracing.trace_writers import SharedClock, TraceLine, Writer, shift
 
 LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/), or step_*/worker_*.jsonl of verl's profile log"
 """What a folder needs to be read."""
@@ -45,6 +44,8 @@ CREATE INDEX summaries ON line (is_summary) WHERE is_summary;
 """
 _Row = tuple[str, str, bool, int, int, int, int, bytes]
 
+_READ_TIMES = ("last_asked", "satisfied", "judged", "first_byte", "sent")
+
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -61,7 +62,7 @@ class TraceDB:
 
     def __init__(self) -> None:
         self.writers: list[Writer] = []
-        self._clock = SharedClock()
+        self._clock = _SharedClock()
         self._database = sqlite3.connect("", isolation_level=None)  # a private file, gone with the connection
         self._database.execute("PRAGMA page_size = 65536")  # fewer writes: a tenth of the time of reading
         self._database.execute(_TABLE)
@@ -191,7 +192,7 @@ class TraceDB:
     def _line(self, writer: int, number: int, raw: bytes) -> TraceLine:
         own, record = self.writers[writer], _decode(raw)
         if own.shift_ns:
-            shift(record, own.shift_ns)
+            _shift(record, own.shift_ns)
         return TraceLine(own, number, record)
 
 
@@ -216,3 +217,47 @@ def _group_in(uid: str) -> str:
     """The group that a ``rollout_uid`` names, if it is one."""
     parts = uid.rsplit("-", 2)
     return parts[1] if len(parts) == 3 else uid
+
+
+def _shift(record: Record, ns: int) -> None:
+    """Move all moments of ``record`` by ``ns``."""
+    record.t += ns  # type: ignore[union-attr]  # no head comes here
+    if isinstance(record, Read):
+        for name in _READ_TIMES:
+            if moment := getattr(record, name):
+                setattr(record, name, moment + ns)
+    elif isinstance(record, RolloutSummary):
+        record.started += ns if record.started else 0
+        for turn in record.turns:
+            turn.t += ns
+
+
+class _SharedClock:
+    """The heads of all processes, which have one monotonic clock while the machine is up.
+
+    Each anchored it to the wall by itself. Where the wall's clock was set between two heads, the later process's times
+    are off by that much: its monotonic clock says by how much.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[Head] = []
+        """Of each time that a machine was up."""
+
+    def shift(self, head: Head) -> int:
+        """What is to be added to the times of the process with this head."""
+        for first in self._firsts:
+            if not _is_other_boot(first, head):
+                return (first.wall_ns - first.mono_ns) - (head.wall_ns - head.mono_ns)
+        self._firsts.append(head)
+        return 0
+
+
+def _is_other_boot(first: Head, head: Head) -> bool:
+    """Whether the machine was booted between the two, or each is of another one.
+
+    Where heads do not say: the later one's monotonic clock began after the earlier head.
+    """
+    if first.boot and head.boot:
+        return first.boot != head.boot
+    earlier, later = sorted((first, head), key=lambda each: each.wall_ns)
+    return later.wall_ns - later.mono_ns > earlier.wall_ns

@@ -8,7 +8,7 @@ from forebay.core.addresses import without_login
 from forebay.engines.capture.engine_times import laid_back, longest
 from forebay.engines.capture.turn import Turn
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
-from forebay.telemetry.tracing.span_handle import SpanHandle
+from forebay.telemetry.tracing.spans import SpanHandle
 
 AskLoad = Callable[[SpanHandle], Mapping[str, Any] | None]
 """The ``on_open`` of a span: what the engine is busy with meanwhile."""

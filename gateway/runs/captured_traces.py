@@ -16,7 +16,7 @@ from forebay.engines.capture.call_spans import end_turn, versions_of
 from forebay.engines.capture.turn import Turn
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.records import Record, Span
-from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.spans import Scope
 from forebay.telemetry.tracing.trace_ids import new_span_id
 from forebay.telemetry.tracing.tracer import Tracer
 

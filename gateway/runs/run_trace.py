@@ -15,7 +15,7 @@ from forebay.gateway.request_bodies import OpenRollout, TraceOptions
 from forebay.gateway.runs.captured_traces import CallSpans
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.loop_watch import LoopWatch
-from forebay.telemetry.tracing.span_handle import SpanHandle
+from forebay.telemetry.tracing.spans import SpanHandle
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from forebay.telemetry.tracing.tracer import NO_ATTEMPT, NO_TRACE, Tracer, TraceSettings, start_tracing
 

@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.generators.failures import JudgeFailed
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
-from forebay.telemetry.tracing.span_handle import current_span
+from forebay.telemetry.tracing.spans import current_span
 
 VERIFIER_LIMITS = Limits(wall_s=60)
 WRONG_STATUS = 1

@@ -10,7 +10,7 @@ from operator import attrgetter, itemgetter
 
 from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.timeline import NS, Event, TurnTimes
-from forebay.telemetry.attempts import Attempt
+from forebay.telemetry.attempts import Attempt, Writer
 from forebay.telemetry.tracing.exclusive_time import (
     CONTAINERS,
     ENDINGS,
@@ -20,7 +20,6 @@ from forebay.telemetry.tracing.exclusive_time import (
     rollout_shares,
 )
 from forebay.telemetry.tracing.records import Open, Span, TurnSummary
-from forebay.telemetry.tracing.trace_writers import Writer
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis.intervals import union
 from forebay.telemetry.analysis.requests import request_of
-from forebay.telemetry.analysis.step_plan import StepPlan, TracePlan, end_of, plan_steps, satisfied_of
+from forebay.telemetry.analysis.step_plan import StepPlan, end_of, plan_steps, satisfied_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep, ReadTimes, Request, Timeline
 from forebay.telemetry.analysis.trace_index import TraceIndex
 from forebay.telemetry.analysis.verl_log import VerlLog, find_steps
@@ -51,15 +51,15 @@ class TraceTimeline:
         if self._db.is_empty:
             raise InvalidInput(f"no record of a trace in {self.source}", field="source")
         self._index = TraceIndex(self._db)
-        self._plan: TracePlan = plan_steps(self._index)
+        self._steps, self._left_over = plan_steps(self._index)
         self._busy = BusyEngines(self._index.busy)
         self.notes = list(_notes(self._index))
 
     def steps(self) -> Iterator[ProfileStep]:
         """In the order of their ends; last, where rollouts were open or no read brought any, the one without an end."""
-        for plan in self._plan.steps:
+        for plan in self._steps:
             yield self._filled(plan)
-        if self._plan.left_over:
+        if self._left_over:
             yield from self._last()
 
     def _filled(self, plan: StepPlan) -> ProfileStep:
@@ -88,11 +88,6 @@ class TraceTimeline:
     def _complete(self, step: ProfileStep) -> None:
         """What is seen of its requests once they are there."""
         delivered = [step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s]
-        waits = [
-            read.satisfied_s - step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s
-        ]
-        if waits:
-            step.delivery_phases["buffer"] = max(0.0, sum(waits) / len(waits))
         release = max(delivered, default=step.satisfied_s or step.end_s)
         step.worker_phases = self._busy.barriers(step.requests, min(release, step.end_s))
         begin = min((request.begin_s for request in step.requests), default=step.begin_s)
@@ -101,13 +96,13 @@ class TraceTimeline:
         ]
 
     def _last(self) -> Iterator[ProfileStep]:
-        requests = self._requests(self._plan.left_over)
+        requests = self._requests(self._left_over)
         is_open = any(request.ending == "open" for request in requests) or bool(self._index.open_reads)
         if not requests:
             return
-        if self._plan.steps and not is_open:
+        if self._steps and not is_open:
             note = (
-                f"{len(requests)} requests of {len(self._plan.left_over)} groups were over after the last read: "
+                f"{len(requests)} requests of {len(self._left_over)} groups were over after the last read: "
                 "they belong to no step."
             )
             self.notes += [note] if note not in self.notes else []
@@ -115,14 +110,14 @@ class TraceTimeline:
         yield self._open_step(requests, is_open=is_open)
 
     def _open_step(self, requests: list[Request], *, is_open: bool) -> ProfileStep:
-        before = self._plan.steps[-1] if self._plan.steps else None
+        before = self._steps[-1] if self._steps else None
         begin = before.end * NS if before else min(request.begin_s for request in requests)
         end = self._index.last_ns * NS if is_open else max(request.end_s for request in requests)
         step = ProfileStep(_name_after(before), min(begin, end), end, requests=requests, is_open=is_open)
         if self._index.open_reads:
             step.asked_s = min(max(min(self._index.open_reads.values()) * NS, step.begin_s), end)
             step.satisfied_s = end
-        self._add_ready(step, self._plan.left_over)
+        self._add_ready(step, self._left_over)
         for request in requests:
             # Nothing was read yet: what finished may still be.
             request.is_used = request.ending == "finished"
@@ -179,7 +174,6 @@ def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
         "hooks": sum(map(_hooks_s, step.reads, reads)),
         "delivery": sum(read.sent_s - read.judged_s for read in step.reads),
     }
-    step.weights = max((read.weights for read in reads if read.weights is not None), default=None)
 
 
 def _hooks_s(times: ReadTimes, read: Read) -> float:

@@ -65,9 +65,8 @@ def _fit(request: Request) -> None:
 def _add_summary(request: Request, summary: RolloutSummary) -> None:
     # ``retried`` as the last word: the other try never came.
     request.ending = summary.ending if summary.ending in _ENDINGS else "open"
-    request.outcome = summary.outcome
     request.is_capped = summary.is_capped
-    request.reward, request.reward_cpu_s = summary.reward, summary.reward_cpu_s
+    request.reward = summary.reward
     request.prompt_tokens, request.cached_tokens = summary.prompt, summary.cached
     request.sampled_tokens = summary.sampled
 

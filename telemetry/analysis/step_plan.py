@@ -22,20 +22,14 @@ class StepPlan:
     end: int = 0
     groups: list[str] = field(default_factory=list)
     """Those that it got, and those that were given up while it lasted."""
-    is_open: bool = False
 
 
-@dataclass(slots=True)
-class TracePlan:
-    """All steps, in the order of their ends, and the groups that belong to none of them."""
+def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
+    """All steps of a trace, in the order of their ends, and the groups that belong to none of them.
 
-    steps: list[StepPlan]
-    left_over: list[str]
-    """Of rollouts that went on, or waited, when the last step had ended."""
-
-
-def plan_steps(index: TraceIndex) -> TracePlan:
-    """The steps of a trace. Without a read that brought anything there is none, and all groups are left over."""
+    These are of rollouts that went on, or waited, when the last step had ended. Without a read that brought anything
+    there is no step, and all groups are left over.
+    """
     reads = [read for read in index.reads if read.groups and end_of(read)]
     reads.sort(key=lambda read: read.t)
     steps = _named_steps(reads, _naming(reads, index.checkpoints), index)
@@ -43,7 +37,7 @@ def plan_steps(index: TraceIndex) -> TracePlan:
         step.end = max(end_of(read) for read in step.reads)
     steps.sort(key=lambda step: step.end)
     _set_begins(steps, index)
-    return TracePlan(steps, _spread_others(steps, index))
+    return steps, _spread_others(steps, index)
 
 
 def satisfied_of(read: Read) -> int:

@@ -70,14 +70,12 @@ class Request:
     """
     ending: str = "finished"
     """``finished``, ``failed``, one of ``SURPLUS``, or ``open`` for one that had not ended."""
-    outcome: str = ""
     is_used: bool = True
     """Whether its sample went out in a batch."""
     discarded: str = ""
     """Why its group was given up (``invalid``, ``timed_out``, …); "" for one that was not."""
     is_capped: bool = False
     reward: float | None = None
-    reward_cpu_s: float | None = None
     num_attempts: int = 1
     num_broken: int = 0
     """Attempts before the last one that came to their cap: thrown away, and run again."""
@@ -145,13 +143,12 @@ class ProfileStep:
     ready_by: dict[str, str] = field(default_factory=dict)
     """By group: the ``request_id`` whose sample made it ready."""
     delivery_phases: dict[str, float] = field(default_factory=dict)
-    """``buffer``, ``hooks``, ``delivery``: seconds of the reply's making."""
+    """``hooks``, ``delivery``: seconds of the reply's making."""
     standstills: list[Standstill] = field(default_factory=list)
     length_cap: int | None = None
     """The largest number of tokens that a response may have, if it is known."""
     response_tokens: list[int] = field(default_factory=list)
     """Lengths of responses that are told for the step alone, not for its requests."""
-    weights: int | None = None
     reads: list[ReadTimes] = field(default_factory=list)
     """Each of those that brought its groups; empty where the log tells none."""
     is_open: bool = False

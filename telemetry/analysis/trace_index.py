@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 
 from forebay.telemetry.analysis.timeline import NS, Standstill
+from forebay.telemetry.attempts import TraceLine
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
     BatchChange,
@@ -15,7 +16,6 @@ from forebay.telemetry.tracing.records import (
     Read,
     RolloutSummary,
 )
-from forebay.telemetry.tracing.trace_writers import TraceLine
 
 
 @dataclass(slots=True)

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.verl_lines import ABORTS, COMPLETE, VerlLine, depth_of, is_leaf, number_of, phase_of
-from forebay.telemetry.attempts import Attempt
+from forebay.telemetry.attempts import Attempt, Writer
 from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval, rollout_shares
 from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
-from forebay.telemetry.tracing.trace_writers import Writer
 
 _ENGINE = "engine"
 _RESOLUTION_NS = 2_000

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval, rollout_shares
 from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
-from forebay.telemetry.tracing.span_handle import SpanHandle, current_span
-from forebay.telemetry.tracing.span_scope import Recorder, Scope
+from forebay.telemetry.tracing.spans import Recorder, Scope, SpanHandle, current_span
 from forebay.telemetry.tracing.trace_ids import new_span_id
 
 CAPPED = "length"

@@ -7,8 +7,7 @@ from typing import Any, Self
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.records import Record, RolloutSummary, TurnSummary
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings
-from forebay.telemetry.tracing.span_handle import SpanHandle
-from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.spans import Scope, SpanHandle
 
 
 class _NoSpan(SpanHandle):

@@ -1,11 +1,14 @@
-"""One run as one process records it: takes records, and sees to it that they are written."""
+"""One run as one process records it: takes records, which the process's one ``FlushThread`` has written to the file."""
 
+import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -13,15 +16,16 @@ from typing import Protocol
 import msgspec
 
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
-from forebay.telemetry.tracing.flush_thread import FLUSH_THREAD
 from forebay.telemetry.tracing.record_queue import RecordQueue
 from forebay.telemetry.tracing.records import VERSION, Head, Process, Record
-from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.spans import Scope
 from forebay.telemetry.tracing.trace_file import TraceFile, segment_bytes
 from forebay.telemetry.tracing.trace_ids import is_kept
 
 logger = logging.getLogger(__name__)
 
+EVERY_S = 0.5
+"""How often what has been recorded is written."""
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -54,6 +58,90 @@ OpenFile = Callable[[TraceSettings, Head], LineFile]
 def trace_file_of(settings: TraceSettings, head: Head) -> TraceFile:
     """The one that a process appends to in the run's folder."""
     return TraceFile(Path(settings.folder), head, segment_bytes(settings.max_bytes))
+
+
+class FlushThread:
+    """The one thread of a process that writes traces: every half second it sees to all tracers.
+
+    Started with the first record; in a forked process again, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._tracers: list[Tracer] = []
+        self._all: weakref.WeakSet[Tracer] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self._flush_all)
+
+    def know(self, tracer: "Tracer") -> None:
+        """Tell ``tracer`` in every forked process, whether there is something to write or not."""
+        self._all.add(tracer)
+
+    def see_to(self, tracer: "Tracer") -> None:
+        """Write what ``tracer`` has, now and then, from now on."""
+        with self._lock:
+            if tracer not in self._tracers:
+                self._tracers.append(tracer)
+            if self._thread is None:
+                self._flush_at_end()
+                thread = threading.Thread(target=self._run, name="trace", daemon=True)
+                # An interpreter that ends starts none; what is there is then written at its end.
+                with suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+
+    def leave(self, tracer: "Tracer") -> None:
+        """Forget ``tracer``."""
+        with self._lock:
+            if tracer in self._tracers:
+                self._tracers.remove(tracer)
+
+    def hurry(self) -> None:
+        """Write soon: much is waiting."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(EVERY_S)
+            self._wake.clear()
+            for tracer in list(self._tracers):
+                self._see_to_one(tracer)
+
+    def _see_to_one(self, tracer: "Tracer") -> None:
+        try:
+            tracer.note_long()
+            tracer.flush()
+        except Exception:  # what goes wrong with one trace must not end those of all others
+            self.leave(tracer)
+            logger.exception("a trace ends here, the rollouts go on")
+
+    def _flush_all(self) -> None:
+        for tracer in list(self._tracers):
+            tracer.flush()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread = None
+        self._tracers = []
+        for tracer in self._all:
+            tracer.after_fork()
+
+    def _flush_at_end(self) -> None:
+        """The children of ``multiprocessing`` leave without the functions of ``atexit``."""
+        module = sys.modules.get("multiprocessing.util")
+        if module is None:
+            return
+        from multiprocessing import parent_process
+
+        if parent_process() is not None:
+            module.Finalize(None, self._flush_all, exitpriority=0)
+
+
+FLUSH_THREAD = FlushThread()
+"""That of this process."""
 
 
 class Tracer:

@@ -13,8 +13,7 @@ from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.no_trace import NO_ATTEMPT, NO_SPAN, NO_TRACE
 from forebay.telemetry.tracing.records import Process
 from forebay.telemetry.tracing.run_tracer import OpenFile, Tracer, TraceSettings, trace_file_of
-from forebay.telemetry.tracing.span_handle import SpanHandle, current_span
-from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.spans import Scope, SpanHandle, current_span
 from forebay.telemetry.tracing.trace_ids import is_kept, read_traceparent
 
 __all__ = [
@@ -33,13 +32,13 @@ __all__ = [
 ]
 
 TRACE_VARIABLE = "FOREBAY_TRACE"
-"""Tells a process that is started by a run where to record: a ``_Place`` as JSON."""
+"""Tells a process that is started by a run where to record: a ``InheritedTrace`` as JSON."""
 PARENT_VARIABLE = "TRACEPARENT"
 """Under which span; its form, and the name of the variable, are those of OpenTelemetry."""
 
 
-class _Place(TraceSettings, omit_defaults=True):
-    """With the rollout to which the process belongs; without one it is of the run."""
+class InheritedTrace(TraceSettings, omit_defaults=True):
+    """What a process finds in ``TRACE_VARIABLE``. Without a ``uid`` it belongs to the run, not to a rollout."""
 
     uid: str = ""
     group: str = ""
@@ -88,7 +87,7 @@ def trace_environment() -> dict[str, str]:
     if current is None or tracer is None or not isinstance(scope := current.scope, Scope):
         return {}
     known = msgspec.structs.asdict(tracer.settings)
-    place = _Place(**known, uid=scope.uid, group=scope.group, attempt=scope.attempt)
+    place = InheritedTrace(**known, uid=scope.uid, group=scope.group, attempt=scope.attempt)
     return {TRACE_VARIABLE: msgspec.json.encode(place).decode(), PARENT_VARIABLE: current.traceparent}
 
 
@@ -121,7 +120,7 @@ class _Traces:
     def _inherited(self) -> Scope | None:
         """In a process that was started by one of a run: as its environment says."""
         try:
-            place = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=_Place)
+            place = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=InheritedTrace)
         except msgspec.MsgspecError:
             return None
         self.run_tracer = tracer = Tracer(place, "run")

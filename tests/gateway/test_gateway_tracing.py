@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from forebay.core.ids import group_id, rollout_uid
 from forebay.engines.scripted import Reply, ScriptedEngine
-from forebay.telemetry.tracing import span_scope
+from forebay.telemetry.tracing import spans
 from forebay.telemetry.tracing.read_trace import trace_files
 from forebay.telemetry.tracing.records import Head, LoopStall, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id, read_traceparent, trace_id
@@ -356,7 +356,7 @@ async def test_a_captured_rollout_is_known_by_its_sample(
 async def test_a_call_that_hangs_is_noted_with_the_load_of_its_engine(
     stage: Stage, traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_scope, "LONG_NS", SECOND_NS // 10)
+    monkeypatch.setattr(spans, "LONG_NS", SECOND_NS // 10)
     stage(Reply(text="slow", hang=True))
     rollout = await traced.open()
     asking = asyncio.create_task(rollout.chat())

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from forebay.telemetry import span, traceparent
-from forebay.telemetry.tracing.flush_thread import FLUSH_THREAD
 from forebay.telemetry.tracing.records import GroupChange
+from forebay.telemetry.tracing.run_tracer import FLUSH_THREAD
 from forebay.telemetry.tracing.trace_ids import is_kept, read_traceparent, trace_id
 from forebay.telemetry.tracing.tracer import NO_SPAN, NO_TRACE, TraceSettings, start_tracing, trace_environment
 from tests.kit import poll_until

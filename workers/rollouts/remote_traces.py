@@ -10,7 +10,7 @@ from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.records import Head, Record, RolloutSummary
 from forebay.telemetry.tracing.run_tracer import Tracer, TraceSettings, trace_file_of
-from forebay.telemetry.tracing.span_scope import Scope
+from forebay.telemetry.tracing.spans import Scope
 from forebay.telemetry.tracing.trace_file import TraceFile
 from forebay.telemetry.tracing.tracer import run_tracer
 from forebay.workers.rollouts.orders import Span, TraceLines

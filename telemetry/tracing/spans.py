@@ -1,12 +1,20 @@
-"""To what spans belong, an attempt of a rollout or the run: it makes them, knows which are open, and writes them."""
+"""Open spans, and to what they belong: an attempt of a rollout, or the run.
+
+A ``Scope`` makes spans, knows which are open, and writes them to its recorder as they end.
+"""
 
 import logging
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Protocol, Self
 
+import msgspec
+
+from forebay.telemetry.tracing.attributes import short_attributes
 from forebay.telemetry.tracing.exclusive_time import PlainInterval
 from forebay.telemetry.tracing.records import Open, Record, Span
-from forebay.telemetry.tracing.span_handle import SpanHandle, current_span, short_attributes
-from forebay.telemetry.tracing.trace_ids import new_span_id, trace_id
+from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id, trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -14,6 +22,73 @@ LONG_NS = 10_000_000_000
 """A span that has lasted so long is noted while it is still open."""
 LATE_NS = 2_000_000_000
 """How much longer its note waits for what ``on_open`` could not tell at once."""
+
+
+class SpanHandle(msgspec.Struct, eq=False):
+    """An open span. None of its methods raises; it may be ended from any thread, and only the first end counts."""
+
+    scope: "Scope"
+    name: str
+    id: str
+    up: str
+    turn: int | None
+    begun: int
+    at: dict[str, Any]
+    is_open: bool = True
+    is_noted: bool = False
+    on_open: "Callable[[SpanHandle], Mapping[str, Any] | None] | None" = None
+    """Called by the recorder's thread once this has lasted ten seconds: what it returns is noted with it.
+
+    It must not block. If it returns None, whoever gave it calls ``note_open`` soon; else it is noted without.
+    """
+    token: "Token[SpanHandle | None] | None" = None
+    """Of the ``with``."""
+
+    @property
+    def traceparent(self) -> str:
+        """The header by which others' spans become children of this one."""
+        return format_traceparent(self.scope.trace_id, self.id, is_sampled=self.scope.is_kept)
+
+    def set(self, **at: Any) -> None:
+        """Add attributes."""
+        self.at.update(at)
+
+    def end(self, at_ns: int | None = None, **at: Any) -> None:
+        """Close it, now or at ``at_ns``."""
+        if self.is_open:
+            self.is_open = False
+            if at:
+                self.at.update(at)
+            self.scope.ended(self, at_ns)
+
+    def note_open(self, **at: Any) -> None:
+        """Write that it is open, with more attributes: the late answer of ``on_open``."""
+        self.at.update(at)
+        if self.is_open and not self.is_noted:
+            self.is_noted = True
+            self.scope.note_open(self)
+
+    def __enter__(self) -> Self:
+        self.token = current_span.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        token = self.token
+        if token is not None:
+            try:  # noqa: SIM105 - a ``suppress`` costs as much as the rest of this
+                current_span.reset(token)
+            except ValueError:  # a generator that was closed elsewhere: the context of its ``with`` is gone
+                pass
+        if kind is not None:
+            self.at.setdefault("error", kind.__name__)
+        if self.is_open:
+            self.is_open = False
+            self.scope.ended(self, None)
+
+
+current_span: ContextVar[SpanHandle | None] = ContextVar("forebay_span", default=None)
 
 
 class Recorder(Protocol):
@@ -87,7 +162,7 @@ class Scope:
         return self._opened(name, new_span_id(), above, turn, begun, at)
 
     def begin_inside(self, above: SpanHandle, name: str, at: dict[str, Any]) -> SpanHandle:
-        """Of ``SpanScope``: what ``begin`` does in the context of ``above``, which is of this scope."""
+        """What ``begin`` does in the context of ``above``, which is of this scope."""
         # Flat, as ``ended`` is: the two are most of what a span costs.
         span_id = new_span_id()
         turn = above.turn if above.turn is not None else self._last_turn
@@ -110,7 +185,7 @@ class Scope:
         self._opened(name, new_span_id(), above, turn, t, at).end(t + d)
 
     def ended(self, handle: SpanHandle, at_ns: int | None) -> None:
-        """Of ``SpanScope``."""
+        """Note that ``handle`` ended, now or at ``at_ns``."""
         # What was open when its process was forked is its parent's to write.
         if self._open.pop(handle.id, None) is None:
             return
@@ -137,7 +212,7 @@ class Scope:
             )
 
     def note_open(self, handle: SpanHandle) -> None:
-        """Of ``SpanScope``."""
+        """Write that ``handle`` is still open."""
         if self.is_kept and handle.id in self._open:
             self._write(
                 Open(
