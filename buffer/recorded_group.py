@@ -21,7 +21,7 @@ from forebay.core.sample import Incoming
 from forebay.replay.errors import RecordingDamaged
 from forebay.replay.recorded_sample import incoming
 from forebay.replay.replayed_bodies import sampled_tokens, splice
-from forebay.replay.source import Source
+from forebay.replay.source import Recorded, Source
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ CHUNK_BYTES = 1 << 20
 UNSTORED_BYTES = 8 << 20
 """Of bodies that may wait for the disk."""
 
-Recorded = tuple[SampleRow, bytes]
-"""A sample's columns and its body."""
 Change = Callable[[Sequence[Recorded]], Awaitable[Sequence[Recorded]]]
 """Makes other samples of those that were recorded, in their order: with another reward, for example."""
 
@@ -116,9 +114,7 @@ class GroupFeeder:
     async def _read(self, record: GroupRow, samples: Sequence[StoredSample]) -> Sequence[Recorded]:
         """Samples with their bodies; none if one of them cannot be read, and then the group is noted as lost."""
         try:
-            if not all(map(self.source.has_body, samples)):
-                raise BodyUnreadable("retention has removed it")
-            bodies = await self.source.bodies(samples)
+            recorded = await self.source.recorded(samples)
         except (BodyUnreadable, RecordingDamaged) as error:
             first = samples[0].row
             if first.outcome == "member":
@@ -126,7 +122,6 @@ class GroupFeeder:
             else:
                 logger.warning("sample %r, which was %s, is not replayed: %s", first.uid, first.outcome, error)
             return []
-        recorded = [(sample.row, body) for sample, body in zip(samples, bodies, strict=True)]
         return recorded if self.change is None else await self.change(recorded)
 
     def check_whole(self, record: GroupRow, samples: Sequence[StoredSample]) -> None:

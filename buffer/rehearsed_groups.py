@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from forebay.buffer.recorded_group import Change, Recorded
+from forebay.buffer.recorded_group import Change
 from forebay.buffer.rehearsal import Arrival, Rehearsal
 from forebay.buffer.store.abc import stretches
-from forebay.core.errors import BodyUnreadable, StorageFailed
+from forebay.core.errors import StorageFailed
 from forebay.core.records.rows import GroupRow, SampleRow, StoredSample
 from forebay.core.run import RunSettings
 from forebay.replay.outcomes import GroupOutcome
 from forebay.replay.recorded_sample import incoming
-from forebay.replay.source import Source
+from forebay.replay.source import Recorded, Source
 
 GROUPS_AT_ONCE = 64
 """Whose samples' columns are read together."""
@@ -85,16 +86,11 @@ async def _read_together(
     source: Source, groups: Sequence[GroupRow], columns: Mapping[str, Sequence[StoredSample]]
 ) -> dict[str, list[Recorded]]:
     """What these groups have, each under its id; of none if one of them cannot be read: then each is, for itself."""
-    samples = [sample for group in groups for sample in columns.get(group.group_id, ())]
-    if not all(map(source.has_body, samples)):
-        return {}
-    try:
-        bodies = await source.bodies(samples)
-    except StorageFailed:
-        return {}
     found: dict[str, list[Recorded]] = {}
-    for sample, body in zip(samples, bodies, strict=True):
-        found.setdefault(sample.row.group_id, []).append((sample.row, body))
+    with suppress(StorageFailed):
+        samples = [sample for group in groups for sample in columns.get(group.group_id, ())]
+        for row, body in await source.recorded(samples):
+            found.setdefault(row.group_id, []).append((row, body))
     return found
 
 
@@ -103,9 +99,7 @@ async def _recorded(source: Source, group: GroupRow, columns: Mapping[str, Seque
     samples = columns.get(group.group_id)
     if samples is None:
         samples = (await source.samples([group.group_id]))[group.group_id]
-    if not all(map(source.has_body, samples)):
-        raise BodyUnreadable("retention has removed a body of the group")
-    return [(sample.row, body) for sample, body in zip(samples, await source.bodies(samples), strict=True)]
+    return await source.recorded(samples)
 
 
 def arrivals(group: GroupRow, recorded: Sequence[Recorded], settings: RunSettings) -> list[Arrival]:

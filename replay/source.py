@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from forebay.core.errors import BodyUnreadable
 from forebay.core.records.recording_rows import RecordedRun
-from forebay.core.records.rows import BatchRow, GroupRow, StoredSample
+from forebay.core.records.rows import BatchRow, GroupRow, SampleRow, StoredSample
+
+Recorded = tuple[SampleRow, bytes]
+"""A sample's columns and its body."""
 
 
 class Source(Protocol):
@@ -40,6 +44,12 @@ class Source(Protocol):
         Raises ``StorageFailed`` (``BodyUnreadable``, ``RecordingDamaged``) for one that is gone or damaged.
         """
         ...
+
+    async def recorded(self, samples: Sequence[StoredSample]) -> list[Recorded]:
+        """The samples with their bodies. Raises as ``bodies``, and ``BodyUnreadable`` where retention has taken one."""
+        if not all(map(self.has_body, samples)):
+            raise BodyUnreadable("retention has removed it")
+        return [(sample.row, body) for sample, body in zip(samples, await self.bodies(samples), strict=True)]
 
     def left_out(self) -> Mapping[str, str]:
         """By id, the groups of a file whose samples could not be read when it was exported, and why."""

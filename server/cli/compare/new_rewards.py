@@ -11,7 +11,6 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
-from forebay.buffer.recorded_group import Recorded
 from forebay.core.errors import InvalidInput
 from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.records.rows import SampleRow
@@ -25,6 +24,7 @@ from forebay.generators.discovery.module_loading import (
 from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.rejudging import check_judge, judged_again
 from forebay.generators.rollouts.replayed_samples import ReplayedSample
+from forebay.replay.source import Recorded
 
 TIMEOUT_S = 30.0
 """As of runs that say nothing else."""

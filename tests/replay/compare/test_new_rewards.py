@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.buffer.recorded_group import Recorded
 from forebay.core.errors import InvalidInput
 from forebay.generators.rewards import Rewarder
+from forebay.replay.source import Recorded
 from forebay.server.cli.compare.new_rewards import NewRewards, open_rewarder
 from tests.replay.recordings.recording_kit import group_record, run_record, sample_record
 
