@@ -127,7 +127,7 @@ class Dispatcher:
         for group in self._open.unfinished():
             if group.is_idle:
                 logger.warning("group %s of instance %r is closed: no engine answers", group.group_id, group.key[0])
-                self._open.close_short(group)
+                self._open.close_incomplete(group)
 
     async def _wait_expected(self) -> None:
         """Nothing is there to be run, and perhaps nothing will be: no engine is waited for."""

@@ -65,10 +65,10 @@ class OpenGroups:
         self.on_end(group)
         self.services.create_task(self._ring.abort(group.rid_prefix, calls))
 
-    def close_short(self, group: OpenGroup) -> None:
+    def close_incomplete(self, group: OpenGroup) -> None:
         """No other rollout can be started for it: it is closed with the samples that it has."""
         self.close(group)
-        self.services.create_task(self._reporter.announce_short(group.key))
+        self.services.create_task(self._reporter.announce_incomplete(group.key))
 
     def end_rest(self, group: OpenGroup) -> None:
         """End the rollouts of a group that needs them no more, their calls first: so it is known what they sampled."""

@@ -135,7 +135,7 @@ class ReplayedGroups:
             self.has_left.set()
         elif left and recorded and not self._replay.generates:
             await self._parts.writer.flush()
-            await self._parts.reporter.announce_short(planned.key)
+            await self._parts.reporter.announce_incomplete(planned.key)
         self._parts.reporter.count(_counts(planned, recorded, len(left)))
         self._under_way.discard(planned.group_id)
         self._closed.discard(planned.group_id)

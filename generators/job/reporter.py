@@ -77,7 +77,7 @@ class Reporter:
         await self._link.report(ProgressReport(opened=[key], idle=[key]))
         self._idle.note_announced_idle(key)
 
-    async def announce_short(self, key: GroupKey) -> None:
+    async def announce_incomplete(self, key: GroupKey) -> None:
         """No sample comes any more for a group with empty slots, and what there is of it is stored."""
         await self._link.report(ProgressReport(short=[key]))
 

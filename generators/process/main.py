@@ -45,7 +45,7 @@ def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: No
     server = ParentLink[bytes](arguments, bytes)
     skip_httpx_command()
     # Before the user's code starts anything: the monitor may be killed, and the server has to end what is left.
-    server.send(ReportPart(session=os.getsid(0)))
+    server.send(ReportPart(os_session=os.getsid(0)))
     spec = RunSpec.decode(server.receive())
     ending = _ReportAtExit(server)
     sigterm = _SigtermAsCtrlC()

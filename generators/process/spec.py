@@ -38,9 +38,9 @@ class RunSpec:
 
 
 class ReportPart(msgspec.Struct, omit_defaults=True):
-    """What a run process says of itself: its ``session`` first, then that ``run_rollout`` returned, or its error."""
+    """What a run process says of itself: its ``os_session`` first, then that ``run_rollout`` returned, or its error."""
 
-    session: int = 0
+    os_session: int = 0
     """Of the run process and what it started."""
     is_returned: bool = False
     error: str = ""

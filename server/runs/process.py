@@ -66,16 +66,16 @@ class RunProcess:
 
     async def wait(self) -> Report:
         """Wait until the process and everything in its session have ended."""
-        session, last = 0, ReportPart()
+        os_session, last = 0, ReportPart()
         try:
             while True:
                 last = await self.monitor.receive()
-                session = session or last.session
+                os_session = os_session or last.os_session
         except ChildEnded as ended:
             code = ended.code
-        if session:
+        if os_session:
             # What left the process group is still there, and everything is if the monitor was killed.
-            await asyncio.to_thread(end_session, session)
+            await asyncio.to_thread(end_session, os_session)
         return Report(last.is_returned, last.error, last.traceback, code)
 
     async def stop(self, grace_s: float) -> None:
