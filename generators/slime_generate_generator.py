@@ -183,24 +183,17 @@ class SlimeTrajectory:
         prompt = sample.prompt if isinstance(sample.prompt, list) else self._prompt
         return [*prompt, {"role": "assistant", "content": sample.response}]
 
-    def samples(self) -> "list[SlimeFields]":
+    def sample_fields(self) -> list[Json]:
         """What goes into Forebay's samples."""
-        return [SlimeFields(sample, self.messages(sample)) for sample in self.slime_samples]
+        return [self._fields(sample) for sample in self.slime_samples]
 
-
-class SlimeFields:
-    """The fields of one of slime's samples."""
-
-    def __init__(self, sample: Any, messages: list[Json]) -> None:
-        self._sample, self._messages = sample, messages
-
-    def fields(self) -> Json:
+    def _fields(self, sample: Any) -> Json:
         """Tokens of prompt and response, with mask and logprobs for each: 0 in the prompt."""
-        sample, length = self._sample, self._sample.response_length
+        length = sample.response_length
         before = [0] * (len(sample.tokens) - length)
         mask = [1] * length if sample.loss_mask is None else list(sample.loss_mask)
         fields: Json = {
-            "messages": self._messages,
+            "messages": self.messages(sample),
             "tokens": list(sample.tokens),
             "response_length": length,
             "loss_mask": before + ([0] * length if sample.remove_sample else mask),

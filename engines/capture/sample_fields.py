@@ -62,19 +62,14 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
         return {**fields, "token_spans": msgspec.to_builtins(self.token_spans)}
 
 
-class HasFields(Protocol):
-    """A sample, as far as it is sent."""
-
-    def fields(self) -> dict[str, Any]: ...
-
-
 class Recorded(Protocol):
     """What a rollout's engine calls came to: a ``Trajectory``, or what another process says of one."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
 
-    def samples(self) -> Sequence[HasFields]: ...
+    def sample_fields(self) -> Sequence[dict[str, Any]]:
+        """What each sample gets of it: forks first, the main one last."""
 
 
 def sample_without_tokens(turns: Sequence[Turn]) -> CapturedSample:

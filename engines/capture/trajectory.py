@@ -93,6 +93,10 @@ class Trajectory:
             self._sort()
             return [_whole(added) for added in self._added]
 
+    def sample_fields(self) -> list[dict[str, Any]]:
+        """The fields of ``samples``."""
+        return [sample.fields() for sample in self.samples()]
+
     def samples(self) -> list[CapturedSample]:
         """A sample for every leaf: the forks in the order of their turns, then the main one, with the newest turn.
 

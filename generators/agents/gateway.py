@@ -63,6 +63,10 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         """By all its calls, as far as the engine told their ids."""
         return sum(sum(sample.get("loss_mask") or ()) for sample in self.samples)
 
+    def sample_fields(self) -> list[dict[str, Any]]:
+        """In place of what the rollout's own client would have recorded."""
+        return self.samples
+
 
 class _Capped(msgspec.Struct, frozen=True):
     rollouts: list[str]

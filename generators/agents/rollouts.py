@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -54,7 +53,7 @@ class AgentRollouts:
         self._sandboxes[rollout.uid] = sandbox
         rollout.at_end.callback(self._sandboxes.pop, rollout.uid, None)
         record, result = await self._recorded(rollout, messages, sampling_params, sandbox)
-        rollout.trajectory = RecordedTrajectory(record)
+        rollout.trajectory = record
         rollout.for_reward["agent"] = result.for_reward()
         rollout.extra_info["agent"] = {"wall_s": result.wall_s, "num_calls": record.num_calls}
         return record.samples[-1]["messages"], record.finish_reason or "stop"
@@ -162,27 +161,6 @@ def _attempt_names(rollout: "Rollout") -> tuple[str, str]:
 
 
 # --- what the gateway recorded, and whose fault it is when there is nothing
-
-
-class RecordedSample:
-    """A sample that the gateway made: its fields as they came."""
-
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self._fields = fields
-
-    def fields(self) -> dict[str, Any]:
-        return self._fields
-
-
-class RecordedTrajectory:
-    """Stands in place of what the rollout's own client would have recorded: forks first, the main one last."""
-
-    def __init__(self, record: RolloutRecord) -> None:
-        self._samples = [RecordedSample(sample) for sample in record.samples]
-        self.counters = Counter(record.counters)
-
-    def samples(self) -> list[RecordedSample]:
-        return self._samples
 
 
 def checked_result(record: RolloutRecord, result: AgentResult | None, error: BaseException | None) -> AgentResult:

@@ -105,7 +105,7 @@ def finished_samples(
     All have the same reward. Without one there is only the main sample, and that has failed.
     """
     # A rollout that made no call has no turns: its sample is what it returned, without tokens.
-    *forks, main = [captured.fields() for captured in rollout.trajectory.samples()] or [{}]
+    *forks, main = rollout.trajectory.sample_fields() or [{}]
     # A recorded conversation with other models alone is of no use to a trainer.
     forks = [fork for fork in forks if not fork.get("token_spans") or 1 in fork["loss_mask"]]
     sample = {**main, **_head(rollout), "messages": returned.messages}

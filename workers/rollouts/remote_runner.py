@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from forebay.core.ids import attempt_rid_prefix
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import TaskRow
 from forebay.core.tasks import TaskSet
-from forebay.engines.capture.sample_fields import HasFields, Recorded
+from forebay.engines.capture.sample_fields import Recorded
 from forebay.engines.ring import Call
 from forebay.generators.job.ports import JobContext
 from forebay.generators.rollouts.open_group import (
@@ -52,7 +53,7 @@ class RemoteRecord:
 
     counters: Mapping[str, int] = field(default_factory=dict)
 
-    def samples(self) -> Sequence[HasFields]:
+    def sample_fields(self) -> Sequence[dict[str, Any]]:
         """They are the worker's."""
         return ()
 
