@@ -45,11 +45,6 @@ class Leases:
         self._unwritten: dict[str, BatchState] = {}
         """Batches that ended without anybody waiting for the disk, until it knows."""
 
-    @property
-    def ahead_of_disk(self) -> set[str]:
-        """Batches of which memory knows more than the disk may."""
-        return {*self.held, *self._unwritten}
-
     def groups_of(self, row: BatchRow) -> list[SampleGroup]:
         """The groups of a batch, in its order."""
         return [self.buffer.groups.by_id[key] for key in row.group_ids]

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from socket import socket
 from typing import Self, TypeVar
 
@@ -233,10 +232,6 @@ class Store(ABC):
     @abstractmethod
     async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
         """The uids of the run's samples by the group that they name; None if they are more than about ``limit``."""
-
-    async def load_uids(self, run_id: str) -> Iterator[str]:
-        """The uid of every sample of the run."""
-        return iter(set(chain.from_iterable((await self.uids_by_group(run_id) or {}).values())))
 
     @abstractmethod
     async def catch_up(self) -> None:

@@ -46,11 +46,6 @@ class ReplayedState:
         """Calls that are being answered. Those that wait for the end of a pause are none."""
         return len(self._in_flight)
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether nothing is answered any more."""
-        return self._is_stopping
-
     async def opened(self) -> None:
         """Return when nothing is paused, and no update of the weights waits."""
         while (self._mode is not None or self._num_updates) and not self._is_stopping:

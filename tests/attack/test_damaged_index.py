@@ -12,6 +12,7 @@ import pytest
 
 from forebay.buffer.store.index import SCHEMA_VERSION
 from forebay.buffer.store.journal import JournalStore
+from tests.buffer.store.sample_entries import all_uids
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, make_group
 
@@ -133,7 +134,7 @@ async def answers(data_dir: Path) -> list[object]:
     """Everything that the store says, and every body."""
     async with JournalStore(data_dir, segment_bytes=1 << 16) as store:
         [run] = await store.load_runs()
-        found: list[object] = [run, sorted(await store.load_uids(run.run_id))]
+        found: list[object] = [run, sorted(await all_uids(store, run.run_id))]
         loads = (store.load_groups, store.load_samples, store.load_batches, store.load_checkpoints)
         found += [await load(run.run_id) for load in loads]
         pages, after = [], ""

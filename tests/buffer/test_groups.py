@@ -219,7 +219,7 @@ async def test_memory_of_a_group_is_given_back_when_it_is_over(store: Store) -> 
         assert entry.buffer.groups.num_live_bytes == 0
         await store.load_runs()  # after which everything before it is on the disk
         await turns()
-        assert entry.delivery.leases.ahead_of_disk == set()
+        assert not entry.delivery.leases.held
 
 
 def test_only_the_transitions_of_the_table_are_allowed() -> None:

@@ -22,6 +22,7 @@ from forebay.core.records.rows import (
     StoredSample,
     TickRow,
 )
+from tests.buffer.store.sample_entries import all_uids
 
 RUN = "run-1"
 NUM_GROUPS = 12
@@ -114,7 +115,7 @@ async def answers(store: Store) -> dict[str, Any]:
         "page": await store.groups(RUN, after="g4", limit=3),
         "batches": await store.load_batches(RUN),
         "checkpoints": await store.load_checkpoints(RUN),
-        "uids": sorted(await store.load_uids(RUN)),
+        "uids": sorted(await all_uids(store, RUN)),
         "live": sorted(sample.row.uid for sample in await store.load_samples(RUN)),
         "samples": {key: told(found) for key, found in (await store.samples_of(RUN, keys)).items()},
     }
@@ -268,7 +269,7 @@ async def test_what_changes_while_a_segment_is_cleared_stays_changed(store: Stor
     assert found == newest
     [run] = await store.load_runs()
     assert run.active_s == 200.0 + len(changed)
-    uids = set(await store.load_uids(RUN))
+    uids = await all_uids(store, RUN)
     assert {f"late-{number + 1}" for number in range(len(changed))} <= uids
     await check_after_restart(open_store, store, await answers(store), await bodies_there(store))
 

@@ -11,6 +11,7 @@ from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.records.rows import SampleRow
 from tests.buffer.store.faulty_disks import LossyFiles
+from tests.buffer.store.sample_entries import all_uids
 from tests.contracts.test_store_retention import RUN, answers, bodies_there, drop, fill, make_sample, moved_from
 
 SEGMENT_BYTES = 6_000
@@ -111,4 +112,4 @@ async def grow(path: Path, expected: dict[str, Any], number: int) -> None:
             await store.append([row], b"x" * 900)
             expected["uids"] = sorted([*expected["uids"], row.uid])
         expected["runs"] = await store.load_runs()
-        assert sorted(await store.load_uids(RUN)) == expected["uids"]
+        assert sorted(await all_uids(store, RUN)) == expected["uids"]

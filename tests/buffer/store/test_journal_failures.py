@@ -11,6 +11,7 @@ from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.records.rows import Location, SampleRow
 from tests.buffer.store.faulty_disks import RefusingFiles
+from tests.buffer.store.sample_entries import all_uids
 
 
 def make_sample(uid: str) -> SampleRow:
@@ -33,7 +34,7 @@ def put(store: JournalStore, uid: str, size: int = 500) -> "asyncio.Future[Locat
 
 
 async def uids_of(store: JournalStore) -> list[str]:
-    return sorted(await store.load_uids("run-1"))
+    return sorted(await all_uids(store, "run-1"))
 
 
 async def put_until_refused(store: JournalStore, size: int = 500) -> list[str]:

@@ -15,6 +15,7 @@ from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.records.rows import GroupRow, RunRow, SampleRow, StoredSample, TickRow
+from tests.buffer.store.sample_entries import all_uids
 
 Answers = tuple[list[RunRow], list[GroupRow], list[StoredSample], list[str]]
 
@@ -52,7 +53,7 @@ async def answers(store: JournalStore) -> Answers:
         await store.load_runs(),
         await store.load_groups("run-1"),
         await store.load_samples("run-1"),
-        sorted(await store.load_uids("run-1")),
+        sorted(await all_uids(store, "run-1")),
     )
 
 
@@ -119,9 +120,9 @@ async def test_damaged_index_is_built_anew(filled: tuple[Path, Answers], damage:
     async with JournalStore(path) as store:
         assert await answers(store) == expected
         await fill(store, 400, 420)
-        assert len(list(await store.load_uids("run-1"))) == 420
+        assert len(await all_uids(store, "run-1")) == 420
     async with JournalStore(path) as store:
-        assert len(list(await store.load_uids("run-1"))) == 420
+        assert len(await all_uids(store, "run-1")) == 420
 
 
 @pytest.mark.parametrize("damage", [change_pages, change_words_of_schema])
@@ -133,7 +134,7 @@ async def test_index_damaged_while_open_is_built_anew_by_the_query_that_finds_it
         damage(path / "index.sqlite")
         assert await answers(store) == expected
         await fill(store, 400, 420)
-        assert len(list(await store.load_uids("run-1"))) == 420
+        assert len(await all_uids(store, "run-1")) == 420
 
 
 async def test_index_that_is_behind_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ async def test_damage_found_while_the_index_is_rebuilt_is_reported_and_the_rest_
     segment.write_bytes(data[:200] + b"\xff" * 10 + data[210:])
     (path / "index.sqlite").unlink()
     async with JournalStore(path) as store:
-        found = sorted(await store.load_uids("run-1"))
+        found = sorted(await all_uids(store, "run-1"))
         assert store.stats().num_quarantined == 1
     assert len(expected[3]) - 2 <= len(found) < len(expected[3])
     assert len(list((path / "quarantine").iterdir())) == 1
@@ -183,7 +184,7 @@ async def test_damage_that_cannot_be_copied_keeps_nobody_from_starting(filled: t
     (path / "index.sqlite").unlink()
     (path / "quarantine").write_text("no folder")
     async with JournalStore(path) as store:
-        assert len(expected[3]) - 2 <= len(list(await store.load_uids("run-1")))
+        assert len(expected[3]) - 2 <= len(await all_uids(store, "run-1"))
         assert store.stats().num_quarantined == 1
 
 
@@ -197,7 +198,7 @@ async def test_removed_segment_costs_only_its_own_records(filled: tuple[Path, An
             await store.read([gone[0].location])
     (path / "index.sqlite").unlink()
     async with JournalStore(path) as store:
-        found = set(await store.load_uids("run-1"))
+        found = await all_uids(store, "run-1")
         assert {s.row.uid for s in samples} - {s.row.uid for s in gone} <= found
         assert gone[0].row.uid not in found
 
@@ -213,14 +214,14 @@ async def test_index_that_cannot_be_written_stops_the_store_and_loses_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(Index, "_write", refuse)
             with pytest.raises(StorageFailed, match="disk is full"):
-                await store.load_uids("run-1")
+                await all_uids(store, "run-1")
             with pytest.raises(StorageFailed, match="disk is full"):
                 await store.append([make_sample(2)], b"2")
             with pytest.raises(StorageFailed, match="disk is full"):
                 await store.recover()
         await store.recover()
         await store.append([make_sample(3)], b"3")
-        assert sorted(await store.load_uids("run-1")) == ["0001", "0003"]
+        assert sorted(await all_uids(store, "run-1")) == ["0001", "0003"]
 
 
 async def test_index_catches_up_while_nothing_is_asked_of_it(tmp_path: Path) -> None:
