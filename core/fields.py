@@ -20,3 +20,17 @@ def read_flag(name: str, value: object) -> bool:
 def problem_text(problem: Mapping[str, Any]) -> str:
     """What pydantic says is wrong with a field; of our own checks only what they say."""
     return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def wrong_field(
+    problem: Mapping[str, Any], hints: Mapping[str, str] | None = None, *, outer: tuple[str, ...] = ()
+) -> InvalidInput:
+    """What pydantic says is wrong with a field, below ``outer``, as an error that says what to do.
+
+    ``hints`` are by the names of fields, as ``scheduler`` or ``scheduler.window``.
+    """
+    parts = [*outer, *map(str, problem["loc"])]
+    name, hints = ".".join(parts) or "payload", hints or {}
+    text = "must be an object" if problem["type"] == "model_type" else problem_text(problem)
+    hint = hints.get(".".join(parts[:2])) or hints.get(parts[0] if parts else "", "")
+    return InvalidInput(f"{name}: {text}, got {problem.get('input')!r}"[:500], hint=hint, field=name)

@@ -6,21 +6,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from msgspec.structs import asdict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forebay.core.errors import InvalidInput
-from forebay.core.fields import problem_text
+from forebay.core.fields import wrong_field
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
 from forebay.core.ids import InstanceId
 from forebay.core.outcome import RewardTally
 from forebay.core.records.rows import RunRow, StartRow
-from forebay.core.scheduling.oversampling import Oversampling, wrong_oversampling
-from forebay.core.scheduling.scheduler import Scheduler, wrong_scheduler
+from forebay.core.scheduling.oversampling import FIELD_HINTS as OVERSAMPLING_HINTS
+from forebay.core.scheduling.oversampling import Oversampling
+from forebay.core.scheduling.scheduler import FIELD_HINTS as SCHEDULER_HINTS
+from forebay.core.scheduling.scheduler import Scheduler
 from forebay.core.starts.run_start import RunStart
-from forebay.core.starts.worker_counts import BackendName, WorkerCounts, wrong_workers
 from forebay.core.weight_versions import AnnouncedWeights
 
 
@@ -69,6 +70,12 @@ Origin = Literal["slime", "native"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
 
+BackendName = Literal["inline", "processes", "ray"]
+DEFAULT_BACKEND: BackendName = "processes"
+WORKER_HINTS = {
+    "workers": "a count, as 4, or a list with the count of each node, as [2, 4]",
+    "backend": f"one of {', '.join(get_args(BackendName))}",
+}
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -95,6 +102,30 @@ def _read_range(value: Any) -> RewardRange:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError("must be a list [low, high] of two finite numbers, low below high, or null for any finite reward")
+
+
+def _read_counts(value: Any) -> Any:
+    """Numbers may be strings, as a command line or slime's client sends them. A single count is that of one node."""
+    counts = value if isinstance(value, list | tuple) else [value]
+    read = [_read_count(each) for each in counts]
+    if not read:
+        raise ValueError("names no node")
+    return read
+
+
+def _read_count(value: object) -> int:
+    is_number = isinstance(value, int | str) and not isinstance(value, bool)
+    try:
+        count = int(value) if is_number else 0  # type: ignore[call-overload]
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ValueError("must be at least 1 for each node, and whole")
+    return int(count)
+
+
+WorkerCounts = Annotated[list[int], BeforeValidator(_read_counts)]
+"""By node."""
 
 
 class RunSettings(BaseModel):
@@ -174,15 +205,8 @@ class RunSettings(BaseModel):
         try:
             settings = cls.model_validate(given)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            if first["loc"][:1] == ("scheduler",):
-                raise wrong_scheduler(first, ()) from None
-            if first["loc"][:1] == ("oversampling",):
-                raise wrong_oversampling(first, ()) from None
-            if first["loc"][0] in ("workers", "backend"):
-                raise wrong_workers(first) from None
-            name = ".".join(map(str, first["loc"])) or "payload"
-            raise InvalidInput(f"{name}: {problem_text(first)}, got {first.get('input')!r}"[:500], field=name) from None
+            hints = {**SCHEDULER_HINTS, **OVERSAMPLING_HINTS, **WORKER_HINTS}
+            raise wrong_field(error.errors(include_url=False)[0], hints) from None
         if settings.oversampling is not None:
             settings.oversampling.checked(settings.group_size)
         return settings

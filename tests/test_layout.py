@@ -149,7 +149,7 @@ def test_what_stands_beside_the_buffer_needs_no_server(module: str) -> None:
 
 SHORT = {
     "core/backoff.py": "the one way to pause between tries, from hooks to the server",
-    "core/fields.py": "flags in a payload, for every layer that reads one",
+    "core/fields.py": "flags in a payload, and what is wrong with a field, for every layer that reads one",
     "core/lazy_names.py": "the one lookup of names that load late, from telemetry to the generators",
     "core/tasks.py": "the one set of tasks, from hooks to the server",
     "engines/read_json.py": "one error for what an engine made up, from its chats to its list of workers",

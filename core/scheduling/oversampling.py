@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forebay.core.errors import InvalidInput
-from forebay.core.fields import problem_text
+from forebay.core.fields import wrong_field
 
 
 class Oversampling(BaseModel):
@@ -63,7 +63,12 @@ HINTS: Mapping[str, str] = {
     "groups_begun": "80 begins a quarter more than the 64 groups of a step, with leftover defer",
     "leftover": "keep lets the others go on, discard begins them afresh, defer puts their groups off",
 }
-HINT = 'it looks like {"groups_per_step": 64, "groups_begun": 80, "leftover": "defer"}, or {"rollouts_per_group": 10}'
+FIELD_HINTS = {
+    "oversampling": (
+        'it looks like {"groups_per_step": 64, "groups_begun": 80, "leftover": "defer"}, or {"rollouts_per_group": 10}'
+    ),
+    **{f"oversampling.{name}": hint for name, hint in HINTS.items()},
+}
 
 
 def parse_oversampling(given: Mapping[str, Any]) -> Oversampling:
@@ -71,11 +76,4 @@ def parse_oversampling(given: Mapping[str, Any]) -> Oversampling:
     try:
         return Oversampling.model_validate(given)
     except ValidationError as error:
-        raise wrong_oversampling(error.errors(include_url=False)[0]) from None
-
-
-def wrong_oversampling(problem: Mapping[str, Any], outer: tuple[str, ...] = ("oversampling",)) -> InvalidInput:
-    """What pydantic says is wrong with it, below ``outer``, as an error that says what to do."""
-    name = ".".join(map(str, (*outer, *problem["loc"])))
-    hint = HINTS.get(name.removeprefix("oversampling."), HINT)
-    return InvalidInput(f"{name}: {problem_text(problem)}, got {problem.get('input')!r}"[:500], hint=hint, field=name)
+        raise wrong_field(error.errors(include_url=False)[0], FIELD_HINTS, outer=("oversampling",)) from None

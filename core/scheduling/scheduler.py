@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forebay.core.addresses import engine_root, is_http_url
-from forebay.core.errors import InvalidInput
-from forebay.core.fields import problem_text
+from forebay.core.fields import wrong_field
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 WINDOW = 64
@@ -85,24 +84,18 @@ HINTS: Mapping[str, str] = {
 }
 
 
+FIELD_HINTS = {
+    "scheduler": f'it looks like {{"policy": "longest-first"}}; besides there are {", ".join(HINTS)}',
+    **{f"scheduler.{name}": hint for name, hint in HINTS.items()},
+}
+
+
 def parse_scheduler(given: Mapping[str, Any]) -> Scheduler:
     """Read it out of JSON values; numbers may be strings. Raises ``InvalidInput`` with the first wrong field."""
     try:
         return Scheduler.model_validate(given)
     except ValidationError as error:
-        raise wrong_scheduler(error.errors(include_url=False)[0]) from None
-
-
-def wrong_scheduler(problem: Mapping[str, Any], outer: tuple[str, ...] = ("scheduler",)) -> InvalidInput:
-    """What pydantic says is wrong with the settings, below ``outer``, as an error that says what to do."""
-    name = ".".join(map(str, (*outer, *problem["loc"])))
-    setting = name.split(".")[1] if "." in name else ""
-    what = problem_text(problem) if setting else "must be an object"
-    return InvalidInput(
-        f"{name}: {what}, got {problem.get('input')!r}"[:500],
-        hint=HINTS.get(setting, f'it looks like {{"policy": "longest-first"}}; besides there are {", ".join(HINTS)}'),
-        field=name,
-    )
+        raise wrong_field(error.errors(include_url=False)[0], FIELD_HINTS, outer=("scheduler",)) from None
 
 
 def settings_in_use(scheduler: Scheduler | None, groups_per_step: int | None) -> dict[str, Any]:

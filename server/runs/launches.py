@@ -9,8 +9,7 @@ from pathlib import Path
 from forebay.buffer.buffer import Buffer
 from forebay.core.addresses import engine_urls
 from forebay.core.errors import ForebayError
-from forebay.core.run import Run, RunState
-from forebay.core.starts.worker_counts import DEFAULT_BACKEND
+from forebay.core.run import DEFAULT_BACKEND, Run, RunState
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.server.runs.folders import RunFolders

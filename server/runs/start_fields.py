@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from forebay.core.addresses import engine_urls, is_http_url
 from forebay.core.errors import InvalidInput
+from forebay.core.fields import wrong_field
 from forebay.core.run import RunSettings
 from forebay.generators.base import PAYLOAD_NAMES, BaseGenerator
 
@@ -111,9 +112,7 @@ def _check_values(table: Table) -> None:
         # The largest group, where a start says how large it is: shares of it are what is checked here.
         RunSettings.model_validate({size: 65_536, **given})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"{name}: {first['msg']}, got {first.get('input')!r}"[:500], field=name) from None
+        raise wrong_field(error.errors(include_url=False)[0]) from None
     if "num_epoch" in given:
         _check_argument("num_repeats", given.pop("num_epoch"), "num_epoch")
     for url in engine_urls(given):

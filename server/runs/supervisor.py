@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from forebay.core.backoff import Backoff
 from forebay.core.ids import run_rid_prefix
-from forebay.core.starts.worker_counts import DEFAULT_BACKEND
+from forebay.core.run import DEFAULT_BACKEND
 from forebay.generators.process.code_copy import copied_module
 from forebay.generators.process.run_logs import log_path, read_tail
 from forebay.generators.process.spec import Report, RunSpec
