@@ -80,7 +80,7 @@ class Rewarder:
 
     async def _timed(self, item: dict[str, Any], trace: AttemptTrace) -> RewardOutcome:
         began_s = time.monotonic()
-        with trace.span("reward") as span:
+        with trace.begin("reward") as span:
             outcome = await self._await(item)
             span.set(outcome=outcome.kind or "ok")
         # A verifier's commands have said how much they used.

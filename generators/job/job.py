@@ -179,7 +179,7 @@ class RolloutJob:
 
     async def _wait_held(self, trace: RolloutTrace) -> None:
         if self._hold.is_held:
-            with trace.attempt.span("hold"):
+            with trace.attempt.begin("hold"):
                 await self._hold.wait()
 
     def _admitted(

@@ -108,12 +108,12 @@ class RolloutRunner:
                     return [failed_sample(rollout, result, outcome)]
                 left[outcome] -= 1
                 seat.preferred = None  # the engine may be why it failed
-                with trace.attempt.span("retry"):
+                with trace.attempt.begin("retry"):
                     await pause.wait()
             trace.next_attempt(group.hold.step)
 
     async def _begun(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> Rollout:
-        with trace.attempt.span("engine_wait"):
+        with trace.attempt.begin("engine_wait"):
             member = await taken(self._ring, seat.preferred, group.hold.engine_wait_s)
         attempt = trace.num_attempts - 1
         names = CallNames(self._run_id, group, number, attempt)
@@ -177,7 +177,7 @@ class RolloutRunner:
             if not left[RolloutOutcome.JUDGE_FAILURE]:
                 break
             left[RolloutOutcome.JUDGE_FAILURE] -= 1
-            with trace.attempt.span("retry"):
+            with trace.attempt.begin("retry"):
                 await pause.wait()
         return finished_samples(rollout, returned, self._settings.sampling_params, judged)
 

@@ -21,6 +21,9 @@ from forebay.telemetry.numbers import seconds_text
 _ALIKE = 0.05
 """Peaks of which the same step of another run has none: that one is this near to its usual, or nearer."""
 
+_FIGURES = tuple(name for name in StepFigures.__struct_fields__ if name != "interval_s")
+"""What a run is compared by; the fields of a step's summary have the same names."""
+
 
 def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
     """Side by side, the first as the one that the others are measured by."""
@@ -46,36 +49,20 @@ def _run(name: str, report: ProfileReport) -> ComparedRun:
         name=name,
         source=report.source,
         num_steps=len(steps),
-        figures=StepFigures(
-            seconds=_mean([step.seconds for step in steps]),
-            interval_s=_interval(steps),
-            wait_s=_mean([step.wait_s for step in steps]),
-            tokens_per_s=_mean([step.tokens_per_s for step in steps]),
-            length_min=_mean([step.length_min for step in steps]),
-            length_mean=_mean([step.length_mean for step in steps]),
-            length_max=_mean([step.length_max for step in steps]),
-            share_at_cap=_mean([step.share_at_cap for step in steps]),
-            reward_mean=_mean([step.reward_mean for step in steps]),
-        ),
+        figures=_means(steps),
         reward_first=next((step.reward_mean for step in steps if step.reward_mean is not None), None),
         reward_last=next((step.reward_mean for step in reversed(steps) if step.reward_mean is not None), None),
         outlier_steps=[step.name for step in outlier_steps(steps)],
     )
 
 
+def _means(steps: Sequence[StepSummary]) -> StepFigures:
+    means = {name: _mean([getattr(step, name) for step in steps]) for name in _FIGURES}
+    return StepFigures(**means, interval_s=_interval(steps))
+
+
 def _figures_of(step: StepSummary | None) -> StepFigures | None:
-    if step is None:
-        return None
-    return StepFigures(
-        seconds=step.seconds,
-        wait_s=step.wait_s,
-        tokens_per_s=step.tokens_per_s,
-        length_min=step.length_min,
-        length_mean=step.length_mean,
-        length_max=step.length_max,
-        share_at_cap=step.share_at_cap,
-        reward_mean=step.reward_mean,
-    )
+    return None if step is None else StepFigures(**{name: getattr(step, name) for name in _FIGURES})
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

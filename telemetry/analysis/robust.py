@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -82,3 +82,11 @@ def thinned(items: Sequence[T], most: int) -> list[T]:
     if len(items) <= most:
         return list(items)
     return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]
+
+
+def longest(items: Sequence[T], most: int, seconds: Callable[[T], float]) -> list[T]:
+    """At most ``most`` of ``items``, those that took longest, in the order that they had."""
+    if len(items) <= most:
+        return list(items)
+    kept = sorted(range(len(items)), key=lambda place: -seconds(items[place]))[:most]
+    return [items[place] for place in sorted(kept)]

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from forebay.telemetry.analysis.report import ProfileReport
-from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render.blocks import Block, Cell, FoldBlock, LinkCell, ParagraphBlock, TableBlock
-from forebay.telemetry.render.sections import sections_of
+from forebay.telemetry.render.sections import facts_text, sections_of
 from forebay.telemetry.visible_text import visible
 
 _MEANS_SOMETHING = re.compile(r"([\\`*_\[\]<>|#~&!])")
@@ -19,8 +18,7 @@ def markdown(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str
 
 
 def _lines(report: ProfileReport, others: Sequence[ProfileReport]) -> Iterator[str]:
-    facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
-    yield from (f"# {_text(report.source)}", "", " · ".join(facts), "")
+    yield from (f"# {_text(report.source)}", "", facts_text(report), "")
     for section in sections_of(report, others):
         yield from (f"## {_text(section.title)}", "")
         for block in section.blocks:

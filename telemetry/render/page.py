@@ -16,7 +16,6 @@ import msgspec
 
 from forebay.core.errors import MissingExtra
 from forebay.telemetry.analysis.report import ProfileReport
-from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render.blocks import (
     Block,
     Cell,
@@ -28,7 +27,7 @@ from forebay.telemetry.render.blocks import (
     ParagraphBlock,
     TableBlock,
 )
-from forebay.telemetry.render.sections import sections_of
+from forebay.telemetry.render.sections import facts_text, sections_of
 from forebay.telemetry.visible_text import visible
 
 
@@ -95,8 +94,7 @@ def _text(text: str) -> str:
 
 
 def _head(report: ProfileReport, sections: Sequence[PageSection]) -> Iterator[str]:
-    facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
-    yield f"<header><h1>{_text(report.source)}</h1>\n<p>{' · '.join(facts)}</p>\n<nav>"
+    yield f"<header><h1>{_text(report.source)}</h1>\n<p>{facts_text(report)}</p>\n<nav>"
     for section in sections:
         if not section.is_step:
             yield f'<a href="#{section.anchor}">{_text(section.title)}</a>'

@@ -24,6 +24,12 @@ MOST_ROWS = 400
 """Of a table with a row for each step."""
 
 
+def facts_text(report: ProfileReport) -> str:
+    """How much there is of it, for its head."""
+    facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
+    return " · ".join(facts)
+
+
 def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> list[PageSection]:
     """Everything, in the order in which it is read. ``others`` are reports that it is compared with."""
     shown = chosen(report)

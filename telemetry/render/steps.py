@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from forebay.telemetry.analysis.report import CompletionCurve, PathPart, ProfileReport, StepSummary
+from forebay.telemetry.analysis.robust import longest
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, LinkCell, PageSection, ParagraphBlock, TableBlock
@@ -46,7 +47,7 @@ def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) 
     parts = step.critical_path
     if not parts:
         return []
-    kept = _longest(parts)
+    kept = longest(parts, MOST_PARTS, lambda part: part.seconds)
     total = seconds_text(sum(part.seconds for part in parts))
     blocks: list[Block] = [
         FigureBlock(f"critical_path-{anchor}", f"What its release waited for ({total})", charts.critical_path(kept)),
@@ -55,13 +56,6 @@ def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) 
     if len(kept) < len(parts):
         blocks.append(ParagraphBlock(f"The {len(kept)} longest of {len(parts):,} stretches are shown.", is_note=True))
     return blocks
-
-
-def _longest(parts: Sequence[PathPart]) -> list[PathPart]:
-    if len(parts) <= MOST_PARTS:
-        return list(parts)
-    floor = sorted((part.seconds for part in parts), reverse=True)[MOST_PARTS - 1]
-    return [part for part in parts if part.seconds >= floor][:MOST_PARTS]
 
 
 def _path_rows(step: StepSummary, parts: Sequence[PathPart], requests: Mapping[str, str]) -> list[list[Cell]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, ProfileReport, WhatIf
-from forebay.telemetry.analysis.robust import thinned
+from forebay.telemetry.analysis.robust import longest, thinned
 from forebay.telemetry.numbers import MOST_POINTS, counted, number_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
@@ -130,7 +130,7 @@ def _request(outlier: OutlierRequest, anchor: str) -> FoldBlock:
     if outlier.turns:
         blocks.append(turn_table(outlier.turns))
     if outlier.events:
-        kept = _longest(outlier.events)
+        kept = longest(outlier.events, MOST_EVENTS, lambda event: float(event.get("seconds", 0.0)))
         chart = charts.request_timeline(kept)
         blocks.append(FigureBlock(f"timeline-{anchor}", "Its turns and events", chart))
         if len(kept) < len(outlier.events):
@@ -170,13 +170,6 @@ def _number(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     return number_text(value) if isinstance(value, int | float) else str(value)
-
-
-def _longest(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if len(events) <= MOST_EVENTS:
-        return events
-    floor = sorted((float(event.get("seconds", 0.0)) for event in events), reverse=True)[MOST_EVENTS - 1]
-    return [event for event in events if float(event.get("seconds", 0.0)) >= floor][:MOST_EVENTS]
 
 
 def thrown_section(report: ProfileReport) -> PageSection:

@@ -40,9 +40,6 @@ class _NoSpan(SpanHandle):
 class NoAttempt(AttemptTrace):
     """Whatever is recorded of the attempt is dropped."""
 
-    def span(self, *_: Any, **__: Any) -> SpanHandle:
-        return NO_SPAN
-
     def begin(self, *_: Any, **__: Any) -> SpanHandle:
         return NO_SPAN
 

@@ -143,10 +143,6 @@ class Scope:
         """Nanoseconds since the Unix epoch, on the monotonic clock."""
         return self._now()
 
-    def span(self, name: str, /, *, turn: int | None = None, **at: Any) -> SpanHandle:
-        """For a ``with``, within which it is the current span, so that spans inside are its children."""
-        return self.begin(name, turn=turn, **at)
-
     def begin(
         self,
         name: str,
@@ -157,7 +153,10 @@ class Scope:
         up: SpanHandle | str | None = None,
         **at: Any,
     ) -> SpanHandle:
-        """A span that is closed by its ``end``; ``up``: the one around it, if it is not the current one."""
+        """A span that is closed by its ``end``, or by a ``with``, within which it is the current one.
+
+        ``up``: the one around it, if it is not the current one.
+        """
         above, turn = self._place(up, turn)
         return self._opened(name, new_span_id(), above, turn, begun, at)
 

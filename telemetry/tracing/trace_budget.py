@@ -82,7 +82,7 @@ def _without_spans(segment: _Segment) -> Iterator[bytes] | None:
 
 
 def _without_all(segment: _Segment) -> Iterator[bytes] | None:
-    """As above."""
+    """No line stays; None if there is nothing to take."""
     return None if segment.dropped.why == _ALL_WHY else iter(())
 
 

@@ -148,7 +148,7 @@ def test_an_agents_own_span_is_a_child_of_ours(tmp_path: Path, receiver: Receive
 
     tracer = start_tracing(TraceSettings(folder=str(tmp_path), run_id=RUN_ID), "run")
     attempt = tracer.attempt("u-9", "g", 0)
-    with attempt.span("environment") as ours:
+    with attempt.begin("environment") as ours:
         carrier = {"traceparent": ours.traceparent}
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))

@@ -95,7 +95,7 @@ def test_a_full_disk_ends_tracing_with_one_warning(small_disk: Path, caplog: pyt
         for number in range(20):
             attempt = tracer.attempt(f"uid-{number}", "group", 0)
             for _ in range(200):
-                with attempt.span("engine", engine="http://engine:1"):
+                with attempt.begin("engine", engine="http://engine:1"):
                     pass
             assert sum(attempt.summary(instance=number).phases.values()) > 0
             tracer.flush()

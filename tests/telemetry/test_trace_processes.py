@@ -71,7 +71,7 @@ attempt.summary(instance=1)
 def test_a_child_that_records_nothing_makes_no_file(tmp_path: Path) -> None:
     run(
         """
-with attempt.span("queue"):
+with attempt.begin("queue"):
     tracer.flush()
     if (child := os.fork()) == 0:
         sys.exit(0)
@@ -105,7 +105,7 @@ if __name__ == "__main__":
 def test_a_child_of_a_process_whose_trace_rests_has_its_own_head(tmp_path: Path) -> None:
     run(
         """
-with attempt.span("queue"):
+with attempt.begin("queue"):
     pass
 tracer.rest()
 if (child := os.fork()) == 0:
@@ -208,7 +208,7 @@ def test_after_kill_9_all_whole_lines_are_readable_and_what_hung_is_open(tmp_pat
 hung = attempt.begin("engine", begun=tracer.now() - 11_000_000_000, engine="http://engine:1")
 while True:
     for _ in range(100):
-        with attempt.span("tool"):
+        with attempt.begin("tool"):
             pass
     time.sleep(0.001)
 """
@@ -229,5 +229,5 @@ while True:
 
 
 def test_what_was_recorded_last_is_there_when_a_process_ends(tmp_path: Path) -> None:
-    run("with attempt.span('last'): pass", tmp_path)
+    run("with attempt.begin('last'): pass", tmp_path)
     assert "last" in {line["name"] for line in of_kind(tmp_path, "span")}

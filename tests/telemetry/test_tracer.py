@@ -136,7 +136,7 @@ def test_spans_are_kept_of_whole_groups_and_summaries_of_all(tmp_path: Path) -> 
     for group in groups:
         for number in range(2):
             attempt = tracer.attempt(f"{group}-{number}", group, 0)
-            with attempt.span("queue"):
+            with attempt.begin("queue"):
                 pass
             attempt.summary(instance=group)
     tracer.close()
@@ -152,7 +152,7 @@ def test_spans_are_kept_of_whole_groups_and_summaries_of_all(tmp_path: Path) -> 
 def test_with_no_bytes_for_spans_there_are_summaries_only(tmp_path: Path) -> None:
     tracer = start_tracing(TraceSettings(folder=str(tmp_path), run_id=RUN, max_bytes=0), "run")
     attempt = tracer.attempt("uid", "group", 0)
-    with attempt.span("queue"), span("of the run"):
+    with attempt.begin("queue"), span("of the run"):
         pass
     tracer.write(GroupChange(t=tracer.now(), group="group", state="ready"))
     attempt.summary(instance=1)
@@ -223,7 +223,7 @@ def test_another_process_may_have_opened_the_attempt(tmp_path: Path) -> None:
     """The gateway adds spans to it; whoever opened it writes it."""
     tracer = make_tracer(tmp_path)
     attempt = tracer.attempt("uid", "group", 0, id="00000000000000aa")
-    with attempt.span("engine"):
+    with attempt.begin("engine"):
         pass
     tracer.note_long()
     tracer.close()
@@ -237,7 +237,7 @@ def test_without_tracing_nothing_happens() -> None:
         parse.set(found=1)
         assert traceparent() is None
     attempt = NO_TRACE.attempt("uid", "group", 0)
-    with attempt.turn(0) as turn, attempt.span("engine"):
+    with attempt.turn(0) as turn, attempt.begin("engine"):
         turn.on_open = None
     attempt.add("tool", 1, 2)
     assert attempt.phases() == {}
@@ -264,7 +264,7 @@ def test_nothing_is_opened_before_the_first_record_and_nothing_is_taken_after_th
     tracer.flush()
     assert not (tmp_path / "trace").exists()
     tracer.close()
-    with attempt.span("engine"):
+    with attempt.begin("engine"):
         pass
     assert attempt.summary(instance=1).phases
     assert not (tmp_path / "trace").exists()

@@ -202,7 +202,7 @@ class MemberJob:
         return done
 
     async def _wait_held(self, rollout: MemberRollout) -> None:
-        with rollout.trace.attempt.span("hold"):
+        with rollout.trace.attempt.begin("hold"):
             await self._hold.wait()
 
     async def _status(self, rollout: MemberRollout, task: "asyncio.Task[object]") -> str:

@@ -52,7 +52,7 @@ class EngineRates:
                 if call.seconds > 0:
                     by_turn[call.turn].append(call)
         calls = [call for own in by_turn.values() for call in own]
-        self._knows_tokens = any(call.tokens for call in calls)
+        self.knows_tokens = any(call.tokens for call in calls)
         self._all = _line(calls)
         usual = max(_MIN_CALLS, _HALF * num_requests)
         self._lines = {turn: _line(own) for turn, own in by_turn.items() if len(own) >= usual}
@@ -78,10 +78,6 @@ class EngineRates:
         """How fast ``engine`` answers one request; None where tokens are not told."""
         s_per_token = self._all.s_per_token * self._times.get(engine, 1.0)
         return 1 / s_per_token if s_per_token > 0 else None
-
-    @property
-    def knows_tokens(self) -> bool:
-        return self._knows_tokens
 
 
 def _line(calls: Sequence[_Call]) -> _Line:

@@ -12,7 +12,7 @@ from forebay.telemetry.analysis.findings.engine_rates import working_s
 from forebay.telemetry.analysis.findings.request_causes import TypicalRequest
 from forebay.telemetry.analysis.findings.wording import happened, subject
 from forebay.telemetry.analysis.report import EventPath, Gap, OutlierRequest, StepSummary
-from forebay.telemetry.analysis.robust import log_deviations, median
+from forebay.telemetry.analysis.robust import log_deviations, longest, median
 from forebay.telemetry.analysis.timeline import SURPLUS, Event, ProfileStep, Request, TurnTimes
 
 MIN_DEVIATION = 5.0
@@ -42,29 +42,36 @@ def per_step(step: ProfileStep, summary: StepSummary, gaps: Sequence[Gap] = ()) 
 
 
 def _outliers(requests: list[Request], typical: TypicalRequest, step_s: float) -> list[int]:
-    least_s = MIN_SHARE * step_s
-    expected = [sum(typical.rates.expected_s(request)) for request in requests]
+    """Their places: those that one of five measures has far above the usual, and by enough of the step."""
+    durations = [request.duration_s for request in requests]
     working = [working_s(request.phases) for request in requests]
+    expected = [sum(typical.rates.expected_s(request)) for request in requests]
     ratios = [took / needs if needs > 0 else 1.0 for took, needs in zip(working, expected, strict=True)]
+    outside = [lasted - took for lasted, took in zip(durations, working, strict=True)]
     rewards = [request.phases.get("reward", 0.0) for request in requests]
-    usual_reward_s = median(rewards)
-    by_duration = log_deviations([request.duration_s for request in requests])
-    usual_work_s = median(working)
-    by_work = log_deviations([max(seconds, 0.001) for seconds in working], _ENGINE_SPREAD)
-    by_engine = log_deviations(ratios, _ENGINE_SPREAD)
-    outside = [request.duration_s - took for request, took in zip(requests, working, strict=True)]
-    by_outside = log_deviations([max(seconds, _OUTSIDE_SHARE * step_s) for seconds in outside], _OUTSIDE_SPREAD)
-    usual_outside_s = median(outside)
-    by_reward = log_deviations([max(seconds, 0.001) for seconds in rewards])
+    measures = (
+        (log_deviations(durations), _beyond(durations, typical.duration_s)),
+        (log_deviations(_at_least(0.001, working), _ENGINE_SPREAD), _beyond(working)),
+        (log_deviations(ratios, _ENGINE_SPREAD), [took - needs for took, needs in zip(working, expected, strict=True)]),
+        (log_deviations(_at_least(_OUTSIDE_SHARE * step_s, outside), _OUTSIDE_SPREAD), _beyond(outside)),
+        (log_deviations(_at_least(0.001, rewards)), _beyond(rewards)),
+    )
     return [
         place
-        for place, request in enumerate(requests)
-        if (by_duration[place] > MIN_DEVIATION and request.duration_s - typical.duration_s > least_s)
-        or (by_work[place] > MIN_DEVIATION and working[place] - usual_work_s > least_s)
-        or (by_engine[place] > MIN_DEVIATION and working[place] - expected[place] > least_s)
-        or (by_outside[place] > MIN_DEVIATION and outside[place] - usual_outside_s > least_s)
-        or (by_reward[place] > MIN_DEVIATION and rewards[place] - usual_reward_s > least_s)
+        for place in range(len(requests))
+        if any(
+            deviations[place] > MIN_DEVIATION and beyond[place] > MIN_SHARE * step_s for deviations, beyond in measures
+        )
     ]
+
+
+def _at_least(least: float, values: Sequence[float]) -> list[float]:
+    return [max(value, least) for value in values]
+
+
+def _beyond(seconds: Sequence[float], usual_s: float | None = None) -> list[float]:
+    usual_s = median(seconds) if usual_s is None else usual_s
+    return [each - usual_s for each in seconds]
 
 
 def _described(step: str, request: Request, typical: TypicalRequest) -> OutlierRequest:
@@ -93,7 +100,10 @@ def _described(step: str, request: Request, typical: TypicalRequest) -> OutlierR
         turn=excess.turn,
         phases=request.phases,
         turns=[_turn(turn, request) for turn in request.turns],
-        events=[_event(event, request) for event in _shown(request.events)],
+        events=[
+            _event(event, request)
+            for event in longest(request.events, _MAX_EVENTS, lambda event: event.end_s - event.begin_s)
+        ],
     )
 
 
@@ -102,14 +112,6 @@ def _engine_of(request: Request, turn: int | None) -> str:
     if turn is not None and turn < len(request.turns):
         return request.turns[turn].engine or request.worker
     return request.worker
-
-
-def _shown(events: list[Event]) -> list[Event]:
-    """The longest, in the order of time."""
-    if len(events) <= _MAX_EVENTS:
-        return events
-    longest = sorted(events, key=lambda event: event.begin_s - event.end_s)[:_MAX_EVENTS]
-    return sorted(longest, key=lambda event: event.begin_s)
 
 
 def _turn(turn: TurnTimes, request: Request) -> dict[str, Any]:
