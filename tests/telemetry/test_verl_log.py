@@ -11,6 +11,7 @@ import pytest
 from forebay.core.errors import InvalidInput
 from forebay.telemetry import EventLog
 from forebay.telemetry.analysis import analyse, load
+from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
 from tests.telemetry.planted_log import MOMENT_S, clean_step, iso, write_log
 
@@ -157,6 +158,23 @@ def test_a_part_of_an_event_counts_once_and_as_itself(write: Write) -> None:
     (turn,) = request.turns
     assert (turn.sampled_tokens, turn.has_tools, turn.finish_reason) == (70, True, "tool")
     assert turn.phases == pytest.approx(request.phases)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_phases_and_events_add_up_to_the_request_however_its_lines_overlap(write: Write, seed: int) -> None:
+    rng = random.Random(seed)
+    lines = [of_request("async_rollout_request_complete", 20, 20.0)]
+    for _ in range(12):
+        lasts = round(rng.uniform(0, 8), 6)
+        end_s = round(rng.uniform(-1, 24), 6)
+        lines.append(of_request(rng.choice(REQUEST_EVENTS), end_s, lasts, turn=rng.randrange(3)))
+    request = only_request(write(*lines))
+    assert sum(request.phases.values()) == pytest.approx(20)
+    assert covered((event.begin_s, event.end_s) for event in request.events) == pytest.approx(20)
+    assert all(request.begin_s <= event.begin_s < event.end_s <= request.end_s for event in request.events)
+    by_turns = sum(seconds for turn in request.turns for seconds in turn.phases.values())
+    first_s = min((turn.begin_s for turn in request.turns), default=request.end_s)
+    assert by_turns == pytest.approx(request.end_s - max(first_s, request.begin_s), abs=1e-5)
 
 
 def test_between_turns_nobody_measured_it_is_the_tool_or_the_agent(write: Write) -> None:
