@@ -129,7 +129,7 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
         if known is None:
             if not rows:  # an announced group takes no room: what holds for the first holds for all
                 check_room(buffer, instance_id, epoch, now_s)
-            rows.append(buffer.groups.open(instance_id, epoch, now_s, is_announced=True).row)
+            rows.append(buffer.groups.open(instance_id, epoch, now_s).row)
             buffer.uids.learn(group_id(instance_id, epoch), ())
         elif buffer.groups.set_busy(known, now_s):  # a new process goes on with it
             again.append(known.row)

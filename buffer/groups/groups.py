@@ -77,17 +77,17 @@ class Groups:
 
     # --- opening and filling
 
-    def open(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> SampleGroup:
+    def open(self, instance_id: InstanceId, epoch: int, now_s: float) -> SampleGroup:
         """Open the group of ``instance_id`` in ``epoch``; the one that is there if it was opened before."""
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
         if group is None:
-            group = self._insert(self.new_row(instance_id, epoch, now_s, is_announced=is_announced))
+            group = self._insert(self.new_row(instance_id, epoch, now_s))
             self.unscheduled.append(group)
             self.on_change(group, None)
         return group
 
-    def new_row(self, instance_id: InstanceId, epoch: int, now_s: float, *, is_announced: bool = False) -> GroupRow:
+    def new_row(self, instance_id: InstanceId, epoch: int, now_s: float) -> GroupRow:
         """The row of the next group to open."""
         return GroupRow(
             run_id=self.run_id,
@@ -97,7 +97,6 @@ class Groups:
             state=GroupState.OPEN,
             opened_s=now_s,
             number=self.num_opened + 1,
-            is_announced=is_announced,
         )
 
     def add(self, group: SampleGroup, sample: Sample, now_s: float) -> None:

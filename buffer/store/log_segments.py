@@ -89,11 +89,6 @@ class SegmentLog:
         """Whether ``position`` lies within the log."""
         return position.segment in self._sizes and position.offset <= self._sizes[position.segment]
 
-    @property
-    def start(self) -> Position:
-        """The beginning of the log."""
-        return Position(min(self._sizes), 0)
-
     def scan(self, start: Position) -> Iterator[Record]:
         """Every record from ``start`` to the end; what is damaged is set aside.
 

@@ -64,7 +64,6 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     """Of a group that was filtered because of the run's ``reward_range``; else None."""
     highest_reward: float | None = None
     is_salvaged: bool = False
-    is_announced: bool = False
     last_sample_s: float | None = None
     idle_since_s: float | None = None
     """Since when its run process says that none of its rollouts is in flight; None while one is, or nobody says."""

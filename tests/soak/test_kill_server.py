@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.buffer.store.data_dir import DataDir
+from forebay.buffer.store.index import START
 from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.log_segments import SegmentLog
 from forebay.core.group import GroupState, check_transition
@@ -77,7 +78,7 @@ def check_journal(data_dir: Path, run_id: str, states: dict[str, GroupState]) ->
     log.open()
     now: dict[str, GroupState] = {}
     num_members: dict[str, int] = defaultdict(int)
-    for record in log.scan(log.start):
+    for record in log.scan(START):
         for row in record.rows:
             if isinstance(row, SampleRow) and row.run_id == run_id:
                 now.setdefault(row.group_id, GroupState.OPEN)
