@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from forebay.client.sample_writer.encode import encode_sample
 from forebay.core.binary_sample import as_json, is_binary
 from tests.kit import Json, make_sample
 
 LISTS = {"tokens": [1, 2, 3], "logprobs": [-0.5, -0.25, -1.0], "loss_mask": [0, 1, 1]}
+
+
+def tensor(values: list[float], dtype: str | None = None, *, requires_grad: bool = False) -> Any:
+    """One of torch, which takes a second to load, in workers that may run no test of it."""
+    import torch
+
+    return torch.tensor(values, dtype=dtype and getattr(torch, dtype), requires_grad=requires_grad)
 
 
 def decoded(body: bytes) -> Any:
@@ -27,12 +33,10 @@ def decoded(body: bytes) -> Any:
         lambda values: values,
         tuple,
         np.array,
-        torch.tensor,
-        lambda values: torch.tensor(values, dtype=torch.bfloat16 if isinstance(values[0], float) else torch.int16),
+        tensor,
+        lambda values: tensor(values, dtype="bfloat16" if isinstance(values[0], float) else "int16"),
         lambda values: (
-            torch.tensor(values, dtype=torch.float64, requires_grad=True)
-            if isinstance(values[0], float)
-            else torch.tensor(values)
+            tensor(values, dtype="float64", requires_grad=True) if isinstance(values[0], float) else tensor(values)
         ),
         lambda values: array("d" if isinstance(values[0], float) else "q", values),
         lambda values: array("f", values) if isinstance(values[0], float) else np.array(values, dtype=np.int32),
@@ -104,7 +108,7 @@ def test_text_and_numbers_that_json_does_not_have_are_told_with_their_sample(arr
         encode_sample(make_sample(**arrays, uid="odd", thing=thing))
 
 
-@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("make", [list, np.array, tensor])
 def test_a_mask_of_whole_floats_is_a_mask(make: Callable[[list[float]], Any]) -> None:
     body = encode_sample(make_sample(**(LISTS | {"loss_mask": make([0.0, 1.0, 1.0])})))
     assert is_binary(body)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,6 +222,8 @@ def test_a_sample_with_nothing_in_it_is_an_empty_row() -> None:
 
 
 def test_the_reply_is_what_the_safetensors_package_reads() -> None:
+    import safetensors.torch
+
     samples = [token_sample(2), make_sample(), token_sample(3, 10, loss_mask=..., logprobs=...)]
     blob = blob_of(samples, [1, 2])
     tensors = safetensors.torch.load(blob)
@@ -273,7 +273,7 @@ def test_the_tensors_are_the_callers_own() -> None:
     for tensor in collate(batch, PAD).values():
         tensor.zero_()
     assert batch.content == before
-    assert torch.equal(collate(batch, PAD)["tokens"][0], torch.arange(4))
+    assert collate(batch, PAD)["tokens"][0].tolist() == [0, 1, 2, 3]
 
 
 def test_without_torch_the_error_has_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:

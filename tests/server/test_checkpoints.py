@@ -141,7 +141,8 @@ def test_attaching_to_a_run_leaves_batches_and_checkpoints_as_they_are(run: Nati
     run.wait_for_state("running")
     assert states(run) == {1: "acked", 2: "leased", 3: "ready"}
     assert run.checkpoint(5, second)["checkpoints"] == [4, 5]
-    assert run.client.get(f"{run.path}/skip_instance_ids").json() == {"skip_instance_ids": [1, 2, 3]}
+    ids = run.client.get(f"{run.path}/skip_instance_ids").json()["skip_instance_ids"]
+    assert sorted(ids) == [1, 2, 3], "in any order: what was read long ago may be told last"
 
 
 def test_a_batch_keeps_its_advantages_until_its_groups_are_back(server: ServerProcess) -> None:

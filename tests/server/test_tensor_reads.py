@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import safetensors.torch
-import torch
 
 from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
 from forebay.core.safetensors_format import TENSORS_TYPE
 from tests.conftest import MakeServer
 from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, write_generator
+
+if TYPE_CHECKING:
+    import torch  # seconds of loading, in workers that may run no test of it
 
 ARRAYS = ("tokens", "logprobs", "loss_mask")
 
@@ -44,8 +45,10 @@ def write(run: NativeRun, *samples: Json) -> list[Json]:
     return results
 
 
-def read_tensors(run: NativeRun, **body: Any) -> tuple[dict[str, torch.Tensor], Json]:
+def read_tensors(run: NativeRun, **body: Any) -> tuple[dict[str, "torch.Tensor"], Json]:
     """The tensors of a batch, and the JSON of the rest."""
+    import safetensors.torch
+
     response = run.client.post(f"{run.path}/batches", json=body, headers={"Accept": TENSORS_TYPE})
     assert response.status_code == 200, response.text
     assert response.headers["Content-Type"] == TENSORS_TYPE

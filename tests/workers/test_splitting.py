@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +34,8 @@ def test_what_was_split_is_joined_to_the_same(length: int, num_workers: int) -> 
 
 
 def test_arrays_and_tensors_are_split_along_their_first_axis_into_copies() -> None:
+    import torch
+
     array, tensor = np.arange(12).reshape(6, 2), torch.arange(12).reshape(6, 2)
     arrays, tensors = parts_of(array), parts_of(tensor)
     assert [part.shape for part in arrays] == [(2, 2), (2, 2), (1, 2), (1, 2)]
@@ -62,7 +63,6 @@ class Point(NamedTuple):
         ({1, 2}, "set"),
         (np.float64(3), "float64"),
         (np.array(3), "ndarray"),
-        (torch.tensor(3), "Tensor"),
         (Point([1], [2]), "a named tuple has fields"),
         ({"a": [1, 2], "b": [1]}, r"its values differ in length: \{'a': 2, 'b': 1\}"),
         ({"a": [1, 2], "b": 3}, "argument 'b' cannot be split: int"),
@@ -73,6 +73,13 @@ def test_what_has_no_first_axis_is_refused_by_name(value: Any, said: str) -> Non
         split(value, 2, "x")
     assert e.value.field == "x"
     assert e.value.hint
+
+
+def test_a_tensor_of_no_axis_is_refused_by_name() -> None:
+    import torch
+
+    with pytest.raises(InvalidInput, match="argument x cannot be split: Tensor"):
+        split(torch.tensor(3), 2, "x")
 
 
 def test_results_of_several_kinds_are_not_joined() -> None:
