@@ -57,7 +57,7 @@ $(SGLANG_VENV)/.installed: tests/sglang/install.sh
 	@PYTHON='$(PYTHON)' bash tests/sglang/install.sh $(SGLANG_VENV)
 	@touch $@
 
-test-soak: install ## Run the long crash and load loops (ROUNDS=200: many kills; SAMPLES=500000: many samples)
+test-soak: install ## Run the long crash and load loops, and long variants (ROUNDS=200: many kills; SAMPLES=500000: many samples)
 	@$(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
 
 test-attack: install ## Attack a server with hostile requests, files and neighbours

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.examples.grpo_kit import LOOP, SMALL, LoopProcess
 
 REPLAY_LIMIT_S = 200.0
@@ -16,6 +18,7 @@ def replay_steps(folder: Path, *more: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, capture_output=True, text=True, timeout=REPLAY_LIMIT_S, check=False)
 
 
+@pytest.mark.soak
 def test_the_batches_of_three_steps_make_the_same_model_again(tmp_path: Path) -> None:
     folder = tmp_path / "loop"
     loop = LoopProcess(folder, None, "--keep-models", str(NUM_STEPS + 1))

@@ -60,7 +60,7 @@ def record(server: ServerProcess, tmp_path: Path, answers: Answers, **changes: o
     return recorded
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.soak)])
 def test_recorded_rollouts_get_the_rewards_of_another_function(server, tasks, tmp_path, workers) -> None:
     answers = Answers({"a": ["fine 1", "unjudged 2", "broken 3", "fine 4"]})
     recorded = record(server, tmp_path, answers)

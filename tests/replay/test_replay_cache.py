@@ -41,7 +41,7 @@ def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory)
     return module_servers(generators=tasks, start_wait_s=60, max_workers=4)
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.soak)])
 def test_only_what_had_failed_or_is_missing_is_generated(server: ServerProcess, tmp_path: Path, workers) -> None:
     answers = Answers({"a": ["broken", "fine 0"], "b": ["unjudged", "broken"]})
     rows = write_rows(tmp_path / "rows.jsonl", ["a", "b", "c"])

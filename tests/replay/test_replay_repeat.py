@@ -71,7 +71,12 @@ def sources_of(run: NativeRun, recorded: dict[str, Json], name: str, num_epoch: 
     return found
 
 
-@pytest.mark.parametrize("is_file", [False, True], ids=["run", "file"])
+each_source = pytest.mark.parametrize(
+    "is_file", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["run", "file"]
+)
+
+
+@each_source
 def test_a_larger_epoch_takes_the_place_of_one_that_has_no_smaller(
     server: ServerProcess, export: Export, tmp_path: Path, is_file: bool
 ) -> None:
@@ -92,7 +97,7 @@ def test_a_larger_epoch_takes_the_place_of_one_that_has_no_smaller(
     assert sources_of(run, read, "a", 6) == [Counter({source: GROUP_SIZE}) for source in (2, 2, 2, 2, 4, 4)]
 
 
-@pytest.mark.parametrize("is_file", [False, True], ids=["run", "file"])
+@each_source
 def test_an_epoch_that_is_damaged_takes_nobodys_place(
     server: ServerProcess, export: Export, tmp_path: Path, is_file: bool
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_killed_worker_costs_no_rollout_and_no_retry(server, start, gate) -> N
     assert len({(each["uid"], each.get("attempt", 0)) for each in summaries}) == len(summaries)
 
 
+@pytest.mark.soak
 def test_silent_workers_are_replaced_and_none_outlives_its_lead(make_server, tasks, tmp_path, engine, gate) -> None:
     server = make_server(generators=tasks, start_wait_s=60, worker_silence_s=5)
     gate.clear()

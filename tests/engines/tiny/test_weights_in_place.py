@@ -86,7 +86,8 @@ async def test_a_rewound_trainer_that_uses_a_version_again_has_another_cache(
 
 
 @pytest.mark.parametrize(
-    "change", [updated, pytest.param(brought, marks=SOAK), pytest.param(renamed, marks=SOAK), unnamed]
+    "change",
+    [updated, pytest.param(brought, marks=SOAK), pytest.param(renamed, marks=SOAK), pytest.param(unnamed, marks=SOAK)],
 )
 async def test_calls_on_their_way_through_a_change_are_exact_or_marked(
     lending: ServerProcess, own_engine_url: str, model_folder: Path, other_folder: Path, tmp_path: Path, change: Change

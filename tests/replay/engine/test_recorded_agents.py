@@ -98,6 +98,7 @@ def samples_of(run: NativeRun) -> Rollouts:
     return found
 
 
+@pytest.mark.soak
 def test_agents_get_the_tokens_that_were_recorded(server: ServerProcess, tmp_path: Path) -> None:
     file, rows = tmp_path / "calls.fbr", tmp_path / "rows.jsonl"
     questions = [{"instance_id": f"q{number}", "prompt": f"What is {number} * 2?", "label": "0"} for number in range(3)]
