@@ -12,8 +12,8 @@ needed any more: rollouts of closed groups, spares of complete ones, calls in fl
 Where another run is replayed, ``replayed_groups.py`` comes first: what that has recorded is written, and only what is
 left is submitted. With ``leftover: "defer"``, ``deferral.py`` says which groups a step begins, and keeps samples until
 their group is whole. ``concurrency_limits.py`` finds out how many places there are, if nobody says. Beside them run the
-feed of closed groups, the reports (``reporter.py``: progress, costs, totals; ``idle_reports.py``: which groups have no
-rollout in flight) and the writer.
+feed of closed groups, the writer, and the reports (``reporter.py``: progress, costs, totals, and which groups have no
+rollout in flight).
 
 Out go samples (through ``buffer_link``) and ``Totals``. A run that the buffer has ended comes here as ``RunGone``.
 """

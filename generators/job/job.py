@@ -11,9 +11,9 @@ from forebay.generators.job.concurrency_limits import adjust_places
 from forebay.generators.job.deferral import Deferral, FinishedRollout
 from forebay.generators.job.dispatcher import Dispatcher
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
-from forebay.generators.job.open_groups import OpenGroups
+from forebay.generators.job.open_groups import OpenGroups, cost
 from forebay.generators.job.ports import JobParts
-from forebay.generators.job.reporter import Totals, cost
+from forebay.generators.job.reporter import Totals
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken, RolloutLost
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.seat import Seat

@@ -1,13 +1,15 @@
-"""The groups that a job is filling: what ends them, and what becomes of them between steps."""
+"""The groups that a job is filling: what ends them, what becomes of them between steps, and what rollouts cost."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.ring import Call
 from forebay.generators.job.ports import JobEngines
-from forebay.generators.job.reporter import Reporter, kept_costs
-from forebay.generators.rollouts.open_group import Hold, OpenGroup
+from forebay.generators.job.reporter import Reporter
+from forebay.generators.rollouts.open_group import Execution, Hold, OpenGroup
+from forebay.generators.rollouts.rollout_trace import Ending
 
 
 class OpenGroups:
@@ -112,3 +114,21 @@ class OpenGroups:
         """What still runs in threads ends with its next call."""
         for group in self._groups.values():
             group.close()
+
+
+def cost(attempts: Sequence[Execution], ending: Ending) -> Counter[str]:
+    """What one rollout adds to the counts. Attempts before the last one failed; one that never began costs nothing."""
+    if not attempts:
+        return Counter()
+    *before, last = attempts
+    counts = Counter({f"rollouts_{ending}": 1, f"tokens_{ending}": last.num_sampled_tokens})
+    counts["tokens_failed"] += sum(attempt.num_sampled_tokens for attempt in before)
+    if ending == "finished":
+        counts.update({f"capture_{name}": number for name, number in last.trajectory.counters.items()})
+    return counts
+
+
+def kept_costs(rollouts: Iterable[Sequence[Execution]]) -> Counter[str]:
+    """What is kept of rollouts in flight until the next step; those that sampled nothing yet do not count."""
+    tokens = [attempts[-1].num_sampled_tokens for attempts in rollouts if attempts]
+    return Counter(rollouts_held=sum(1 for number in tokens if number), tokens_held=sum(tokens))

@@ -5,7 +5,7 @@ import asyncio
 from forebay.core.clock import ActiveClock, ManualClock
 from forebay.core.task_row import TaskRow
 from forebay.generators.buffer_link.abc import GroupKey, Plan
-from forebay.generators.job.idle_reports import LASTING_S, REPEAT_S, IdleReports
+from forebay.generators.job.reporter import IDLE_LASTING_S, IDLE_REPEAT_S, IdleReports
 from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup
 
 PLAN = Plan("run-0123456789ab", 2, group_timeout_s=10.0, group_deadline_s=100.0)
@@ -120,7 +120,7 @@ async def test_what_lasts_is_told_in_one_report() -> None:
     c.group.enter()
     reports.watch(a, b, c)
     assert await reports.next() == ([("a", 0), ("b", 0)], [])
-    assert reports.reports.repeat_s == REPEAT_S
+    assert reports.reports.repeat_s == IDLE_REPEAT_S
     c.group.leave()
     a.group.enter()
     assert await reports.next() == ([("c", 0)], [("a", 0)])
@@ -137,7 +137,7 @@ async def test_a_rollout_that_follows_at_once_is_not_told() -> None:
     for _ in range(200):
         busy.group.leave()
         busy.group.enter()
-        await asyncio.sleep(LASTING_S / 100)
+        await asyncio.sleep(IDLE_LASTING_S / 100)
     assert reports.told == [([("idle", 0)], [])]
 
 
@@ -145,7 +145,7 @@ async def test_what_changes_back_while_a_report_is_under_way_is_not_told() -> No
     reports, a, b = Reports(), Timed("a"), Timed("b")
     reports.is_held_up = True
     reports.watch(a, b)
-    await asyncio.sleep(3 * LASTING_S)
+    await asyncio.sleep(3 * IDLE_LASTING_S)
     a.group.enter()
     reports.is_held_up = False
     reports.due()
