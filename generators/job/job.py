@@ -35,8 +35,7 @@ class RolloutJob:
         self._feed = GroupFeed(
             parts.replayed or ScheduledGroups(parts.schedule.groups()), parts.policy, parts.plan, self._deferral
         )
-        self._open = OpenGroups(parts.ring, parts.reporter, parts.hold)
-        self._open.on_end = self._note_closed
+        self._open = OpenGroups(parts.ring, parts.reporter, parts.hold, self._note_closed)
         self._traces = parts.traces
         self._dispatcher = Dispatcher(parts, self._feed, self._deferral, self._open, self._run_rollout)
 
@@ -75,13 +74,13 @@ class RolloutJob:
                 self._hold.on_change = self._note_held
                 self._note_step(self._parts.plan.step)
                 if (replayed := self._parts.replayed) is not None:
-                    services.create_task(replayed.watch())
+                    services.create_task(replayed.writer.watch())
                     replayed.on_change = self._dispatcher.changed.notify
                     rollouts.create_task(replayed.run())
                 await self._dispatcher.start_all(rollouts)
             await self._parts.writer.close()
             if replayed is not None:
-                await replayed.close()
+                await replayed.writer.close()
             # The report lets the run end, and the feed of an ended run says that it is gone.
             feed.cancel()
             places.cancel()

@@ -19,12 +19,12 @@ class OpenGroups:
     """
 
     services: asyncio.TaskGroup
-    on_end: Callable[[OpenGroup], None]
 
-    def __init__(self, ring: JobEngines, reporter: Reporter, hold: Hold) -> None:
+    def __init__(self, ring: JobEngines, reporter: Reporter, hold: Hold, on_end: Callable[[OpenGroup], None]) -> None:
         self._ring = ring
         self._reporter = reporter
         self._hold = hold
+        self._on_end = on_end
         self._groups: dict[str, OpenGroup] = {}
 
     def add(self, group: OpenGroup) -> None:
@@ -64,7 +64,7 @@ class OpenGroups:
         self._reporter.totals.num_groups_closed += 1
         calls = group.calls()  # before it is closed: tasks that are cancelled forget their calls
         group.close()
-        self.on_end(group)
+        self._on_end(group)
         self.services.create_task(self._ring.abort(group.rid_prefix, calls))
 
     def close_incomplete(self, group: OpenGroup) -> None:
@@ -83,7 +83,7 @@ class OpenGroups:
 
         # Shut now, so that no other call goes out; closed once it is known from the engines what its calls sampled.
         group.shut()
-        self.on_end(group)
+        self._on_end(group)
         self.services.create_task(end())
 
     # --- all of them

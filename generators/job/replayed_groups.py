@@ -43,6 +43,8 @@ class ReplayedGroups:
 
     def __init__(self, groups: Iterator[GroupPlan], replay: ReplayTask, parts: ReplayParts) -> None:
         self._groups, self._replay, self._parts = groups, replay, parts
+        self.writer = parts.writer
+        """Takes what was recorded; whoever runs the rest watches and closes it."""
         self._left: deque[GroupPlan] = deque()
         self._under_way: set[str] = set()
         self._closed: set[str] = set()
@@ -98,14 +100,6 @@ class ReplayedGroups:
         self._has_ended = True
         self.on_change()
 
-    async def watch(self) -> None:
-        """Return once it is closed; raises why nothing can be written any more."""
-        await self._parts.writer.watch()
-
-    async def close(self) -> None:
-        """Send what waits."""
-        await self._parts.writer.close()
-
     @property
     def _num_at_once(self) -> int:
         """Groups side by side: more where judges are asked, so that as many are as may be."""
@@ -134,7 +128,7 @@ class ReplayedGroups:
             self._left.append(self._rest(planned, left))
             self.has_left.set()
         elif left and recorded and not self._replay.generates:
-            await self._parts.writer.flush()
+            await self.writer.flush()
             await self._parts.reporter.announce_incomplete(planned.key)
         self._parts.reporter.count(_counts(planned, recorded, len(left)))
         self._under_way.discard(planned.group_id)
@@ -177,7 +171,7 @@ class ReplayedGroups:
             await parts.reporter.announce_idle(planned.key)
         for rollout in recorded.values():
             for sample, body in placed(rollout, planned, parts.plan.run_id):
-                await parts.writer.write_encoded(sample, body)
+                await self.writer.write_encoded(sample, body)
             parts.reporter.note_sample(is_failed=rollout.main.record.reward is None)
 
 

@@ -69,7 +69,7 @@ async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(
         loads=EngineLoads(4, [URL]),
         traces=RolloutTraces(NO_TRACE, PLAN.run_id),
     )
-    dispatcher = Dispatcher(parts, feed, deferral, OpenGroups(stub, stub, hold), run)
+    dispatcher = Dispatcher(parts, feed, deferral, OpenGroups(stub, stub, hold, lambda _: None), run)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         await dispatcher.start_all(tasks)
     assert hold.is_held
