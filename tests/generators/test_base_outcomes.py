@@ -217,12 +217,10 @@ class Told:
         self.counters = {"forked": 2, "realigned": 0}
         self._texts = texts
 
-    def samples(self) -> list["Told"]:
-        return [Told(text) for text in self._texts]
-
-    def fields(self) -> dict[str, Any]:
-        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": self._texts[0]}]
-        return {"messages": messages, "tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -0.5]}
+    def sample_fields(self) -> list[dict[str, Any]]:
+        arrays = {"tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -0.5]}
+        question = {"role": "user", "content": "q"}
+        return [{"messages": [question, {"role": "assistant", "content": text}], **arrays} for text in self._texts]
 
 
 async def forking(client: Any, messages: Any, params: Any) -> Any:
