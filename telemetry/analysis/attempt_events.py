@@ -45,7 +45,7 @@ _by_moment = attrgetter("begin_s")
 def events_of(attempt: Attempt) -> EventsOfAttempt:
     """All of one attempt: from its spans, where they were kept, and from its summary."""
     summary = attempt.summary
-    turns = [turn_times(turn, number) for number, turn in enumerate(summary.turns)] if summary else []
+    turns = [_turn_times(turn, number) for number, turn in enumerate(summary.turns)] if summary else []
     worker = summary.engine if summary else ""
     if not attempt.spans:
         phases = _seconds(summary.phases) if summary else {"agent": (attempt.end - attempt.begin) * NS}
@@ -62,7 +62,7 @@ def events_of(attempt: Attempt) -> EventsOfAttempt:
     return EventsOfAttempt(worker or _first_engine(leaves), phases, events, turns)
 
 
-def turn_times(turn: TurnSummary, number: int) -> TurnTimes:
+def _turn_times(turn: TurnSummary, number: int) -> TurnTimes:
     """A turn as a summary tells it."""
     return TurnTimes(
         number,

@@ -27,7 +27,7 @@ _FIGURES = tuple(name for name in StepFigures.__struct_fields__ if name != "inte
 
 def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
     """Side by side, the first as the one that the others are measured by."""
-    names = run_names([report.source for report in reports])
+    names = _run_names([report.source for report in reports])
     runs = [_run(name, report) for name, report in zip(names, reports, strict=True)]
     for run in runs[1:]:
         _relate(run, runs[0])
@@ -37,7 +37,7 @@ def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
     return ReportComparison(runs=runs, steps=steps, sentences=[*_changes(runs), *_peaks(names, reports)])
 
 
-def run_names(sources: Sequence[str]) -> list[str]:
+def _run_names(sources: Sequence[str]) -> list[str]:
     """The last parts of their paths, with numbers where that would not tell them apart."""
     last = [PurePath(source).name or source for source in sources]
     return [name if last.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(last, 1)]

@@ -184,13 +184,11 @@ def _hooks_s(times: ReadTimes, read: Read) -> float:
 def _read_times(read: Read) -> ReadTimes:
     satisfied = satisfied_of(read)
     judged = max(read.judged, satisfied)
-    first_byte = max(read.first_byte, judged)
-    sent = max(end_of(read), first_byte)
+    sent = max(end_of(read), read.first_byte, judged)
     return ReadTimes(
         min(read.t, satisfied) * NS,
         satisfied * NS,
         judged * NS,
-        first_byte * NS,
         sent * NS,
         by=read.by,
         groups=list(read.groups),

@@ -41,7 +41,7 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             if step is not None and each.name != step:
                 continue
             workers.update(request.worker for request in each.requests)
-            seen = each if worker is None else only_worker(each, worker)
+            seen = each if worker is None else _only_worker(each, worker)
             summary = summarise(seen, whole=each)
             found += _add_step(report, seen, summary)
             what_ifs.add(seen, summary)
@@ -64,7 +64,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def only_worker(step: ProfileStep, worker: str) -> ProfileStep:
+def _only_worker(step: ProfileStep, worker: str) -> ProfileStep:
     """The step as far as ``worker`` had to do with it."""
     requests = [request for request in step.requests if request.worker == worker]
     return replace(step, requests=requests, worker_phases={worker: step.worker_phases.get(worker, {})})
@@ -94,8 +94,8 @@ def _complete(report: ProfileReport, timeline: Timeline) -> None:
     report.num_steps = len(report.steps)
     report.num_requests = sum(each.num_requests for each in report.steps)
     report.total_s = sum(each.seconds for each in report.steps)
-    report.phase_shares = mean_shares(ended, [1.0] * len(ended))
-    report.phase_shares_by_time = mean_shares(ended, [each.seconds for each in ended])
+    report.phase_shares = _mean_shares(ended, [1.0] * len(ended))
+    report.phase_shares_by_time = _mean_shares(ended, [each.seconds for each in ended])
     report.problems = [f"{each.file}:{each.line}: {each.what}" for each in timeline.problems.first]
     report.num_problems = timeline.problems.number
     report.notes = list(timeline.notes)
@@ -149,7 +149,7 @@ def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -
     )
 
 
-def mean_shares(steps: Sequence[StepSummary], weights: Sequence[float]) -> dict[str, float]:
+def _mean_shares(steps: Sequence[StepSummary], weights: Sequence[float]) -> dict[str, float]:
     """The shares of phases over steps that tell any, the largest first; 100 in all."""
     sums: dict[str, float] = {}
     total = 0.0

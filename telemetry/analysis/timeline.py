@@ -109,7 +109,6 @@ class ReadTimes:
     """When the groups of the reply were there."""
     judged_s: float
     """When the hooks had answered."""
-    first_byte_s: float
     sent_s: float
     by: str = ""
     """The group that it waited for last; "" if it waited for none."""

@@ -59,7 +59,7 @@ class WhatIfs:
             self._choose_caps(step, requests)
         for cap in self._caps:
             cut = [request for request in requests if request.sampled_tokens > cap]
-            self._by_cap[cap].add(min(saved_by_cap(requests, cap), most_s), cut)
+            self._by_cap[cap].add(min(_saved_by_cap(requests, cap), most_s), cut)
         by_end = sorted(requests, key=lambda request: request.end_s)
         for share, total in self._by_share.items():
             keep = kept(len(by_end), share)
@@ -118,7 +118,7 @@ def kept(number: int, share: float) -> int:
     return max(1, min(number, round(number * share)))
 
 
-def saved_by_cap(requests: Sequence[Request], cap: int) -> float:
+def _saved_by_cap(requests: Sequence[Request], cap: int) -> float:
     """How much earlier the last of ``requests`` would have ended."""
     last_s = max(request.end_s for request in requests)
     return last_s - max(request.end_s - _cut_s(request, cap) for request in requests)

@@ -128,7 +128,7 @@ def _request(outlier: OutlierRequest, anchor: str) -> FoldBlock:
         _phase_table(outlier.phases, outlier.seconds),
     ]
     if outlier.turns:
-        blocks.append(turn_table(outlier.turns))
+        blocks.append(_turn_table(outlier.turns))
     if outlier.events:
         kept = longest(outlier.events, MOST_EVENTS, lambda event: float(event.get("seconds", 0.0)))
         chart = charts.request_timeline(kept)
@@ -147,7 +147,7 @@ def _phase_table(phases: Mapping[str, float], seconds: float) -> TableBlock:
     return TableBlock(("phase", "seconds", "share"), rows)
 
 
-def turn_table(turns: Sequence[Mapping[str, Any]]) -> TableBlock:
+def _turn_table(turns: Sequence[Mapping[str, Any]]) -> TableBlock:
     """What is known of each turn, whatever that is."""
     fields = list(dict.fromkeys(name for turn in turns for name in turn))
     return TableBlock(

@@ -71,7 +71,7 @@ class TypicalRequest:
         """The largest excess; a blocked loop, where that explains most of it."""
         excess = max([*self._of_phases(request), *self._of_engine(request)], key=lambda excess: excess.seconds)
         excess.seconds -= self._before_step_s(request, excess.phase)
-        blocked_s = overlap_s(request, self._standstills)
+        blocked_s = _overlap_s(request, self._standstills)
         if blocked_s >= _HALF * excess.seconds > 0:
             return Excess("blocked_loop", blocked_s, excess.turn, excess.phase)
         return excess
@@ -123,7 +123,7 @@ class TypicalRequest:
         return ratio >= _STALL_ALONE
 
 
-def overlap_s(request: Request, standstills: Sequence[Standstill]) -> float:
+def _overlap_s(request: Request, standstills: Sequence[Standstill]) -> float:
     """How long the request was open while an event loop stood still."""
     return covered_within(((one.begin_s, one.end_s) for one in standstills), request.begin_s, request.end_s)
 
