@@ -4,7 +4,7 @@ In come the addresses of a run (``remote_engine_url``): SGLang, an SGLang router
 
 - ``abc.py``: what a client of an engine can do; ``openai.py`` and ``sglang.py`` (with a router's workers) do it, and
   ``detect.py`` finds out which of the two answers at an address;
-- ``ring.py``: the engines of a run. It gives each rollout the least loaded one, and waits while none answers;
+- ``pool.py``: the engines of a run. It gives each rollout the least loaded one, and waits while none answers;
 - ``router_workers.py``: every HTTP call to one server, or worker of a router, beside its chats. On it stand
   ``aborts.py`` (stop calls by the beginning of their ``rid``) and ``weight_updates.py`` (pause all workers, load
   weights, go on);

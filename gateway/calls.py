@@ -25,8 +25,8 @@ from forebay.engines.continuation.continued_call import Join, Rest, finish
 from forebay.engines.continuation.message import Whole, whole_message
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
+from forebay.engines.pool import Member, Target
 from forebay.engines.read_json import read_object
-from forebay.engines.ring import Member, Target
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
 from forebay.gateway.off_loop import off_loop, off_loop_if
@@ -141,11 +141,11 @@ class EngineCall:
                     member = await self.session.choose_engine()
                 url = member.server.url
                 try:
-                    with self._run.ring.occupied(member), trace.engine_call(self._up, url, "") as span:
+                    with self._run.pool.occupied(member), trace.engine_call(self._up, url, "") as span:
                         reply = await self._run.engine_http.ask(method, url + path, content, span.traceparent)
                         span.end(path=path, status=reply.status)
                 except EngineUnavailable as error:
-                    self._run.ring.failed(member)
+                    self._run.pool.failed(member)
                     await self._wait_before_retry(error)
                     continue
                 check_status(reply.status)
@@ -226,11 +226,11 @@ class EngineCall:
         with session.trace.engine_wait(self._up):
             member = await session.choose_engine()
             target, rid, defaults = member.server, session.next_rid(), member.defaults
-            announced = run.ring.weight_version
+            announced = run.pool.weight_version
             is_version_asked = recording.is_stream and target.is_sglang
             # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
             version = await run.versions.before(target.url, announced) if is_version_asked else None
-            keys = run.ring.cache_keys
+            keys = run.pool.cache_keys
             if target.is_sglang:
                 await keys.prepare(target.url)
             key = keys.of(target.url)
@@ -261,7 +261,7 @@ class EngineCall:
         trace = self.session.trace
         try:
             with (
-                run.ring.occupied(member),
+                run.pool.occupied(member),
                 self.session.asking(url, rid),
                 trace.engine_call(self._up, url, rid) as span,
             ):
@@ -272,7 +272,7 @@ class EngineCall:
             is_over = True
         except EngineUnavailable:
             is_over = True
-            run.ring.failed(member)
+            run.pool.failed(member)
             raise
         except EngineRefused:
             is_over = True
@@ -337,7 +337,7 @@ class EngineCall:
         with request.span.failing():
             turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
             request.span.end(turns)
-        return self._run.ring.judged(request.key, turns)
+        return self._run.pool.judged(request.key, turns)
 
     async def _wait(self, pause_s: float) -> None:
         with self.session.trace.engine_wait(self._up):
@@ -346,6 +346,6 @@ class EngineCall:
     async def _joined(self, join: Join) -> Whole | None:
         url = join.turn.engine_url
         with self.session.trace.engine_call(self._up, url, "") as span:
-            message = await whole_message(WorkerAdmin(self._run.ring.http, url), join.turn, join.body)
+            message = await whole_message(WorkerAdmin(self._run.pool.http, url), join.turn, join.body)
             span.end(path="/detokenize")
         return message

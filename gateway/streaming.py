@@ -132,7 +132,7 @@ class ChatCall(EngineCall):
                 if self.is_left and not request.target.is_sglang:
                     self.choices = begun = _begun(stream.turns())
                     request.span.end(begun)
-                    self.turns.add(self._run.ring.judged(request.key, begun))
+                    self.turns.add(self._run.pool.judged(request.key, begun))
                 raise
             return self._open
 
@@ -158,11 +158,11 @@ class ChatCall(EngineCall):
 
     async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
-        ring, turn = self._run.ring, self._up
+        pool, turn = self._run.pool, self._up
         if not request.target.is_sglang or not turns:
-            return ring.judged(request.key, turns)
+            return pool.judged(request.key, turns)
         completed = await complete(
-            self._run.ring.http,
+            self._run.pool.http,
             request.target.url,
             turns,
             request.weight_version,
@@ -171,10 +171,10 @@ class ChatCall(EngineCall):
         )
         if isinstance(turn, SpanHandle):
             turn.set(versions=versions_of(completed))  # it may have ended: the rollout's summary has them all the same
-        return ring.judged(request.key, completed)
+        return pool.judged(request.key, completed)
 
     async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
-        return await self._run.versions.after(url, self._run.ring.weight_version)
+        return await self._run.versions.after(url, self._run.pool.weight_version)
 
 
 def _begun(turns: Sequence[Turn]) -> list[Turn]:

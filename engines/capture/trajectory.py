@@ -169,31 +169,31 @@ class Trajectory:
             self._counts["merged"] += 1
             return Drift.CLEAN
         ids = as_ids(turn.prompt_ids)
-        place = self._place(ids)
-        self._counts += place.counts
-        self._insert(turn, ids, place)
-        return place.drift
+        prefix = self._matched(ids)
+        self._counts += prefix.counts
+        self._insert(turn, ids, prefix)
+        return prefix.drift
 
-    def _place(self, ids: "array[int]") -> "_Place":
+    def _matched(self, ids: "array[int]") -> "PrefixMatch":
         whole, left, left_at = match(self._roots, ids)
         end = 0 if whole is None else whole.end
         if left is not None and (whole is None or left_at > end):
             # The same prompt again, so another answer to it.
             if left_at == len(ids) == left.sampled_start:
-                return _Place(left.parent, left.kept, Drift.CLEAN, is_branch=True)
+                return PrefixMatch(left.parent, left.kept, Drift.CLEAN, is_branch=True)
             # Only the end of the last response may be dropped, and not most of it: a fork keeps everything.
             if not left.children and 2 * (left.end - left_at) <= len(left.sampled):
-                return _Place(left, left_at, Drift.REALIGNED)
+                return PrefixMatch(left, left_at, Drift.REALIGNED)
         elif whole is not None or not self._nodes:
-            return _Place(whole, end, Drift.CLEAN, is_branch=whole is not None and bool(whole.children))
-        return _Place(whole, end, Drift.FORK)
+            return PrefixMatch(whole, end, Drift.CLEAN, is_branch=whole is not None and bool(whole.children))
+        return PrefixMatch(whole, end, Drift.FORK)
 
-    def _insert(self, turn: Turn, ids: "array[int]", place: "_Place") -> None:
+    def _insert(self, turn: Turn, ids: "array[int]", prefix: "PrefixMatch") -> None:
         # The ids stand in the node, in less memory.
         bare = msgspec.structs.replace(turn, prompt_ids=None, sampled_ids=None)
         sampled = as_ids(turn.sampled_ids or ())
-        node = Node(bare, place.parent, place.kept, ids[place.kept :], sampled, self._num_added)
-        for nodes in (self._siblings(place.parent), self._nodes, self._added):
+        node = Node(bare, prefix.parent, prefix.kept, ids[prefix.kept :], sampled, self._num_added)
+        for nodes in (self._siblings(prefix.parent), self._nodes, self._added):
             nodes.append(node)
 
     def _replace(self, newest: Node, turn: Turn) -> None:
@@ -201,7 +201,7 @@ class Trajectory:
         for nodes in (self._added, self._nodes, self._siblings(newest.parent)):
             nodes.pop()
         ids = as_ids(turn.prompt_ids or ())
-        self._insert(turn, ids, self._place(ids))
+        self._insert(turn, ids, self._matched(ids))
 
     def _siblings(self, parent: Node | None) -> list[Node]:
         return self._roots if parent is None else parent.children
@@ -214,7 +214,7 @@ def _num_unscored(nodes: Sequence[Node]) -> int:
     return sum(math.isnan(value) for node in nodes for value in node.logprobs)
 
 
-class _Place(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The node that a prompt goes on from, and how many tokens it takes over."""
 
     parent: Node | None

@@ -16,7 +16,7 @@ import msgspec
 from forebay.core.clock import ActiveClock
 from forebay.core.ids import run_rid_prefix
 from forebay.engines.capture.turn import Turn
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.gateway.request_bodies import Capturing
 from forebay.gateway.runs.captured_traces import Calls, CallSpans, CapturedRollout
 from forebay.gateway.runs.conversations import RowPrompts, TurnStore, beginnings, digests
@@ -67,11 +67,11 @@ class RunCalls:
     """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
 
     def __init__(
-        self, run_id: str, capturing: Capturing, ring: EngineRing, clock: ActiveClock, trace: GatewayTrace
+        self, run_id: str, capturing: Capturing, pool: EnginePool, clock: ActiveClock, trace: GatewayTrace
     ) -> None:
         self.capturing = capturing
         self.counts: Counter[str] = Counter(capture_matched=0, capture_unmatched=0)
-        self._ring = ring
+        self._pool = pool
         self._run_id = run_id
         self._rid_prefix = f"{run_rid_prefix(run_id)}{'c' * 16}-"
         self._numbers = count()
@@ -97,7 +97,7 @@ class RunCalls:
 
     def call(self) -> CapturedSession:
         """A new call. It remembers nothing of those before."""
-        name, affinity = f"{next(self._numbers):08x}", Affinity(self._ring)
+        name, affinity = f"{next(self._numbers):08x}", Affinity(self._pool)
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.capturing.group_deadline_s
         trace = self._trace.captured()
         if trace.held is not None:
@@ -146,7 +146,7 @@ class RunCalls:
         # Marked before the first abort goes out: an aborted call that is not would be gone on with at once.
         for session in ended:
             session.is_given_up = True
-        await self._ring.stop(lambda: [request for session in ended for request in session.requests], END_S)
+        await self._pool.stop(lambda: [request for session in ended for request in session.requests], END_S)
         for session in ended:
             session.close(GROUP_CLOSED)
 
@@ -160,7 +160,7 @@ class RunCalls:
             self._affinities.popitem(last=False)
 
     def _record(self, call: CallSpans | None, turns: Sequence[Turn]) -> None:
-        self._ring.notices.note(turns, self._run_id)
+        self._pool.notices.note(turns, self._run_id)
         for turn in turns:
             if not turn.is_policys:
                 self.counts["capture_other_models"] += 1

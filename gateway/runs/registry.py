@@ -141,7 +141,7 @@ class RunRegistry:
     def open(self, run: GatewayRun, body: OpenRollout) -> OpenedRollout:
         """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
         key = secrets.token_urlsafe(24)
-        rollout = OpenedRollout(run.run_id, body, key, run.ring, run.clock, run.trace.opened(body))
+        rollout = OpenedRollout(run.run_id, body, key, run.pool, run.clock, run.trace.opened(body))
         earlier = run.rollouts.get(body.rollout_id)
         if earlier is not None:
             self._give_up(run, earlier, REOPENED, RETRIED)

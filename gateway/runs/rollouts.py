@@ -19,7 +19,7 @@ from forebay.core.ids import run_rid_prefix
 from forebay.core.waiting import Signal
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.gateway.request_bodies import OpenRollout
 from forebay.gateway.runs.run_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
@@ -39,7 +39,7 @@ class OpenedRollout:
     """Between the opening of a rollout and its close."""
 
     def __init__(
-        self, run_id: str, body: OpenRollout, key: str, ring: EngineRing, clock: ActiveClock, trace: SessionTrace
+        self, run_id: str, body: OpenRollout, key: str, pool: EnginePool, clock: ActiveClock, trace: SessionTrace
     ) -> None:
         """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
         self.run_id = run_id
@@ -47,10 +47,10 @@ class OpenedRollout:
         self.key = key
         self.expiry: asyncio.TimerHandle | None = None
         """When it is forgotten if nobody closes it."""
-        self._notices = ring.notices
+        self._notices = pool.notices
         self._trajectory = Trajectory(body.rollout_id)
         self.session = Session(
-            Affinity(ring, body.engine_url),
+            Affinity(pool, body.engine_url),
             clock,
             _rid_prefix(run_id, body),
             body.deadline_s,

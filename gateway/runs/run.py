@@ -8,7 +8,7 @@ from forebay.client.calls.flow import ServerReply
 from forebay.core.clock import ActiveClock, SystemClock
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import AnnouncedWeights
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.gateway.engine_http import EngineHttp
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.buffer_link import BufferLink
@@ -37,7 +37,7 @@ class GatewayRun:
         """The open ones, by id."""
         self.closed = ClosedRollouts()
         self.capped = CappedRollouts()
-        self.ring = EngineRing(
+        self.pool = EnginePool(
             registration.engine_urls,
             api_key=registration.api_key,
             model=registration.model,
@@ -45,14 +45,14 @@ class GatewayRun:
             policy_models=registration.policy_models,
         )
         self.engine_http = EngineHttp(registration.api_key)
-        self.versions = WorkerVersions(self.ring.weights_at)
+        self.versions = WorkerVersions(self.pool.weights_at)
         self.clock = ActiveClock(SystemClock())
         """What deadlines count by: it stops while those of the run do."""
         self.clock.run(True)
-        self.trace = GatewayTrace(run_id, registration.trace, self.ring, watch)
+        self.trace = GatewayTrace(run_id, registration.trace, self.pool, watch)
         capturing = registration.capturing
         self.captured_calls = (
-            None if capturing is None else RunCalls(run_id, capturing, self.ring, self.clock, self.trace)
+            None if capturing is None else RunCalls(run_id, capturing, self.pool, self.clock, self.trace)
         )
         self.tasks = TaskSet()
         """What goes on beside the calls: aborts, reports, records that are being closed."""
@@ -64,7 +64,7 @@ class GatewayRun:
         self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        for part in (self.ring, self.engine_http, self._buffer):
+        for part in (self.pool, self.engine_http, self._buffer):
             await self._stack.enter_async_context(part)
         if self.captured_calls is not None:
             await self.captured_calls.open()
@@ -90,14 +90,14 @@ class GatewayRun:
         self.tasks.start(self._abort(engine_url, rid))
 
     async def _abort(self, engine_url: str, rid: str) -> None:
-        await self.ring.abandon(engine_url, rid)
+        await self.pool.abandon(engine_url, rid)
         await asyncio.sleep(ABORT_AGAIN_S)
-        await self.ring.abandon(engine_url, rid)
+        await self.pool.abandon(engine_url, rid)
 
     def end(self, session: Session, reason: str) -> None:
         """End the calls of a session, and have the engines stop whatever has its prefix."""
         if session.is_busy:
-            self.tasks.start(self.ring.abort(session.rid_prefix))
+            self.tasks.start(self.pool.abort(session.rid_prefix))
         session.close(reason)
 
     async def write(self, content: bytes, writer: str) -> ServerReply:
@@ -121,7 +121,7 @@ class GatewayRun:
         """Note new policies and standstills; end the calls of groups that were closed without all their samples."""
         before: dict[str, Any] | None = None
         while (news := await self._buffer.news(before)) is not None:
-            self.ring.announce(AnnouncedWeights(**news["step"]["weights"]))
+            self.pool.announce(AnnouncedWeights(**news["step"]["weights"]))
             self.trace.step = news["step"]["number"]
             self.trace.calls.note_paused(news["paused"])
             self._run_clock(not news["still"])

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.engines.capture.call_spans import CallSpan, end_turn, ended
 from forebay.engines.capture.turn import Turn
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.gateway.request_bodies import OpenRollout, TraceOptions
 from forebay.gateway.runs.captured_traces import CallSpans
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
@@ -24,10 +24,10 @@ Up = SpanHandle | str | None
 
 
 class OpenCalls:
-    """Made in the event loop of the calls. ``ring`` are the engines that they go to."""
+    """Made in the event loop of the calls. ``pool`` are the engines that they go to."""
 
-    def __init__(self, ring: EngineRing) -> None:
-        self._ring = ring
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._calls: set[CallSpan] = set()
         self._is_paused = False
@@ -51,7 +51,7 @@ class OpenCalls:
             call.note_paused(is_paused)
 
     def _ask_load(self, span: SpanHandle) -> Mapping[str, Any] | None:
-        return self._ring.ask_load(span, self._loop)
+        return self._pool.ask_load(span, self._loop)
 
 
 class Parent(NamedTuple):
@@ -135,10 +135,10 @@ class SessionTrace:
 class GatewayTrace:
     """Records one run for as long as the gateway knows it. Standstills of the loop, as ``watch`` sees them, too."""
 
-    def __init__(self, run_id: str, options: TraceOptions | None, ring: EngineRing, watch: LoopWatch) -> None:
+    def __init__(self, run_id: str, options: TraceOptions | None, pool: EnginePool, watch: LoopWatch) -> None:
         self.step = 0
         """How many weight versions were announced."""
-        self.calls = OpenCalls(ring)
+        self.calls = OpenCalls(pool)
         self.tracer = NO_TRACE
         self._run_id = run_id
         self._watch = watch

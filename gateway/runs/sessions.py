@@ -15,7 +15,7 @@ from forebay.core.clock import ActiveClock
 from forebay.core.waiting import Signal
 from forebay.engines.capture.token_cap import LIMIT_NAMES, TokenCap
 from forebay.engines.capture.turn import Turn
-from forebay.engines.ring import EngineRing, Member
+from forebay.engines.pool import EnginePool, Member
 from forebay.gateway.dialects.dialect import CrossCallState
 from forebay.gateway.lenient_json import bounded
 from forebay.gateway.off_loop import MANY_MESSAGES, off_loop_if
@@ -200,17 +200,17 @@ class Affinity:
     It changes when that engine does not answer, or is overloaded. The ``preferred`` one is asked whenever it can be.
     """
 
-    def __init__(self, ring: EngineRing, preferred: str | None = None) -> None:
-        self._ring = ring
+    def __init__(self, pool: EnginePool, preferred: str | None = None) -> None:
+        self._pool = pool
         self._preferred = preferred
         self._chosen: Member | None = None
 
     async def choose(self) -> Member:
         """The engine for the next call. Waits while none answers."""
-        least = await self._ring.take()
+        least = await self._pool.take()
         chosen = self._chosen
         if self._preferred is not None and (chosen is None or chosen.server.url != self._preferred):
-            named = await self._ring.take(self._preferred)
+            named = await self._pool.take(self._preferred)
             chosen = named if named.server.url == self._preferred else chosen
         if chosen is None or chosen.failures or chosen.in_flight > OVERLOAD_FACTOR * least.in_flight + OVERLOAD_CALLS:
             chosen = least

@@ -71,7 +71,7 @@ class AgentRollouts:
             task = self._task(rollout, prompt, opened, sandbox)
             try:
                 hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
-                is_capped = rollout.calls.seat.cap_tokens is not None
+                is_capped = rollout.calls.rollout_slot.cap_tokens is not None
                 # Ended, by a ``TimeoutError``, once the rollout has come to its cap.
                 async with timeout_when(self._gateway.wait_capped(name)) if is_capped else nullcontext():
                     result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
@@ -100,8 +100,8 @@ class AgentRollouts:
             deadline_s=self._limits.wall_s + rollout.calls.group.hold.engine_wait_s + CLOSE_S,
             sampling_params=_defaults(params),
             max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
-            cap_tokens=rollout.calls.seat.cap_tokens,
-            engine_url=rollout.calls.seat.preferred,
+            cap_tokens=rollout.calls.rollout_slot.cap_tokens,
+            engine_url=rollout.calls.rollout_slot.preferred,
             traceparent=rollout.trace.traceparent,
         )
         try:

@@ -31,7 +31,7 @@ class ConcurrencyLimit:
             self.num_places = max(1, int(SHRINK * self.num_places))
 
 
-async def adjust_places(ring: JobEngines, loads: EngineLoads, on_more: Callable[[], None]) -> None:
+async def adjust_places(pool: JobEngines, loads: EngineLoads, on_more: Callable[[], None]) -> None:
     """Ask each engine of a run now and then, for as long as the run lasts; ``on_more``: there may be more places.
 
     Each begins with as many as the run has at first, and an engine that does not tell what waits there keeps them.
@@ -40,8 +40,8 @@ async def adjust_places(ring: JobEngines, loads: EngineLoads, on_more: Callable[
     engines: dict[str, ConcurrencyLimit] = {}
     silent: set[str] = set()
     while True:
-        urls = await ring.when_up()
-        answers = await asyncio.gather(*(ring.load_at(url) for url in urls))
+        urls = await pool.when_up()
+        answers = await asyncio.gather(*(pool.load_at(url) for url in urls))
         is_full = loads.total >= loads.num_places
         for url, load in zip(urls, answers, strict=True):
             places = engines.setdefault(url, ConcurrencyLimit(first))

@@ -16,8 +16,8 @@ from forebay.generators.job.group_feed import GroupFeed
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.ports import JobParts
 from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, Waits
-from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.tracer import SpanHandle
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ FULL_AFTER_S = 2.0
 STUCK_S = 300.0
 """Groups in which nothing runs do not age, so nothing else would ever end such a run."""
 
-RunRollout = Callable[[OpenGroup, RolloutTrace, Seat], Coroutine[Any, Any, None]]
+RunRollout = Callable[[OpenGroup, RolloutTrace, RolloutSlot], Coroutine[Any, Any, None]]
 
 
 class PolicyStuck(RuntimeError):
@@ -43,7 +43,7 @@ class PendingGroup:
     """A group on its way to the buffer, and what was chosen of it meanwhile."""
 
     planned: GroupPlan
-    seats: list[Seat] = field(default_factory=list)
+    rollout_slots: list[RolloutSlot] = field(default_factory=list)
     is_closed: bool = False
 
 
@@ -61,7 +61,7 @@ class Dispatcher:
         """That something may be started now."""
         self._pending: dict[str, PendingGroup] = {}
         """By id: one at a time, as long as the policy heeds ``may_begin``."""
-        self._admitted: deque[Seat] = deque()
+        self._admitted: deque[RolloutSlot] = deque()
         """Chosen while their group was on its way to the buffer; they get the next places."""
         self._again: dict[RolloutKey, tuple[RolloutTrace, SpanHandle]] = {}
         """Broken rollouts, and lost ones, which wait to be chosen once more."""
@@ -82,11 +82,11 @@ class Dispatcher:
             if self._hold.is_held:  # its last group has ended meanwhile: nobody may announce weights any more
                 continue
             self._feed.refill()
-            seat = self._chosen()
-            if seat is None:
+            rollout_slot = self._chosen()
+            if rollout_slot is None:
                 await self._wait_changed()
-            elif not self._start(seat):
-                seat.leave()
+            elif not self._start(rollout_slot):
+                rollout_slot.leave()
                 await asyncio.sleep(0)  # a policy that chooses nothing else would keep everybody else from their turn
 
     # --- what is started
@@ -112,7 +112,7 @@ class Dispatcher:
         async with asyncio.timeout(None) as limit:
             self._closing = asyncio.get_running_loop().call_later(self._hold.engine_wait_s, self._close_stranded, limit)
             try:
-                answering = await self._parts.ring.when_up()
+                answering = await self._parts.pool.when_up()
             finally:
                 self._closing.cancel()
         for url in self._loads.set_engines(answering):
@@ -151,35 +151,35 @@ class Dispatcher:
                 f"{type(self._policy).__name__} has started nothing for {STUCK_S:g} s, though groups wait"
             )
 
-    def _chosen(self) -> Seat | None:
+    def _chosen(self) -> RolloutSlot | None:
         num_free = self._loads.num_places * self._policy.concurrency - self._loads.total
         if self._admitted and num_free > 0:
             return self._admitted.popleft()
         if num_free <= self._num_kept:
             return None
         chosen = self._policy.next(self._loads)
-        return None if chosen is None else Seat(chosen, self._loads)
+        return None if chosen is None else RolloutSlot(chosen, self._loads)
 
     @property
     def _num_kept(self) -> int:
         """Places kept for a group on its way to the buffer. If that is full, only others can make room there."""
-        return 0 if self._loads.is_buffer_full else sum(len(each.seats) for each in self._pending.values())
+        return 0 if self._loads.is_buffer_full else sum(len(each.rollout_slots) for each in self._pending.values())
 
-    def _start(self, seat: Seat) -> bool:
+    def _start(self, rollout_slot: RolloutSlot) -> bool:
         """Whether it could be: its group may have closed since."""
-        key = seat.rollout
+        key = rollout_slot.rollout
         planned = self._feed.begin(key.group)
         if planned is not None:
-            pending = self._pending[key.group] = PendingGroup(planned, [seat])
+            pending = self._pending[key.group] = PendingGroup(planned, [rollout_slot])
             self._loads.may_begin = False
             self._num_going += 1
             self._tasks.create_task(self._begin(pending))
         elif key.group in self._pending:
-            self._pending[key.group].seats.append(seat)
+            self._pending[key.group].rollout_slots.append(rollout_slot)
         elif (group := self._open.get(key.group)) is not None and key.number in group.numbers:
-            seat.begin()
+            rollout_slot.begin()
             group.enter()
-            self._tasks.create_task(self._run(group, self._trace(group, key), seat))
+            self._tasks.create_task(self._run(group, self._trace(group, key), rollout_slot))
         else:
             return False
         return True
@@ -203,13 +203,13 @@ class Dispatcher:
         self._loads.may_begin = not self._pending
         if pending.is_closed:
             self._deferral.note_ended(pending.planned.group_id)
-            for seat in pending.seats:
-                seat.leave()
+            for rollout_slot in pending.rollout_slots:
+                rollout_slot.leave()
             self._policy.closed(pending.planned.group_id)
             self._num_going -= 1
         else:
             self._add(OpenGroup(self._parts.plan, pending.planned, self._parts.clock, self._hold))
-            self._admitted += pending.seats
+            self._admitted += pending.rollout_slots
         self.changed.notify()
 
     def _note_full(self) -> None:

@@ -15,8 +15,8 @@ from forebay.generators.job.open_groups import OpenGroups, cost
 from forebay.generators.job.ports import JobParts
 from forebay.generators.job.reporter import Totals
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken, RolloutLost
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
-from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RolloutJob:
         self._feed = GroupFeed(
             parts.replayed or ScheduledGroups(parts.schedule.groups()), parts.policy, parts.plan, self._deferral
         )
-        self._open = OpenGroups(parts.ring, parts.reporter, parts.hold, self._note_closed)
+        self._open = OpenGroups(parts.pool, parts.reporter, parts.hold, self._note_closed)
         self._traces = parts.traces
         self._dispatcher = Dispatcher(parts, self._feed, self._deferral, self._open, self._run_rollout)
 
@@ -91,7 +91,7 @@ class RolloutJob:
         if self._parts.replayed is not None:
             await self._parts.replayed.has_left.wait()  # before it, no engine is asked for anything
         if self._parts.adjusts_places:
-            await adjust_places(self._parts.ring, self._parts.loads, self._dispatcher.changed.notify)
+            await adjust_places(self._parts.pool, self._parts.loads, self._dispatcher.changed.notify)
 
     async def _follow_closed(self) -> None:
         """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
@@ -109,19 +109,19 @@ class RolloutJob:
 
     # --- rollouts
 
-    async def _run_rollout(self, group: OpenGroup, trace: RolloutTrace, seat: Seat) -> None:
+    async def _run_rollout(self, group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot) -> None:
         """One rollout that was chosen, until its sample is written, or it is broken, or not needed any more."""
         finished = None
         try:
-            finished = await self._finished(group, trace, seat)
+            finished = await self._finished(group, trace, rollout_slot)
             for rollout in self._writable(group, finished):
                 rollout.trace.write(rollout.samples[-1])
                 for sample in rollout.samples:
                     await self._parts.writer.write(sample)
         finally:
-            seat.leave()
+            rollout_slot.leave()
             group.leave()
-            if finished is None and not self._dispatcher.waits_again(seat.rollout):
+            if finished is None and not self._dispatcher.waits_again(rollout_slot.rollout):
                 trace.end()
             self._dispatcher.changed.notify()
 
@@ -135,15 +135,17 @@ class RolloutJob:
             self._reporter.count(rollout.used)
         return whole
 
-    async def _finished(self, group: OpenGroup, trace: RolloutTrace, seat: Seat) -> FinishedRollout | None:
+    async def _finished(
+        self, group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot
+    ) -> FinishedRollout | None:
         """The rollout with its samples, if its group needs them."""
         task, finished = asyncio.current_task(), None
         assert task is not None
         try:
             with group.working():
-                samples = await self._parts.runner.samples(group, seat.rollout.number, trace, seat)
+                samples = await self._parts.runner.samples(group, rollout_slot.rollout.number, trace, rollout_slot)
                 await self._wait_held(trace)  # it could fill another group than the step needs
-            finished = self._admitted(group, seat.rollout.number, samples, trace)
+            finished = self._admitted(group, rollout_slot.rollout.number, samples, trace)
         except RolloutBroken:
             trace.ending = "broken"
         except RolloutLost:
@@ -155,11 +157,13 @@ class RolloutJob:
             if not group.is_closed or task.uncancel():
                 raise
         finally:
-            self._note_ended(group, trace, seat, finished)
+            self._note_ended(group, trace, rollout_slot, finished)
         return finished
 
-    def _note_ended(self, group: OpenGroup, trace: RolloutTrace, seat: Seat, finished: FinishedRollout | None) -> None:
-        number, ending = seat.rollout.number, trace.ending
+    def _note_ended(
+        self, group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot, finished: FinishedRollout | None
+    ) -> None:
+        number, ending = rollout_slot.rollout.number, trace.ending
         attempts = group.rollouts.pop(number, [])
         tokens = attempts[-1].num_sampled_tokens if attempts else 0
         if finished is not None and self._deferral.is_on:
@@ -168,13 +172,13 @@ class RolloutJob:
             self._reporter.count(cost(attempts, ending))
         if ending == "broken" or ending == "lost":
             if ending == "broken":
-                self._policy.broken(seat.rollout, tokens, seat.seconds)
+                self._policy.broken(rollout_slot.rollout, tokens, rollout_slot.seconds)
             else:
-                self._policy.lost(seat.rollout)
-            self._dispatcher.wait_again(group, seat.rollout, trace)
+                self._policy.lost(rollout_slot.rollout)
+            self._dispatcher.wait_again(group, rollout_slot.rollout, trace)
             return
         group.note_rollout_ended()
-        self._policy.ended(seat.rollout, RolloutEnd(ending, tokens, seat.seconds))
+        self._policy.ended(rollout_slot.rollout, RolloutEnd(ending, tokens, rollout_slot.seconds))
 
     async def _wait_held(self, trace: RolloutTrace) -> None:
         if self._hold.is_held:
@@ -223,7 +227,7 @@ class RolloutJob:
     def _note_step(self, step: Step | None) -> None:
         if step is not None:
             # Before the hold ends: calls that go out then carry the new version.
-            self._parts.ring.announce(step.weights)
+            self._parts.pool.announce(step.weights)
             if step.number != self._hold.step:
                 self._policy.begin_step(step.number)
                 self._deferral.begin_step()

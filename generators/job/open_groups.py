@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forebay.core.ids import run_rid_prefix
-from forebay.engines.ring import Call
+from forebay.engines.pool import Call
 from forebay.generators.job.ports import JobEngines
 from forebay.generators.job.reporter import Reporter
 from forebay.generators.rollouts.open_group import Execution, Hold, OpenGroup
@@ -20,8 +20,8 @@ class OpenGroups:
 
     services: asyncio.TaskGroup
 
-    def __init__(self, ring: JobEngines, reporter: Reporter, hold: Hold, on_end: Callable[[OpenGroup], None]) -> None:
-        self._ring = ring
+    def __init__(self, pool: JobEngines, reporter: Reporter, hold: Hold, on_end: Callable[[OpenGroup], None]) -> None:
+        self._pool = pool
         self._reporter = reporter
         self._hold = hold
         self._on_end = on_end
@@ -65,7 +65,7 @@ class OpenGroups:
         calls = group.calls()  # before it is closed: tasks that are cancelled forget their calls
         group.close()
         self._on_end(group)
-        self.services.create_task(self._ring.abort(group.rid_prefix, calls))
+        self.services.create_task(self._pool.abort(group.rid_prefix, calls))
 
     def close_incomplete(self, group: OpenGroup) -> None:
         """No other rollout can be started for it: it is closed with the samples that it has."""
@@ -76,7 +76,7 @@ class OpenGroups:
         """End the rollouts of a group that needs them no more, their calls first: so it is known what they sampled."""
 
         async def end() -> None:
-            await self._ring.stop(group.calls)
+            await self._pool.stop(group.calls)
             group.close()
             if self._hold.is_held:  # nothing else is going on that would be reported
                 self._reporter.flush()
@@ -92,7 +92,7 @@ class OpenGroups:
         """End the calls in flight: the turns go on with others, which wait until the run is no longer held."""
 
         async def end() -> None:
-            await self._ring.stop(self._calls_between_steps, limit_s=None)
+            await self._pool.stop(self._calls_between_steps, limit_s=None)
             rollouts = [attempts for group in self._groups.values() for attempts in group.rollouts.values()]
             self._reporter.count(kept_costs(rollouts))
             self._reporter.flush()
@@ -108,7 +108,7 @@ class OpenGroups:
         """The run is over: close all groups, and abort every call of the run."""
         calls = [call for group in self._groups.values() for call in group.calls()]
         self.close_all()
-        await self._ring.abort(run_rid_prefix(run_id), calls)
+        await self._pool.abort(run_rid_prefix(run_id), calls)
 
     def close_all(self) -> None:
         """What still runs in threads ends with its next call."""

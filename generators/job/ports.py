@@ -15,14 +15,14 @@ from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import Policy
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
-from forebay.engines.ring import Call, EngineRing
+from forebay.engines.pool import Call, EnginePool
 from forebay.generators.buffer_link.abc import JobBuffer, Link, Plan
 from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.rollouts.open_group import Hold, OpenGroup
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
-from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class JobEngines(Protocol):
-    """Where calls go: an ``EngineRing``."""
+    """Where calls go: an ``EnginePool``."""
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
         """The trainer has said this last of the engines' weights."""
@@ -54,7 +54,9 @@ class JobRunner(Protocol):
     async def when_ready(self) -> None:
         """Return when there is somebody to run them."""
 
-    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
+    async def samples(
+        self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
+    ) -> list[Sample]:
         """The samples of one, the main one last. Raises ``RolloutBroken``, ``RolloutLost``, ``GroupClosed``."""
 
 
@@ -77,7 +79,7 @@ class JobContext:
 
     plan: Plan
     link: Link
-    ring: EngineRing
+    pool: EnginePool
     reporter: Reporter
     clock: ActiveClock
     hold: Hold
@@ -93,7 +95,7 @@ class JobContext:
 class JobPlaces:
     """What a job has of the places where its rollouts run."""
 
-    ring: JobEngines
+    pool: JobEngines
     runner: JobRunner
     writer: JobWriter
     traces: RolloutTraces
@@ -106,7 +108,7 @@ class JobParts:
     plan: Plan
     schedule: Schedule
     link: JobBuffer
-    ring: JobEngines
+    pool: JobEngines
     runner: JobRunner
     writer: JobWriter
     reporter: Reporter
@@ -155,7 +157,7 @@ class MemberShare:
 class MemberParts:
     """What a worker runs the rollouts of one job with."""
 
-    ring: EngineRing
+    pool: EnginePool
     runner: "RolloutRunner"
     writer: AsyncWriter
     traces: RolloutTraces

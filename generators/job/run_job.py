@@ -16,7 +16,7 @@ from forebay.core.outcome import RolloutOutcome
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.scheduler_checks import check_engines
 from forebay.engines.chat_template import load_template
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.generators.buffer_link.abc import Link, Plan, RunGone
 from forebay.generators.buffer_link.forebay import ServerLink
 from forebay.generators.buffer_link.slime import SlimeLink
@@ -112,7 +112,7 @@ async def _open(
         plan=context.plan,
         schedule=schedule,
         link=context.link,
-        ring=here.ring,
+        pool=here.pool,
         runner=here.runner,
         writer=here.writer,
         reporter=context.reporter,
@@ -133,20 +133,20 @@ async def _context(stack: AsyncExitStack, generator: "BaseGenerator") -> JobCont
     link = connect_link(generator.remote_buffer_url)
     stack.push_async_callback(link.close)
     reporter = Reporter(link, clock)
-    ring = await stack.enter_async_context(await _ring(generator, reporter.note_waiting))
+    pool = await stack.enter_async_context(await _pool(generator, reporter.note_waiting))
     plan = await link.plan(_fallback_plan(generator))
     if plan.groups_per_step is not None and not link.has_feed:
         raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
     if plan.scheduler is not None:
-        ring.on_found = partial(check_engines, plan.scheduler, ring.urls)
+        pool.on_found = partial(check_engines, plan.scheduler, pool.urls)
     return JobContext(
         plan=plan,
         link=link,
-        ring=ring,
+        pool=pool,
         reporter=reporter,
         clock=clock,
         hold=Hold(plan.groups_per_step, clock, generator.engine_wait_s),
-        loads=EngineLoads(generator.num_process, addresses=ring.addresses),
+        loads=EngineLoads(generator.num_process, addresses=pool.addresses),
         tracer=_tracer_of(plan.run_id),
         queue_size=generator.queue_size,
         num_reward_workers=generator.num_reward_workers,
@@ -191,13 +191,13 @@ def _places_here(
     rollout_func: "RolloutFunc",
     rewarder: Rewarder,
 ) -> JobPlaces:
-    runner = _runner(generator, rollout_func, context.ring, rewarder, context.plan.run_id)
+    runner = _runner(generator, rollout_func, context.pool, rewarder, context.plan.run_id)
     stack.push_async_callback(runner.close)
     traces = RolloutTraces(context.tracer, context.plan.run_id)
     writer = context.link.writer(context.queue_size, traces.note_judged)
     # A job that came to its end has closed it; after an error nothing more is sent.
     stack.push_async_callback(writer.stop)
-    return JobPlaces(context.ring, runner, writer, traces)
+    return JobPlaces(context.pool, runner, writer, traces)
 
 
 @asynccontextmanager
@@ -213,8 +213,8 @@ async def _member_parts(
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, share.num_reward_workers))
         link = connect_link(generator.remote_buffer_url)
         stack.push_async_callback(link.close)
-        ring = await stack.enter_async_context(await _ring(generator, on_waiting))
-        runner = _runner(generator, rollout_func, ring, rewarder, share.plan.run_id)
+        pool = await stack.enter_async_context(await _pool(generator, on_waiting))
+        runner = _runner(generator, rollout_func, pool, rewarder, share.plan.run_id)
         stack.push_async_callback(runner.close)
         traces = RolloutTraces(_tracer_of(share.plan.run_id), share.plan.run_id, share.worker)
         writer = link.writer(share.queue_size, traces.note_judged)
@@ -222,7 +222,7 @@ async def _member_parts(
         watch = LoopWatch()
         watch.start(traces.tracer)
         stack.callback(watch.stop)
-        yield MemberParts(ring, runner, writer, traces, link.takes_failed, generator.engine_wait_s)
+        yield MemberParts(pool, runner, writer, traces, link.takes_failed, generator.engine_wait_s)
 
 
 def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: int) -> Rewarder:
@@ -230,13 +230,13 @@ def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: 
 
 
 def _runner(
-    generator: "BaseGenerator", rollout_func: "RolloutFunc", ring: EngineRing, rewarder: Rewarder, run_id: str
+    generator: "BaseGenerator", rollout_func: "RolloutFunc", pool: EnginePool, rewarder: Rewarder, run_id: str
 ) -> "RolloutRunner":
     # Here: it loads openai, half of what a run process loads, and a lead has no use for that.
     from forebay.generators.rollouts.attempts import RolloutRunner, RolloutSettings
 
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
-    return RolloutRunner(rollout_func, ring, rewarder, settings, run_id)
+    return RolloutRunner(rollout_func, pool, rewarder, settings, run_id)
 
 
 def _tracer_of(run_id: str) -> Tracer:
@@ -252,9 +252,9 @@ def connect_link(url: str) -> Link:
     return ServerLink(url) if re.search(r"/w/[^/]+/?$", url) else SlimeLink(url)
 
 
-async def _ring(generator: "BaseGenerator", on_waiting: Callable[[bool], None]) -> EngineRing:
+async def _pool(generator: "BaseGenerator", on_waiting: Callable[[bool], None]) -> EnginePool:
     path = generator.template_path
-    return EngineRing(
+    return EnginePool(
         generator.remote_engine_url,
         api_key=generator.api_key,
         model=generator.model,

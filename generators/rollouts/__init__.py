@@ -3,7 +3,7 @@
 - ``open_group.py``: the group that a rollout belongs to: its time (``group_age.py``), its slots, its calls in flight;
   ``GroupClosed`` ends all that works for it. Its ``Hold`` is where engine calls wait while the run is held for its
   trainer;
-- ``seat.py``: the place that a rollout has while it runs, as its policy counts it;
+- ``rollout_slot.py``: the concurrency slot of a rollout while it runs, as its policy counts it;
 - ``attempts.py`` runs the rollout function, in the event loop or in a thread, attempt after attempt, and asks for the
   reward; ``rollout.py`` is what the function finds as ``client.rollout``;
 - ``client.py`` is the ``openai`` client that it is given. Each call passes ``engine_calls.py`` (address, ``rid``,

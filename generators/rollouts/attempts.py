@@ -18,13 +18,14 @@ from forebay.client.sample_writer.outbox import Sample
 from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import Message
-from forebay.engines.ring import EngineRing
+from forebay.engines.pool import EnginePool
 from forebay.generators.failures import EngineWaitOver, outcome_of
 from forebay.generators.rewards import Rewarder, is_async, is_cancelled
 from forebay.generators.rollouts.client import make_async_client, make_client
 from forebay.generators.rollouts.engine_calls import CallNames, EngineCalls, taken
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
 from forebay.generators.rollouts.rollout import Rollout
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.samples import (
     Returned,
@@ -35,7 +36,6 @@ from forebay.generators.rollouts.samples import (
     reward_item,
     text_of,
 )
-from forebay.generators.rollouts.seat import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +62,15 @@ class RolloutRunner:
     """Makes the samples of one slot."""
 
     def __init__(
-        self, function: RolloutFunc, ring: EngineRing, rewarder: Rewarder, settings: RolloutSettings, run_id: str
+        self, function: RolloutFunc, pool: EnginePool, rewarder: Rewarder, settings: RolloutSettings, run_id: str
     ) -> None:
         self._function = function
-        self._ring = ring
+        self._pool = pool
         self._rewarder = rewarder
         self._settings = settings
         self._run_id = run_id
         self._is_async = is_async(function)
-        self._client: Any = make_async_client(ring.api_key) if self._is_async else make_client(ring.api_key)
+        self._client: Any = make_async_client(pool.api_key) if self._is_async else make_client(pool.api_key)
 
     async def when_ready(self) -> None:
         """At once: they run here."""
@@ -81,17 +81,19 @@ class RolloutRunner:
         if self._is_async:
             await closing
 
-    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
+    async def samples(
+        self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
+    ) -> list[Sample]:
         """Run the rollout until it succeeds, or a kind of failure has used up its retries.
 
         Its samples: forks first, the main one last. A failed rollout has only that, with its last error. Raises
-        ``RolloutBroken`` once it has sampled as much as its ``seat`` allows.
+        ``RolloutBroken`` once it has sampled as much as its ``rollout_slot`` allows.
         """
         left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
         while True:
             with trace.active():
                 try:
-                    rollout = await self._begun(group, number, trace, seat)
+                    rollout = await self._begun(group, number, trace, rollout_slot)
                 except EngineWaitOver as error:
                     trace.note_outcome(error.outcome)
                     unbegun = Unbegun(group.plan, trace.uid, number, number, trace.num_attempts - 1)
@@ -107,17 +109,17 @@ class RolloutRunner:
                 if not left[outcome] or isinstance(result, EngineWaitOver):
                     return [failed_sample(rollout, result, outcome)]
                 left[outcome] -= 1
-                seat.preferred = None  # the engine may be why it failed
+                rollout_slot.preferred = None  # the engine may be why it failed
                 with trace.attempt.begin("retry"):
                     await pause.wait()
             trace.next_attempt(group.hold.step)
 
-    async def _begun(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> Rollout:
+    async def _begun(self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot) -> Rollout:
         with trace.attempt.begin("engine_wait"):
-            member = await taken(self._ring, seat.preferred, group.hold.engine_wait_s)
+            member = await taken(self._pool, rollout_slot.preferred, group.hold.engine_wait_s)
         attempt = trace.num_attempts - 1
         names = CallNames(self._run_id, group, number, attempt)
-        calls = EngineCalls(self._ring, member, group, names, trace.attempt, seat)
+        calls = EngineCalls(self._pool, member, group, names, trace.attempt, rollout_slot)
         rollout = Rollout(self._run_id, group, number, attempt, calls)
         trace.note_started(rollout)
         return rollout

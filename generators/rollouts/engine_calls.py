@@ -21,12 +21,12 @@ from forebay.engines.capture.sampling_params import EngineDefaults
 from forebay.engines.capture.token_cap import TokenCap, was_cut
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
-from forebay.engines.ring import Call, EngineRing, Member, Target
+from forebay.engines.pool import Call, EnginePool, Member, Target
 from forebay.generators.failures import EngineWaitOver
 from forebay.generators.rollouts.call_failures import is_unavailable
 from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
-from forebay.generators.rollouts.seat import Seat
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.telemetry.tracing.tracer import AttemptTrace, SpanHandle
 
 T = TypeVar("T")
@@ -48,22 +48,28 @@ class EngineCalls:
     """
 
     def __init__(
-        self, ring: EngineRing, member: Member, group: OpenGroup, names: "CallNames", trace: AttemptTrace, seat: Seat
+        self,
+        pool: EnginePool,
+        member: Member,
+        group: OpenGroup,
+        names: "CallNames",
+        trace: AttemptTrace,
+        rollout_slot: RolloutSlot,
     ) -> None:
         self.wait_over: EngineWaitOver | None = None
         """Why no call goes out any more, once no engine has answered for too long."""
         self.group = group
         self.trace = trace
-        self.seat = seat
-        self.cap = TokenCap(seat.cap_tokens)
+        self.rollout_slot = rollout_slot
+        self.cap = TokenCap(rollout_slot.cap_tokens)
         self.is_broken = False
         """Its cap has ended it: no call goes out any more."""
-        self._ring = ring
+        self._pool = pool
         self._member = member
         self._occupied: ExitStack | None = None
         self._names = names
         self._loop = asyncio.get_running_loop()
-        self._ask_load = partial(ring.ask_load, loop=self._loop)
+        self._ask_load = partial(pool.ask_load, loop=self._loop)
         self._lock = threading.Lock()
 
     @property
@@ -78,16 +84,16 @@ class EngineCalls:
     @property
     def notices(self) -> CaptureNotices:
         """What says, once for the run, that logprobs are not the policy's."""
-        return self._ring.notices
+        return self._pool.notices
 
     @property
     def http(self) -> httpx.AsyncClient:
         """For what engines are asked beside the calls; used in the event loop."""
-        return self._ring.http
+        return self._pool.http
 
     def template_at(self, url: str) -> ChatTemplate | None:
         """For chats to the server at ``url`` that should go over ``/generate``, so that they tell their tokens."""
-        return self._ring.template_at(url) if self.group.captures else None
+        return self._pool.template_at(url) if self.group.captures else None
 
     @contextmanager
     def occupying(self) -> Iterator[None]:
@@ -99,11 +105,11 @@ class EngineCalls:
         finally:
             self._occupied.close()
             self._occupied = None
-            self.seat.move(None)
+            self.rollout_slot.move(None)
 
     def _occupy(self, occupied: ExitStack) -> None:
-        occupied.enter_context(self._ring.occupied(self._member))
-        self.seat.move(self._member.server.url)
+        occupied.enter_context(self._pool.occupied(self._member))
+        self.rollout_slot.move(self._member.server.url)
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +118,7 @@ class EngineCalls:
 
     @property
     def _is_key_known(self) -> bool:
-        return not self.target.is_sglang or self._ring.cache_keys.has(self.target.url)
+        return not self.target.is_sglang or self._pool.cache_keys.has(self.target.url)
 
     async def when_open(self, turn: SpanHandle | None = None) -> None:
         """Return when calls may go out; for a call of ``turn``."""
@@ -124,7 +130,7 @@ class EngineCalls:
                     await self.group.hold.wait_call()
             if not self._is_key_known:
                 with ended(self.trace.begin("engine_wait", up=turn)):
-                    await self._ring.cache_keys.prepare(self.target.url)
+                    await self._pool.cache_keys.prepare(self.target.url)
 
     def wait_open(self, turn: SpanHandle | None = None) -> None:
         """``when_open`` for a rollout in a thread."""
@@ -199,7 +205,7 @@ class EngineCalls:
 
     async def end_calls(self) -> None:
         """Have the engines end those of the rollout: so it is known what they have sampled."""
-        await self._ring.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
+        await self._pool.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
 
     async def replace_engine(self) -> None:
         """The engine is gone: go on with another one, or wait until one answers."""
@@ -213,14 +219,14 @@ class EngineCalls:
 
     async def _taken(self) -> Member:
         try:
-            return await taken(self._ring, None, self.group.hold.engine_wait_s)
+            return await taken(self._pool, None, self.group.hold.engine_wait_s)
         except EngineWaitOver as error:
             self.wait_over = error
             raise RolloutBroken(self._names.prefix) from error  # ends functions that retry on any Exception
 
     def note_away(self) -> None:
         """The rollout has found that no engine answers: none begins before one does."""
-        self._ring.failed(self._member)
+        self._pool.failed(self._member)
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
@@ -234,24 +240,24 @@ class EngineCalls:
 
     def key_of(self, url: str, body: Mapping[str, Any]) -> CacheKey:
         """Under which the engine at ``url`` caches a call that was sent with ``body``."""
-        return self._ring.cache_keys.sent(body.get("extra_key")) or self._ring.cache_keys.of(url)
+        return self._pool.cache_keys.sent(body.get("extra_key")) or self._pool.cache_keys.of(url)
 
     def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
         """The turns of a call, marked where other weights may have filled its cache, with the run's own versions."""
-        return self._ring.judged(key, turns)
+        return self._pool.judged(key, turns)
 
     def _note_gone(self, member: Member, error: BaseException) -> bool:
         """Whether a call failed because its engine is gone, which is noted."""
         is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
         if is_gone:
-            self._ring.failed(member)
+            self._pool.failed(member)
         return is_gone
 
     def abandon(self, url: str, rid: str) -> None:
         """Let the engine know that nobody waits for ``rid`` any more; returns at once."""
         # A thread may outlive the run that its group was of.
         if not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._ring.abandon(url, rid), self._loop)
+            asyncio.run_coroutine_threadsafe(self._pool.abandon(url, rid), self._loop)
 
     def _bound(self, options: Any, default_timeout: Any, call: Call, traceparent: str) -> Any:
         url, rid = call
@@ -277,16 +283,16 @@ class EngineCalls:
             return given
         body = {**options.json_data, **given}
         # Else a prompt's cache may be that of other weights, where an update did not empty it.
-        key = self._ring.cache_keys.of(url)
+        key = self._pool.cache_keys.of(url)
         given["extra_key"] = body["extra_key"] = key.beside(body.get("extra_key"))
         return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
 
 
-async def taken(ring: EngineRing, preferred: str | None, limit_s: float) -> Member:
+async def taken(pool: EnginePool, preferred: str | None, limit_s: float) -> Member:
     """The server that a rollout should talk to now. Raises ``EngineWaitOver``."""
     try:
         async with asyncio.timeout(limit_s):
-            return await ring.take(preferred)
+            return await pool.take(preferred)
     except TimeoutError as error:
         raise EngineWaitOver(limit_s) from error
 

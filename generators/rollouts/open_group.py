@@ -17,7 +17,7 @@ from forebay.core.task_row import TaskRow
 from forebay.core.waiting import Signal
 from forebay.engines.capture.call_spans import CallSpan
 from forebay.engines.capture.sample_fields import Recorded
-from forebay.engines.ring import Call
+from forebay.engines.pool import Call
 from forebay.generators.buffer_link.abc import GroupKey, Plan, Step
 from forebay.generators.failures import ENGINE_WAIT_S
 from forebay.generators.rollouts.group_age import GroupAge

@@ -87,8 +87,8 @@ def trace_environment() -> dict[str, str]:
     if current is None or tracer is None or not isinstance(scope := current.scope, Scope):
         return {}
     known = msgspec.structs.asdict(tracer.settings)
-    place = InheritedTrace(**known, uid=scope.uid, group=scope.group, attempt=scope.attempt)
-    return {TRACE_VARIABLE: msgspec.json.encode(place).decode(), PARENT_VARIABLE: current.traceparent}
+    inherited = InheritedTrace(**known, uid=scope.uid, group=scope.group, attempt=scope.attempt)
+    return {TRACE_VARIABLE: msgspec.json.encode(inherited).decode(), PARENT_VARIABLE: current.traceparent}
 
 
 class _Traces:
@@ -120,18 +120,18 @@ class _Traces:
     def _inherited(self) -> Scope | None:
         """In a process that was started by one of a run: as its environment says."""
         try:
-            place = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=InheritedTrace)
+            inherited = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=InheritedTrace)
         except msgspec.MsgspecError:
             return None
-        self.run_tracer = tracer = Tracer(place, "run")
+        self.run_tracer = tracer = Tracer(inherited, "run")
         parent = read_traceparent(os.environ.get(PARENT_VARIABLE))
         return Scope(
             tracer,
-            uid=place.uid,
-            group=place.group,
-            attempt=place.attempt,
-            up=parent.span_id if parent is not None and place.uid else "",
-            is_kept=is_kept(place.group, tracer.rate) if place.group else tracer.rate > 0,
+            uid=inherited.uid,
+            group=inherited.group,
+            attempt=inherited.attempt,
+            up=parent.span_id if parent is not None and inherited.uid else "",
+            is_kept=is_kept(inherited.group, tracer.rate) if inherited.group else tracer.rate > 0,
         )
 
     def _forget(self, tracer: Tracer) -> None:

@@ -56,7 +56,7 @@ async def test_engines_are_filled_up_to_where_calls_begin_to_wait(buffer, write_
         await asyncio.gather(running, return_exceptions=True)
 
 
-class SilentRing:
+class SilentPool:
     """Engines that are no SGLang."""
 
     async def when_up(self) -> list[str]:
@@ -68,8 +68,8 @@ class SilentRing:
 
 async def test_an_engine_that_says_nothing_of_its_queue_keeps_the_first_number(caplog) -> None:
     loads, looks = EngineLoads(16, ["http://silent"]), asyncio.Semaphore(0)
-    ring: Any = SilentRing()
-    adjusting = asyncio.create_task(adjust_places(ring, loads, looks.release))
+    pool: Any = SilentPool()
+    adjusting = asyncio.create_task(adjust_places(pool, loads, looks.release))
     async with asyncio.timeout(LIMIT_S):
         await looks.acquire()
         await looks.acquire()

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from forebay.core.ids import group_id, group_rid_prefix
-from forebay.engines.ring import REST_FIRST_S
+from forebay.engines.pool import REST_FIRST_S
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.generators.base import BaseGenerator, Totals, query_single_turn, single_turn
 

@@ -18,8 +18,8 @@ from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.ports import JobParts
 from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
-from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.tracer import NO_TRACE
 
 PLAN = Plan("run-0123456789ab", 1, oversampling=Oversampling(groups_per_step=1))
@@ -43,14 +43,14 @@ async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(
     policy = policy_of(PLAN, 100, [])
     groups = [GroupPlan(TaskRow(0, "a", [{"role": "user", "content": "q"}], {}), 0, (0,), (0,))]
 
-    async def run(group: OpenGroup, trace: RolloutTrace, seat: Seat) -> None:
+    async def run(group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot) -> None:
         trace.end()
         hold.note_complete(group.group_id)
         if looks_again:
             dispatcher.changed.notify()
             await asyncio.sleep(0.05)
         group.note_rollout_ended()
-        seat.leave()
+        rollout_slot.leave()
         dispatcher.changed.notify()
 
     stub: Any = SimpleNamespace(when_up=engines, when_ready=nothing, announce=nothing, note_group=lambda _: None)
@@ -59,7 +59,7 @@ async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(
         plan=PLAN,
         schedule=stub,
         link=stub,
-        ring=stub,
+        pool=stub,
         runner=stub,
         writer=stub,
         reporter=stub,

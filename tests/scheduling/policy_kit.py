@@ -142,7 +142,7 @@ class Bench:
         for url in self.loads.set_engines(urls):
             self.policy.engine_lost(url)
             for key in [key for key, choice in self.running.items() if choice.engine == url]:
-                self._move(key, None)  # the ring finds another one
+                self._move(key, None)  # the pool finds another one
 
     def _move(self, key: RolloutKey, engine: str | None) -> None:
         self.loads.move(self.running[key].engine, engine)

@@ -50,7 +50,7 @@ class Job:
         around = SimpleNamespace(
             plan=Plan("run-1", 1, 60.0, 60.0),
             link=SimpleNamespace(writer=self._writer),
-            ring=None,
+            pool=None,
             reporter=SimpleNamespace(watch_workers=lambda _: None),
             clock=ActiveClock(SystemClock()),
             hold=Hold(),

@@ -17,9 +17,9 @@ from forebay.generators.buffer_link.abc import Plan, RunGone
 from forebay.generators.failures import outcome_of
 from forebay.generators.job.ports import MemberParts
 from forebay.generators.rollouts.open_group import Execution, GroupClosed, GroupPlan, Hold, OpenGroup, RolloutBroken
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
 from forebay.generators.rollouts.samples import Unbegun, failed_sample
-from forebay.generators.rollouts.seat import Seat
 from forebay.workers.rollouts.orders import Done, JobState, Order, TraceLines, WorkerStatus
 
 
@@ -67,7 +67,7 @@ def _new_status() -> WorkerStatus:
     return WorkerStatus({}, [], False, 0.0, "", False, "", [])
 
 
-class MemberSeat(Seat):
+class MemberSlot(RolloutSlot):
     """A place that the lead counts: it is told where the rollout is."""
 
     def __init__(self, order: Order, group: str, trace: RolloutTrace, changes: WorkerChanges) -> None:
@@ -90,7 +90,7 @@ class MemberRollout:
     order: Order
     group: OpenGroup
     trace: RolloutTrace
-    seat: MemberSeat
+    rollout_slot: MemberSlot
     samples: list[Sample] = field(default_factory=list)
     is_running: bool = True
     judged: "asyncio.Future[None] | None" = None
@@ -130,7 +130,7 @@ def begin_rollout(
     trace.attempt.know_as(order.span)
     for name, after, lasted in order.waits:
         trace.attempt.add(name, now - order.lasted + after, lasted)
-    return MemberRollout(order, group, trace, MemberSeat(order, planned.group_id, trace, changes))
+    return MemberRollout(order, group, trace, MemberSlot(order, planned.group_id, trace, changes))
 
 
 class MemberJob:
@@ -145,7 +145,7 @@ class MemberJob:
         """Those of ``rollout`` that have not returned."""
         self._tasks = TaskSet()
         parts.traces.on_end = self._note_over
-        parts.ring.on_server = changes.note_server
+        parts.pool.on_server = changes.note_server
 
     async def run(self, state: JobState, ended: "Future[Any]") -> None:
         """Take rollouts until the lead has ended the job."""
@@ -172,7 +172,7 @@ class MemberJob:
 
     def _follow(self, state: JobState) -> None:
         # Before the hold ends: calls that go out then carry the new version.
-        self._parts.ring.announce(state.weights)
+        self._parts.pool.announce(state.weights)
         self._clock.run(state.is_clock_running)
         self._hold.follow(is_held=state.is_held, is_paused=state.is_paused, number=state.step)
 
@@ -209,7 +209,9 @@ class MemberJob:
         group = rollout.group
         try:
             with group.working():
-                samples = await self._parts.runner.samples(group, rollout.order.number, rollout.trace, rollout.seat)
+                samples = await self._parts.runner.samples(
+                    group, rollout.order.number, rollout.trace, rollout.rollout_slot
+                )
         except RolloutBroken:
             rollout.trace.ending = "broken"
             return "broken"
@@ -255,7 +257,7 @@ class MemberJob:
         calls = rollout.group.calls()  # before it is closed: tasks that are cancelled forget their calls
         rollout.group.close()
         for url, rid in calls:
-            self._tasks.start(self._parts.ring.abandon(url, rid))
+            self._tasks.start(self._parts.pool.abandon(url, rid))
 
     async def stop(self, uids: list[str], *, are_over: bool) -> dict[str, int]:
         """Have the engines end the calls of these rollouts in flight; the tokens that each has sampled by then.
@@ -267,9 +269,9 @@ class MemberJob:
         if are_over:
             for rollout in rollouts:
                 rollout.group.shut()
-            await self._parts.ring.stop(lambda: [call for each in rollouts for call in each.group.calls()])
+            await self._parts.pool.stop(lambda: [call for each in rollouts for call in each.group.calls()])
         else:
-            await self._parts.ring.stop(lambda: self._whole_calls(rollouts), limit_s=None)
+            await self._parts.pool.stop(lambda: self._whole_calls(rollouts), limit_s=None)
         return {each.order.uid: each.executions[-1].num_sampled_tokens for each in rollouts if each.executions}
 
     def _whole_calls(self, rollouts: list[MemberRollout]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from forebay.core.tasks import TaskSet
 from forebay.core.waiting import Signal
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
-from forebay.engines.ring import Call, EngineRing
+from forebay.engines.pool import Call, EnginePool
 from forebay.generators.buffer_link.abc import RunGone
 from forebay.generators.job.ports import JobContext, JobPlaces
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
@@ -27,26 +27,26 @@ STOP_S = 7.0
 
 
 class RemoteEngines:
-    """In place of an ``EngineRing``, for a job. ``on_state`` sends at once what workers have to know of the run."""
+    """In place of an ``EnginePool``, for a job. ``on_state`` sends at once what workers have to know of the run."""
 
-    def __init__(self, ring: EngineRing, rollouts: dict[str, RemoteRollout], on_state: Callable[[], None]) -> None:
-        self._ring, self._rollouts, self._on_state = ring, rollouts, on_state
+    def __init__(self, pool: EnginePool, rollouts: dict[str, RemoteRollout], on_state: Callable[[], None]) -> None:
+        self._pool, self._rollouts, self._on_state = pool, rollouts, on_state
         self.weights: AnnouncedWeights | None = None
         self._tasks = TaskSet()
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
         """Of ``JobEngines``, as those below. The workers hear of it with the state of the run."""
         self.weights = weights
-        self._ring.announce(weights)
+        self._pool.announce(weights)
 
     async def when_up(self) -> Sequence[str]:
-        return await self._ring.when_up()
+        return await self._pool.when_up()
 
     async def load_at(self, url: str) -> EngineLoad | None:
-        return await self._ring.load_at(url)
+        return await self._pool.load_at(url)
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:  # noqa: ARG002 - the workers end theirs
-        await self._ring.abort(rid_prefix)
+        await self._pool.abort(rid_prefix)
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = STOP_S) -> None:
         self._on_state()  # whether it is held they must know before
@@ -158,7 +158,7 @@ class RemoteJob:
         self._runner = RemoteRunner(around, workers, self._rollouts, own)
         # One more is being offered, as in a writer's own queue.
         self._writer = RemoteWriter(own, self._rollouts, self._runner, around.queue_size + 1, traces.note_judged)
-        self._engines = RemoteEngines(around.ring, self._rollouts, self._send_state)
+        self._engines = RemoteEngines(around.pool, self._rollouts, self._send_state)
         self.places = JobPlaces(self._engines, self._runner, self._writer, traces)
         """What the job has of it."""
         around.reporter.watch_workers(workers.report)
@@ -247,7 +247,7 @@ class RemoteJob:
             if rollout is not None and rollout.worker is worker:
                 rollout.note_moved(engine, attempt)
         for url, is_failing in report.servers:
-            self._around.ring.note_server(url, is_failing=is_failing)
+            self._around.pool.note_server(url, is_failing=is_failing)
         if report.waits_for_engine != worker.waits_for_engine:
             worker.waits_for_engine = report.waits_for_engine
             self._around.reporter.note_waiting(report.waits_for_engine, worker.number)

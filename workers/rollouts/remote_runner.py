@@ -18,7 +18,7 @@ from forebay.core.outcome import RolloutOutcome
 from forebay.core.task_row import TaskRow
 from forebay.core.tasks import TaskSet
 from forebay.engines.capture.sample_fields import Recorded
-from forebay.engines.ring import Call
+from forebay.engines.pool import Call
 from forebay.generators.job.ports import JobContext
 from forebay.generators.rollouts.open_group import (
     Execution,
@@ -28,9 +28,9 @@ from forebay.generators.rollouts.open_group import (
     RolloutBroken,
     RolloutLost,
 )
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.samples import Unbegun, failed_sample
-from forebay.generators.rollouts.seat import Seat
 from forebay.telemetry.tracing.trace_ids import new_span_id
 from forebay.workers.members.worker_errors import WorkerLost
 from forebay.workers.rollouts.orders import Done, Order, Span, decode, encode
@@ -76,7 +76,7 @@ class RemoteRollout:
     attempt: int
     """That began last, as far as it is known."""
     group: OpenGroup | None = None
-    seat: Seat | None = None
+    rollout_slot: RolloutSlot | None = None
     is_done: bool = False
     """It has ended; its samples wait in its worker."""
     slot: int | None = None
@@ -123,8 +123,8 @@ class RemoteRollout:
             self.attempt += 1
             if self.group is not None:
                 self.group.note_rollout(self.number, RemoteExecution())
-        if self.seat is not None:
-            self.seat.move(engine)
+        if self.rollout_slot is not None:
+            self.rollout_slot.move(engine)
 
     def note_tokens(self, tokens: int) -> None:
         """So many its present attempt has sampled."""
@@ -215,14 +215,16 @@ class RemoteRunner:
         """Of ``JobRunner``: when some worker takes rollouts."""
         await self._workers.when_any_ready()
 
-    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
+    async def samples(
+        self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
+    ) -> list[Sample]:
         """Of ``JobRunner``; raises ``RolloutLost`` besides, when the worker dies."""
-        rollout = RemoteRollout(trace.uid, group.plan, number, trace.num_attempts - 1, group, seat)
+        rollout = RemoteRollout(trace.uid, group.plan, number, trace.num_attempts - 1, group, rollout_slot)
         if self._is_deadly(rollout):
             return [rollout.failed(KilledWorkers(self._workers.last_reason), number)]
         worker = await self._taken(rollout)
         try:
-            done = await self._done(rollout, worker, trace, group, seat)
+            done = await self._done(rollout, worker, trace, group, rollout_slot)
         finally:
             self._workers.release(worker, rollout.uid)
         if done.status == "broken":
@@ -239,14 +241,19 @@ class RemoteRunner:
         return await self._workers.take(rollout.uid, alone=alone, num_places=self._around.loads.num_places)
 
     async def _done(
-        self, rollout: RemoteRollout, worker: RunWorker, trace: RolloutTrace, group: OpenGroup, seat: Seat
+        self,
+        rollout: RemoteRollout,
+        worker: RunWorker,
+        trace: RolloutTrace,
+        group: OpenGroup,
+        rollout_slot: RolloutSlot,
     ) -> Done:
-        engine = seat.preferred or self._around.loads.least()
-        seat.move(engine)
+        engine = rollout_slot.preferred or self._around.loads.least()
+        rollout_slot.move(engine)
         attempt = remote_attempt(trace)
         attempt.worker = worker.number
         group.note_rollout(rollout.number, RemoteExecution())
-        order = rollout.order(engine, seat.cap_tokens, group.deadline_left_s(), attempt.waited())
+        order = rollout.order(engine, rollout_slot.cap_tokens, group.deadline_left_s(), attempt.waited())
         running = self._tasks.start(self._ran(rollout, worker, order))
         running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it may come too late
         try:
@@ -275,7 +282,7 @@ class RemoteRunner:
     async def _abort(self, rollout: RemoteRollout) -> None:
         # Of this attempt alone: the next one has begun elsewhere, and an abort is repeated until nothing is left.
         run_id, attempt = self._around.plan.run_id, rollout.attempt
-        await self._around.ring.abort(attempt_rid_prefix(run_id, rollout.plan.group_id, rollout.number, attempt))
+        await self._around.pool.abort(attempt_rid_prefix(run_id, rollout.plan.group_id, rollout.number, attempt))
 
     def drop(self, rollout: RemoteRollout, ending: str) -> None:
         """A rollout, or its sample, is not needed any more."""
@@ -303,7 +310,7 @@ class RemoteRunner:
                 return False
 
     async def _made_again(self, rollout: RemoteRollout, slot: int) -> bool:
-        rollout.group = rollout.seat = None  # its first copy is counted there
+        rollout.group = rollout.rollout_slot = None  # its first copy is counted there
         rollout.is_done = False
         while True:
             rollout.attempt += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
-from forebay.engines.ring import Call
+from forebay.engines.pool import Call
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.engine_model import EngineModel, ModelledCall, Outcome
 from forebay.workers.simulator.virtual_loop import SimulationStuck
@@ -30,7 +30,7 @@ class EngineFailure:
 
 
 class ModelledEngines:
-    """In place of an ``EngineRing``. ``on_waiting`` is told when all engines are gone, and when one is back."""
+    """In place of an ``EnginePool``. ``on_waiting`` is told when all engines are gone, and when one is back."""
 
     def __init__(self, costs: Sequence[EngineCost], on_waiting: Callable[[bool], None]) -> None:
         self.models = [EngineModel(cost, engine_url(number)) for number, cost in enumerate(costs)]
@@ -68,7 +68,7 @@ class ModelledEngines:
             self._on_waiting(not self._up)
             self._is_any_up.set() if self._up else self._is_any_up.clear()
 
-    # --- of an `EngineRing`
+    # --- of an `EnginePool`
 
     def announce(self, weights: AnnouncedWeights | None) -> None:  # noqa: ARG002 - whatever they are
         """What engines have in their caches is of other weights."""

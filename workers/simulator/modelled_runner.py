@@ -7,8 +7,8 @@ from typing import Any
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.ids import InstanceId, rollout_uid
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
+from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
-from forebay.generators.rollouts.seat import Seat
 from forebay.workers.simulator.attempt_records import AttemptRecord
 from forebay.workers.simulator.engine_model import EngineModel, ModelledCall, Outcome
 from forebay.workers.simulator.modelled_engines import ModelledEngines
@@ -53,16 +53,18 @@ class ModelledRunner:
     async def when_ready(self) -> None:
         """Of ``JobRunner``, as below."""
 
-    async def samples(self, group: OpenGroup, number: int, trace: RolloutTrace, seat: Seat) -> list[Sample]:
+    async def samples(
+        self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
+    ) -> list[Sample]:
         lengths = self._prompts(group.row.instance_id)
         answer = self._answers.of(lengths, group.epoch, number, trace.num_attempts - 1)
-        model = await self._engines.take(seat.preferred)
-        rollout = _ModelledRollout(self._engines, model, group, number, trace, seat, lengths)
+        model = await self._engines.take(rollout_slot.preferred)
+        rollout = _ModelledRollout(self._engines, model, group, number, trace, rollout_slot, lengths)
         try:
             limit = min(answer.limit or self._max_tokens, self._max_tokens)
             await rollout.sample(min(answer.tokens, limit), limit)
         finally:
-            seat.move(None)
+            rollout_slot.move(None)
         rollout.record.reward = answer.reward
         return [self._sample(group, number)]
 
@@ -86,21 +88,27 @@ class _ModelledRollout:
         group: OpenGroup,
         number: int,
         trace: RolloutTrace,
-        seat: Seat,
+        rollout_slot: RolloutSlot,
         lengths: AnswerLengths,
     ) -> None:
         assert isinstance(trace.attempt, AttemptRecord)
         self.record = trace.attempt.rollout
-        self._engines, self._model, self._group, self._seat, self._lengths = engines, model, group, seat, lengths
+        self._engines, self._model, self._group, self._rollout_slot, self._lengths = (
+            engines,
+            model,
+            group,
+            rollout_slot,
+            lengths,
+        )
         self._execution = ModelledExecution()
-        self.record.cap = seat.cap_tokens
+        self.record.cap = rollout_slot.cap_tokens
         trace.attempt.note_started()
         group.note_rollout(number, self._execution)
         self._go_to(model)
 
     def _go_to(self, model: EngineModel) -> None:
         self._model = model
-        self._seat.move(model.url)
+        self._rollout_slot.move(model.url)
         self.record.engine = model.url
 
     async def sample(self, num: int, limit: int) -> None:

@@ -120,7 +120,7 @@ async def _simulated(scenario: Scenario) -> SimulatedRun:
             plan=plan,
             schedule=Schedule(_ModelledRows(scenario.prompts), range(scenario.num_epochs), plan, []),
             link=trainer,
-            ring=engines,
+            pool=engines,
             runner=runner,
             writer=ModelledWriter(trainer.take, traces.note_judged),
             reporter=reporter,

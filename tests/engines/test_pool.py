@@ -2,7 +2,7 @@
 
 from forebay.core.clock import ManualClock
 from forebay.engines.detect import DetectedEngine
-from forebay.engines.ring import EngineRing, Member, Target, least_loaded
+from forebay.engines.pool import EnginePool, Member, Target, least_loaded
 from forebay.engines.scripted import ScriptedEngine
 
 
@@ -44,7 +44,7 @@ async def test_what_one_ring_finds_out_another_is_told() -> None:
     async with ScriptedEngine(lambda _: "x") as first, ScriptedEngine(lambda _: "x") as second:
         urls = [first.url, second.url]
         told: list[tuple[str, bool]] = []
-        async with ring_of(urls) as asking, ring_of(urls) as hearing:
+        async with pool_of(urls) as asking, pool_of(urls) as hearing:
             asking.on_server = lambda url, is_failing: told.append((url, is_failing))
             member = await asking.take(first.url)
             assert set(await hearing.when_up()) == set(urls)
@@ -59,5 +59,5 @@ async def test_what_one_ring_finds_out_another_is_told() -> None:
             hearing.note_server("http://nobody.invalid", is_failing=True)
 
 
-def ring_of(urls: list[str]) -> EngineRing:
-    return EngineRing(urls, api_key=None, model=None, on_waiting=lambda _: None)
+def pool_of(urls: list[str]) -> EnginePool:
+    return EnginePool(urls, api_key=None, model=None, on_waiting=lambda _: None)

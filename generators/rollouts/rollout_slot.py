@@ -1,4 +1,4 @@
-"""The place that a rollout has while it runs: what policies see of it, and what it may sample there."""
+"""The concurrency slot of a rollout while it runs: what policies see of it, and what it may sample there."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import NextRollout, RolloutKey
 
 
-class Seat:
+class RolloutSlot:
     """Counts one rollout in the loads of its run: on its engine from the moment at which it was chosen until ``leave``,
     and among those that run from ``begin`` on.
     """

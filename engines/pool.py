@@ -105,7 +105,7 @@ def least_loaded(members: Iterable[Member]) -> Member:
     return min(members, key=lambda member: (member.resting, member.in_flight, member.last_asked_ns))
 
 
-class EngineRing:
+class EnginePool:
     """The engines at ``urls`` (one text with commas, or a list); behind a router each worker counts by itself.
 
     ``on_waiting`` is called with True when every engine is unavailable and somebody waits, with False when one answers.
@@ -134,7 +134,7 @@ class EngineRing:
         self.on_found: Callable[[Sequence[str]], None] = lambda _: None
         """Called once, with the servers that were found first; what it raises, whoever waits for them gets."""
         self.on_server: Callable[[str, bool], None] = lambda _, __: None
-        """Told by the calls of this ring that a server does not answer (true), and that it does again."""
+        """Told by the calls of this pool that a server does not answer (true), and that it does again."""
         self._urls = ", ".join(stripped)
         self._model, self._policy_models = model, policy_models
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
