@@ -16,7 +16,7 @@ from forebay.gateway.control_routes import ControlRoutes
 from forebay.gateway.request_bodies import RegisterRun
 from forebay.gateway.runs.registry import RunRegistry
 from forebay.gateway.spec import GatewaySpec
-from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.web.bodies import BodyBudget
 from forebay.web.replies import ClientGone, error_body
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def create_gateway(spec: GatewaySpec) -> Starlette:
     """The gateway as an ASGI application; its lifespan ends all runs."""
-    watch = LoopWatch()
+    watch = StallWatch()
     registry = RunRegistry(spec.control_key, watch)
     bodies = BodyBudget(spec.max_body_bytes, spec.max_bodies_bytes, spec.body_room_wait_s)
 

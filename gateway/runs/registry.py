@@ -21,7 +21,7 @@ from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.rollouts import ABORTED, RETRIED, OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
-from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.stall_watch import StallWatch
 
 BEARER, BASIC = "bearer ", "basic "
 RUN_OVER = "its run has ended"
@@ -49,7 +49,7 @@ def key_of(request: Request) -> str:
 class RunRegistry:
     """The runs that the server has registered, and the rollouts that they opened, by the digests of their keys."""
 
-    def __init__(self, control_key: str, watch: LoopWatch) -> None:
+    def __init__(self, control_key: str, watch: StallWatch) -> None:
         """``watch`` sees when the event loop stands still, which every run's trace tells."""
         self.runs: dict[str, GatewayRun] = {}
         self._control_digest = _digest(control_key)

@@ -18,7 +18,7 @@ from forebay.gateway.runs.rollouts import CappedRollouts, ClosedRollouts, Opened
 from forebay.gateway.runs.run_trace import GatewayTrace
 from forebay.gateway.runs.sessions import Session
 from forebay.gateway.runs.worker_versions import WorkerVersions
-from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.stall_watch import StallWatch
 
 ABORT_AGAIN_S = 0.3
 """An abort can miss a request that is on its way to the scheduler."""
@@ -30,7 +30,7 @@ TIMED_OUT = "timed_out"
 class GatewayRun:
     """Enter it with ``async with``. Sessions must have ended before it is left."""
 
-    def __init__(self, run_id: str, registration: RegisterRun, watch: LoopWatch) -> None:
+    def __init__(self, run_id: str, registration: RegisterRun, watch: StallWatch) -> None:
         self.run_id = run_id
         self.registration = registration
         self.rollouts: dict[str, OpenedRollout] = {}

@@ -14,8 +14,8 @@ from forebay.engines.pool import EnginePool
 from forebay.gateway.request_bodies import OpenRollout, TraceOptions
 from forebay.gateway.runs.captured_traces import CallSpans
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
-from forebay.telemetry.tracing.loop_watch import LoopWatch
 from forebay.telemetry.tracing.spans import SpanHandle
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from forebay.telemetry.tracing.tracer import NO_ATTEMPT, NO_TRACE, Tracer, TraceSettings, start_tracing
 
@@ -135,7 +135,7 @@ class SessionTrace:
 class GatewayTrace:
     """Records one run for as long as the gateway knows it. Standstills of the loop, as ``watch`` sees them, too."""
 
-    def __init__(self, run_id: str, options: TraceOptions | None, pool: EnginePool, watch: LoopWatch) -> None:
+    def __init__(self, run_id: str, options: TraceOptions | None, pool: EnginePool, watch: StallWatch) -> None:
         self.step = 0
         """How many weight versions were announced."""
         self.calls = OpenCalls(pool)
@@ -154,12 +154,12 @@ class GatewayTrace:
         # Those before are kept open: rollouts that began under them go on.
         if self.tracer not in self._tracers:
             self._tracers.append(self.tracer)
-            self._watch.add(self.tracer)
+            self._watch.add(self.tracer.note_stall)
 
     async def close(self) -> None:
         """Write what is there, and nothing more."""
         for tracer in self._tracers:
-            self._watch.remove(tracer)
+            self._watch.remove(tracer.note_stall)
             await asyncio.to_thread(tracer.close)
 
     def opened(self, body: OpenRollout) -> SessionTrace:

@@ -23,6 +23,7 @@ from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.rollouts.open_group import Hold, OpenGroup
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.telemetry.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class MemberParts:
     runner: "RolloutRunner"
     writer: AsyncWriter
     traces: RolloutTraces
+    watch: StallWatch
+    """Of the event loop in which they run."""
     takes_failed: bool
     """Whether the buffer takes failed samples, and forks."""
     engine_wait_s: float

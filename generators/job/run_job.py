@@ -32,7 +32,7 @@ from forebay.generators.rewards import Rewarder, RewardFunc
 from forebay.generators.rollouts.open_group import Hold
 from forebay.generators.rollouts.rejudging import Rejudge, check_judge
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
-from forebay.telemetry.tracing.loop_watch import LoopWatch
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.telemetry.tracing.tracer import NO_TRACE, Tracer, run_tracer
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ async def _run_job(
             logger.info("nothing to do: %s", error)
             return Totals(is_stopped=True)
         logger.info("%s, run %s: %d epochs of %s", generator.task_type, parts.plan.run_id, len(epochs), rows.path)
-        watch = LoopWatch()
-        watch.start(_tracer_of(parts.plan.run_id))
-        stack.callback(watch.stop)
+        _watch_loop(stack, _tracer_of(parts.plan.run_id))
         return await RolloutJob(parts).run()
 
 
@@ -219,10 +217,16 @@ async def _member_parts(
         traces = RolloutTraces(_tracer_of(share.plan.run_id), share.plan.run_id, share.worker)
         writer = link.writer(share.queue_size, traces.note_judged)
         stack.push_async_callback(writer.stop)
-        watch = LoopWatch()
-        watch.start(traces.tracer)
-        stack.callback(watch.stop)
-        yield MemberParts(pool, runner, writer, traces, link.takes_failed, generator.engine_wait_s)
+        watch = _watch_loop(stack, traces.tracer)
+        yield MemberParts(pool, runner, writer, traces, watch, link.takes_failed, generator.engine_wait_s)
+
+
+def _watch_loop(stack: AsyncExitStack, tracer: Tracer) -> StallWatch:
+    watch = StallWatch()
+    watch.add(tracer.note_stall)
+    watch.start()
+    stack.callback(watch.stop)
+    return watch
 
 
 def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: int) -> Rewarder:

@@ -11,6 +11,7 @@ import msgspec
 from forebay.core.run import Run
 from forebay.server.tracing.read_records import ReadRecords
 from forebay.telemetry.tracing.records import LoopStall, Record
+from forebay.telemetry.tracing.stall_watch import Stall
 from forebay.telemetry.tracing.tracer import Tracer, TraceSettings, start_tracing
 
 
@@ -149,12 +150,9 @@ class AllRuns:
         self._traces = traces
         self._offset_ns = time_ns() - monotonic_ns()
 
-    def at(self, monotonic_s: float) -> int:
-        """The time of day for one of ``time.monotonic``."""
-        return int(monotonic_s * 1e9) + self._offset_ns
-
-    def write(self, record: LoopStall) -> None:
-        """Take a record, from any thread."""
+    def note_stall(self, stall: Stall) -> None:
+        """The server's event loop stands still, or did; told from any thread."""
+        record = LoopStall.of(stall, self._offset_ns)
         for trace in self._traces.all:
             if trace.run.is_alive:
                 trace.write_if_open(record)

@@ -13,9 +13,9 @@ import msgspec
 from forebay.core.files import regular_opener
 from forebay.core.tasks import TaskSet
 from forebay.server.tracing.run_traces import AllRuns, RunTrace, RunTraces
-from forebay.telemetry.tracing.loop_watch import LoopWatch
 from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
 from forebay.telemetry.tracing.records import PHASES
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.telemetry.tracing.trace_budget import enforce_budget
 from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES
 
@@ -38,10 +38,11 @@ class TraceUpkeep:
         self._tail = TraceTail()
         self._looking = asyncio.Lock()
         self._tasks = TaskSet()
-        self._watch = LoopWatch()
+        self._watch = StallWatch()
 
     async def __aenter__(self) -> Self:
-        self._watch.start(AllRuns(self._traces))
+        self._watch.add(AllRuns(self._traces).note_stall)
+        self._watch.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

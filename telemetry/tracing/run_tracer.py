@@ -17,8 +17,9 @@ import msgspec
 
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.record_queue import RecordQueue
-from forebay.telemetry.tracing.records import VERSION, Head, Process, Record
+from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Process, Record
 from forebay.telemetry.tracing.spans import Scope
+from forebay.telemetry.tracing.stall_watch import Stall
 from forebay.telemetry.tracing.trace_file import TraceFile, segment_bytes
 from forebay.telemetry.tracing.trace_ids import is_kept
 
@@ -172,6 +173,10 @@ class Tracer:
     def at(self, monotonic_s: float) -> int:
         """The same for a ``time.monotonic()`` of before."""
         return int(monotonic_s * 1e9) + self._offset
+
+    def note_stall(self, stall: Stall) -> None:
+        """An event loop of this process stands still, or did."""
+        self.write(LoopStall.of(stall, self._offset))
 
     def write(self, record: Record) -> None:
         """Take one record; it is in the file within half a second."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.telemetry.tracing.loop_watch import STALL_S
 from forebay.telemetry.tracing.records import Head, LoopStall, ProcessChange, RolloutSummary, RunPlan, Span
+from forebay.telemetry.tracing.stall_watch import STALL_S
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from tests.generators.conftest import FakeBuffer
 from tests.generators.run_trace_kit import RUN_ID, RecordedRun, S, run_traced

@@ -7,8 +7,8 @@ import pytest
 
 from forebay.core.ids import group_id
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
-from forebay.telemetry.tracing.loop_watch import STALL_S
 from forebay.telemetry.tracing.records import LoopStall, Open, ProcessChange, RolloutSummary, Span
+from forebay.telemetry.tracing.stall_watch import STALL_S
 from forebay.telemetry.tracing.trace_ids import is_kept
 from tests.generators.conftest import FakeBuffer
 from tests.generators.run_trace_kit import RecordedRun, S, run_traced

@@ -2,6 +2,6 @@
 
 ``worker`` is what a user's class derives from, and what names that class with its arguments, to be made on the worker.
 ``worker_spec`` has what passes between a worker and whoever started it: its spec, calls, signs of life, failures.
-``host`` makes the classes of one process and runs calls on them, with the event loop of ``loop_pulse``, which also says
-when that stands still. ``worker_errors`` has what goes wrong.
+``host`` makes the classes of one process and runs calls on them, with an event loop in a thread of its own.
+``worker_errors`` has what goes wrong.
 """

@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from forebay.workers.members.loop_pulse import LoopThread
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.workers.members.worker import Worker
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec, failed_future
@@ -87,7 +87,7 @@ class WorkerHost:
     @property
     def vitals(self) -> Vitals:
         """As they are now; not to be asked in the thread of the event loop."""
-        blocked_s, line = self._loop.pulse.blocked()
+        blocked_s, line = self._loop.watch.blocked()
         return Vitals(self._node, os.getpid(), rss_bytes(), blocked_s=blocked_s, blocked_at=line)
 
     def close(self, drain_s: float) -> None:
@@ -111,6 +111,34 @@ class WorkerHost:
             raise WorkerError(f"worker {self._spec.rank} has no role {call.role!r}") from None
         # By the class, as the group bound it, and never by a property.
         return partial(call.function, worker) if call.function is not None else getattr(worker, call.method)
+
+
+class LoopThread:
+    """Runs an event loop in a daemon thread until it is stopped."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.watch = StallWatch()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self, wait_s: float = 1.0) -> None:
+        """Cancel what still runs in the loop, and end the thread; waits so long for both."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self.watch.start)
+        self.loop.run_forever()
+        self.watch.stop()
+        running = asyncio.all_tasks(self.loop)
+        for task in running:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
 
 
 async def _awaited(function: Callable[..., Awaitable[Any]], call: MethodCall) -> Any:

@@ -16,8 +16,8 @@ from forebay.generators.job.ports import MemberShare, OpenMember
 from forebay.generators.job.reporter import Totals
 from forebay.generators.process.main import call_run_rollout, set_up_output
 from forebay.generators.process.spec import RunSpec
+from forebay.telemetry.tracing.stall_watch import StallWatch
 from forebay.telemetry.tracing.tracer import TraceSettings, run_tracer, start_tracing
-from forebay.workers.members.loop_pulse import LoopPulse
 from forebay.workers.members.worker import Worker
 from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.rollouts.member_job import MemberJob, WorkerChanges
@@ -36,7 +36,7 @@ class _Running(NamedTuple):
 
     job: MemberJob
     loop: asyncio.AbstractEventLoop
-    pulse: LoopPulse
+    watch: StallWatch
 
 
 class _Passage:
@@ -112,7 +112,7 @@ class RolloutWorker(Worker):
         """How this worker is. Does not need the user's event loop, which may be blocked."""
         report = self._changes.take()
         if (running := self._running) is not None:
-            blocked_s, line = running.pulse.blocked()
+            blocked_s, line = running.watch.blocked()
             if blocked_s >= BLOCKED_S:
                 report.blocked_s, report.blocked_at = blocked_s, line
         return encode(report)
@@ -148,7 +148,7 @@ class RolloutWorker(Worker):
         loop = asyncio.get_running_loop()
         async with open_parts(share, self._changes.note_waiting) as parts:
             job = MemberJob(plan, parts, self._changes)
-            self._running = _Running(job, loop, LoopPulse(loop, threading.get_ident()))
+            self._running = _Running(job, loop, parts.watch)
             passage.ready.set_result(unreached)
             try:
                 await job.run(order.state, passage.ended)
