@@ -13,7 +13,7 @@ from forebay.core.waiting import timeout_when
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.failures import AgentFailed, EngineWaitOver, RolloutFailed
 from forebay.generators.rewards import is_async
-from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.open_group import StepBarrier
 from forebay.generators.rollouts.samples import plain
 from forebay.generators.sandbox import Command, Limits, Sandbox, shown
 from forebay.telemetry.tracing.tracer import span
@@ -30,7 +30,7 @@ Keep = Callable[[str], None]
 
 
 async def run_agent(
-    agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold, keep: Keep = lambda _: None
+    agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: StepBarrier, keep: Keep = lambda _: None
 ) -> AgentResult:
     """What ``agent`` made of ``task``. Raises ``AgentFailed``, ``EngineWaitOver``, or whatever a callable raises.
 
@@ -46,7 +46,7 @@ async def run_agent(
     return AgentResult(output=output, wall_s=time.monotonic() - began_s, folder=task.folder)
 
 
-async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: Hold) -> Any:
+async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: StepBarrier) -> Any:
     try:
         async with timeout_when(_count(hold, limits.wall_s)) as limit:
             returned = await _returned(agent, task)
@@ -70,7 +70,9 @@ async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
     return await in_thread(agent, task)
 
 
-async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: Hold, keep: Keep) -> str:
+async def _execute(
+    command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: StepBarrier, keep: Keep
+) -> str:
     task.write_instance()
     # The sandbox counts every second; ours leave out those in which no engine call may go out.
     without_wall = replace(limits, wall_s=NO_LIMIT_S)
@@ -95,12 +97,12 @@ async def _execute(command: Command, task: AgentTask, sandbox: Sandbox, limits: 
     return finished.stdout
 
 
-def _stopped(hold: Hold, problem: str) -> RolloutFailed:
+def _stopped(hold: StepBarrier, problem: str) -> RolloutFailed:
     """Why an agent was stopped; while no engine answers, its own time does not count."""
     return EngineWaitOver(hold.engine_wait_s) if hold.is_waiting else AgentFailed(problem)
 
 
-async def _count(hold: Hold, left_s: float) -> None:
+async def _count(hold: StepBarrier, left_s: float) -> None:
     """Return after ``left_s`` seconds of the agent's time, or too many of waiting for an engine."""
     now_s, wait_left_s = asyncio.get_running_loop().time, hold.engine_wait_s
     while left_s > 0 and wait_left_s > 0:

@@ -17,7 +17,7 @@ from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.ports import JobParts
 from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
-from forebay.generators.rollouts.rollout_trace import RolloutTrace, Waits
+from forebay.generators.rollouts.rollout_trace import QueueWait, RolloutTrace
 from forebay.telemetry.tracing.tracer import SpanHandle
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Dispatcher:
         self._parts = parts
         self._policy, self._loads, self._hold, self._traces = parts.policy, parts.loads, parts.hold, parts.traces
         self._feed, self._deferral, self._open, self._run = feed, deferral, open_groups, run
-        self._waits = Waits(parts.traces.tracer)
+        self._waits = QueueWait(parts.traces.tracer)
         self.changed = Signal()
         """That something may be started now."""
         self._pending: dict[str, PendingGroup] = {}

@@ -8,7 +8,7 @@ from forebay.core.ids import run_rid_prefix
 from forebay.engines.pool import Call
 from forebay.generators.job.ports import JobEngines
 from forebay.generators.job.reporter import Reporter
-from forebay.generators.rollouts.open_group import Execution, Hold, OpenGroup
+from forebay.generators.rollouts.open_group import Execution, OpenGroup, StepBarrier
 from forebay.generators.rollouts.rollout_trace import Ending
 
 
@@ -20,7 +20,9 @@ class OpenGroups:
 
     services: asyncio.TaskGroup
 
-    def __init__(self, pool: JobEngines, reporter: Reporter, hold: Hold, on_end: Callable[[OpenGroup], None]) -> None:
+    def __init__(
+        self, pool: JobEngines, reporter: Reporter, hold: StepBarrier, on_end: Callable[[OpenGroup], None]
+    ) -> None:
         self._pool = pool
         self._reporter = reporter
         self._hold = hold

@@ -20,7 +20,7 @@ from forebay.generators.buffer_link.abc import JobBuffer, Link, Plan
 from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.replayed_groups import ReplayedGroups
 from forebay.generators.job.reporter import Reporter, Totals
-from forebay.generators.rollouts.open_group import Hold, OpenGroup
+from forebay.generators.rollouts.open_group import OpenGroup, StepBarrier
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.telemetry.tracing.stall_watch import StallWatch
@@ -83,7 +83,7 @@ class JobContext:
     pool: EnginePool
     reporter: Reporter
     clock: ActiveClock
-    hold: Hold
+    hold: StepBarrier
     loads: EngineLoads
     tracer: Tracer
     queue_size: int
@@ -114,7 +114,7 @@ class JobParts:
     writer: JobWriter
     reporter: Reporter
     clock: ActiveClock
-    hold: Hold
+    hold: StepBarrier
     policy: Policy
     loads: EngineLoads
     traces: RolloutTraces

@@ -10,7 +10,7 @@ from forebay.core.errors import InputRefused
 from forebay.core.waiting import Signal
 from forebay.generators.buffer_link.abc import Link, Plan, ReplayTask, RunWriter
 from forebay.generators.job.reporter import Reporter
-from forebay.generators.rollouts.open_group import GroupPlan, Hold, rollout_numbers
+from forebay.generators.rollouts.open_group import GroupPlan, StepBarrier, rollout_numbers
 from forebay.generators.rollouts.rejudging import Rejudge
 from forebay.generators.rollouts.replayed_samples import ReplayedRollout, placed, recorded_rollouts
 from forebay.replay.replayed_bodies import sampled_tokens
@@ -31,7 +31,7 @@ class ReplayParts:
     link: Link
     writer: RunWriter
     reporter: Reporter
-    hold: Hold
+    hold: StepBarrier
     rejudge: Rejudge | None
 
 

@@ -55,7 +55,7 @@ class IdleReports:
         """The groups that are idle for the buffer."""
         self._new: dict[GroupKey, OpenGroup] = {}
         self._lasting: dict[GroupKey, OpenGroup] = {}
-        """Those that changed before the timer was set: they are looked at when it pools."""
+        """Those that changed before the timer was set: they are looked at when it fires."""
         self._due: dict[GroupKey, OpenGroup] = {}
         self._is_timed = False
 

@@ -29,7 +29,7 @@ from forebay.generators.job.ports import JobContext, JobParts, JobPlaces, Member
 from forebay.generators.job.replayed_groups import ReplayedGroups, ReplayParts
 from forebay.generators.job.reporter import Reporter, Totals
 from forebay.generators.rewards import Rewarder, RewardFunc
-from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.open_group import StepBarrier
 from forebay.generators.rollouts.rejudging import Rejudge, check_judge
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
 from forebay.telemetry.tracing.stall_watch import StallWatch
@@ -143,7 +143,7 @@ async def _context(stack: AsyncExitStack, generator: "BaseGenerator") -> JobCont
         pool=pool,
         reporter=reporter,
         clock=clock,
-        hold=Hold(plan.groups_per_step, clock, generator.engine_wait_s),
+        hold=StepBarrier(plan.groups_per_step, clock, generator.engine_wait_s),
         loads=EngineLoads(generator.num_process, addresses=pool.addresses),
         tracer=_tracer_of(plan.run_id),
         queue_size=generator.queue_size,

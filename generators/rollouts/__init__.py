@@ -1,7 +1,7 @@
 """Rollouts: from a group and the number of a rollout to its samples.
 
 - ``open_group.py``: the group that a rollout belongs to: its time (``group_age.py``), its slots, its calls in flight;
-  ``GroupClosed`` ends all that works for it. Its ``Hold`` is where engine calls wait while the run is held for its
+  ``GroupClosed`` ends all that works for it. Engine calls wait at its ``StepBarrier`` while the run is held for its
   trainer;
 - ``rollout_slot.py``: the concurrency slot of a rollout while it runs, as its policy counts it;
 - ``attempts.py`` runs the rollout function, in the event loop or in a thread, attempt after attempt, and asks for the

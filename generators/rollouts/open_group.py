@@ -78,7 +78,7 @@ class RolloutLost(Exception):
     """Raised in place of a rollout's samples: the worker in which it ran is gone. It is to be run again."""
 
 
-class Hold:
+class StepBarrier:
     """Counts the complete groups of a step. With ``groups_per_step`` None the run is never held.
 
     ``clock`` is that of the run's deadlines. While no engine answers, a rollout waits up to ``engine_wait_s``.
@@ -211,7 +211,7 @@ class OpenGroup:
         plan: Plan,
         group: GroupPlan,
         clock: ActiveClock,
-        hold: Hold | None = None,
+        hold: StepBarrier | None = None,
         *,
         age_s: float = 0.0,
     ) -> None:
@@ -224,7 +224,7 @@ class OpenGroup:
         self.rid_prefix = group_rid_prefix(plan.run_id, self.group_id)
         self.captures = plan.captures
         """Whether its engine calls ask for tokens."""
-        self.hold = hold or Hold()
+        self.hold = hold or StepBarrier()
         """What its engine calls pass first."""
         self.is_finished = False
         """Its last rollout has ended, or it is closed."""

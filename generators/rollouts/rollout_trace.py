@@ -25,7 +25,7 @@ DIGITS = 6
 """Of a second, in a sample's ``timings``."""
 
 
-class Waits:
+class QueueWait:
     """What the rollout that is started next is waiting for, which nobody knows yet."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -65,7 +65,7 @@ class RolloutTraces:
         self._begun: dict[str, RolloutTrace] = {}
 
     def begin(
-        self, group: GroupPlan, number: int, step: int, waits: "Waits | None" = None, attempt: int = 0
+        self, group: GroupPlan, number: int, step: int, waits: "QueueWait | None" = None, attempt: int = 0
     ) -> "RolloutTrace":
         """A rollout was chosen, ``step`` weight versions after the first; ``waits``: what for, before it was.
 

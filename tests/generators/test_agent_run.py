@@ -16,7 +16,7 @@ from forebay.generators.agents.run import Agent, run_agent
 from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.buffer_link.abc import Step
 from forebay.generators.failures import AgentFailed, EnvironmentFailed
-from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.open_group import StepBarrier
 from forebay.generators.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=30)
@@ -42,8 +42,8 @@ def task_in(folder: Path) -> AgentTask:
     )
 
 
-async def ran(agent: Agent, sandbox: Sandbox, limits: Limits = LIMITS, hold: Hold | None = None) -> Any:
-    return (await run_agent(agent, task_in(sandbox.folder), sandbox, limits, hold or Hold())).output
+async def ran(agent: Agent, sandbox: Sandbox, limits: Limits = LIMITS, hold: StepBarrier | None = None) -> Any:
+    return (await run_agent(agent, task_in(sandbox.folder), sandbox, limits, hold or StepBarrier())).output
 
 
 async def test_a_function_is_given_its_task(sandbox: Sandbox) -> None:
@@ -88,7 +88,7 @@ async def test_a_program_is_given_its_task(sandbox: Sandbox) -> None:
 async def test_the_last_64_kib_of_what_a_program_printed_are_kept(sandbox: Sandbox, status: int) -> None:
     kept: list[str] = []
     command = f"head -c 100000 /dev/zero | tr '\\0' a; echo end >&2; exit {status}"
-    running = run_agent(command, task_in(sandbox.folder), sandbox, Limits(wall_s=60), Hold(), kept.append)
+    running = run_agent(command, task_in(sandbox.folder), sandbox, Limits(wall_s=60), StepBarrier(), kept.append)
     if status:
         with pytest.raises(AgentFailed, match="ended with status 3"):
             await running
@@ -120,7 +120,7 @@ async def wait_for_ever(_: AgentTask) -> None:
 
 @pytest.mark.parametrize("agent", [wait_for_ever, "sleep 1000"])
 async def test_its_time_stands_still_while_engines_are_paused(sandbox: Sandbox, agent: Agent) -> None:
-    hold = Hold()
+    hold = StepBarrier()
     hold.note_paused(True)
     running = asyncio.create_task(ran(agent, sandbox, Limits(wall_s=0.1), hold))
     done, _ = await asyncio.wait([running], timeout=0.4)
@@ -131,7 +131,7 @@ async def test_its_time_stands_still_while_engines_are_paused(sandbox: Sandbox, 
 
 
 async def test_its_time_stands_still_while_its_run_is_held(sandbox: Sandbox) -> None:
-    hold = Hold(groups_per_step=1)
+    hold = StepBarrier(groups_per_step=1)
     running = asyncio.create_task(ran(wait_for_ever, sandbox, Limits(wall_s=0.1), hold))
     hold.note_complete("group")
     done, _ = await asyncio.wait([running], timeout=0.4)

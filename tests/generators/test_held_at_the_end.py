@@ -17,7 +17,7 @@ from forebay.generators.job.dispatcher import Dispatcher
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
 from forebay.generators.job.open_groups import OpenGroups
 from forebay.generators.job.ports import JobParts
-from forebay.generators.rollouts.open_group import GroupPlan, Hold, OpenGroup
+from forebay.generators.rollouts.open_group import GroupPlan, OpenGroup, StepBarrier
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces
 from forebay.telemetry.tracing.tracer import NO_TRACE
@@ -38,7 +38,7 @@ async def engines() -> tuple[str, ...]:
 @pytest.mark.parametrize("looks_again", [True, False], ids=["between", "after"])
 async def test_the_dispatcher_ends_with_the_last_group_although_the_run_is_held(*, looks_again: bool) -> None:
     """Something wakes it after the step was complete, and before its last rollout has ended."""
-    hold = Hold(PLAN.groups_per_step)
+    hold = StepBarrier(PLAN.groups_per_step)
     deferral = Deferral(PLAN, lambda: hold.num_counted)
     policy = policy_of(PLAN, 100, [])
     groups = [GroupPlan(TaskRow(0, "a", [{"role": "user", "content": "q"}], {}), 0, (0,), (0,))]

@@ -13,7 +13,7 @@ from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.task_row import parse_row
 from forebay.generators.buffer_link.abc import Plan
 from forebay.generators.job.ports import JobContext
-from forebay.generators.rollouts.open_group import GroupPlan, Hold
+from forebay.generators.rollouts.open_group import GroupPlan, StepBarrier
 from forebay.telemetry.tracing.tracer import NO_TRACE
 from forebay.workers.rollouts.orders import Done, encode
 from forebay.workers.rollouts.remote_job import RemoteJob
@@ -53,7 +53,7 @@ class Job:
             pool=None,
             reporter=SimpleNamespace(watch_workers=lambda _: None),
             clock=ActiveClock(SystemClock()),
-            hold=Hold(),
+            hold=StepBarrier(),
             loads=EngineLoads(1),
             tracer=NO_TRACE,
             queue_size=1,

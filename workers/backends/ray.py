@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.workers.backends.abc import NodeRoom
-from forebay.workers.backends.ray_cluster import RayPlaces, connect, free_rooms, needs_of, placement_failure
+from forebay.workers.backends.ray_cluster import RayBundles, connect, free_rooms, needs_of, placement_failure
 from forebay.workers.backends.ray_member import actor_class, version_reader
 from forebay.workers.backends.remote_worker import RemoteWorker
 from forebay.workers.backends.watch import WorkerWatch, beat_s
@@ -47,7 +47,7 @@ class RayBackend:
         connect(ray_address, ray_namespace)
         self.silence_s, self.placement_s = worker_silence_s, placement_s
         self.watch = WorkerWatch(beat_s(worker_silence_s))
-        self.places = RayPlaces()
+        self.places = RayBundles()
         self._actor_class = _remote_class()
         self._masters: dict[int, Any] = {}
         """Where each group meets, on the node of its rank 0; its workers have the same ``classes``."""

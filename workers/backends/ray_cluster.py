@@ -121,7 +121,7 @@ def _own_settings() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class RayPlaces:
+class RayBundles:
     """The placement groups of one backend: one for the workers of each node of a pool, a bundle for each of them.
 
     Workers may be started one by one: the first of a node takes the places of all of them, since they share a machine.

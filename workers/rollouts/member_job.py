@@ -16,9 +16,16 @@ from forebay.core.tasks import TaskSet
 from forebay.generators.buffer_link.abc import Plan, RunGone
 from forebay.generators.failures import outcome_of
 from forebay.generators.job.ports import MemberParts
-from forebay.generators.rollouts.open_group import Execution, GroupClosed, GroupPlan, Hold, OpenGroup, RolloutBroken
+from forebay.generators.rollouts.open_group import (
+    Execution,
+    GroupClosed,
+    GroupPlan,
+    OpenGroup,
+    RolloutBroken,
+    StepBarrier,
+)
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
-from forebay.generators.rollouts.rollout_trace import RolloutTrace, RolloutTraces, Waits
+from forebay.generators.rollouts.rollout_trace import QueueWait, RolloutTrace, RolloutTraces
 from forebay.generators.rollouts.samples import Unbegun, failed_sample
 from forebay.workers.rollouts.orders import Done, JobState, Order, TraceLines, WorkerStatus
 
@@ -114,7 +121,7 @@ class MemberRollout:
 
 
 def begin_rollout(
-    order: Order, plan: Plan, traces: RolloutTraces, clock: ActiveClock, hold: Hold, changes: WorkerChanges
+    order: Order, plan: Plan, traces: RolloutTraces, clock: ActiveClock, hold: StepBarrier, changes: WorkerChanges
 ) -> MemberRollout:
     """The rollout that the lead asks for; its time has begun there."""
     row = parse_row(order.row, order.row_number)
@@ -124,7 +131,7 @@ def begin_rollout(
     group = OpenGroup(plan, planned, clock, hold, age_s=age_s)
     group.enter()
     now = traces.tracer.now()
-    waits = Waits(traces.tracer)
+    waits = QueueWait(traces.tracer)
     waits.begun = now - order.lasted
     trace = traces.begin(planned, order.number, hold.step, waits, order.attempt)
     trace.attempt.know_as(order.span)
@@ -139,7 +146,7 @@ class MemberJob:
     def __init__(self, plan: Plan, parts: MemberParts, changes: WorkerChanges) -> None:
         self._plan, self._parts, self._changes = plan, parts, changes
         self._clock = ActiveClock(SystemClock())
-        self._hold = Hold(clock=self._clock, engine_wait_s=parts.engine_wait_s)
+        self._hold = StepBarrier(clock=self._clock, engine_wait_s=parts.engine_wait_s)
         self._rollouts: dict[str, MemberRollout] = {}
         self._calls: set[asyncio.Task[object]] = set()
         """Those of ``rollout`` that have not returned."""

@@ -18,7 +18,7 @@ from forebay.generators.job.group_feed import Schedule
 from forebay.generators.job.job import RolloutJob
 from forebay.generators.job.ports import JobParts
 from forebay.generators.job.reporter import Reporter
-from forebay.generators.rollouts.open_group import Hold
+from forebay.generators.rollouts.open_group import StepBarrier
 from forebay.generators.rollouts.rollout_trace import RolloutTraces
 from forebay.workers.simulator.attempt_records import AttemptRecords, SimulatedRollout
 from forebay.workers.simulator.cost import EngineCost
@@ -125,7 +125,7 @@ async def _simulated(scenario: Scenario) -> SimulatedRun:
             writer=ModelledWriter(trainer.take, traces.note_judged),
             reporter=reporter,
             clock=clock,
-            hold=Hold(plan.groups_per_step),
+            hold=StepBarrier(plan.groups_per_step),
             policy=policy_of(plan, scenario.max_tokens, scenario.history),
             loads=EngineLoads(FIRST_PLACES if scenario.num_process == "auto" else scenario.num_process),
             traces=traces,
