@@ -5,11 +5,12 @@ the Unix epoch: the head anchors the process's monotonic clock to the wall once,
 changes an order. Every ``d`` is a duration in nanoseconds. No prompt, reply, token id or key stands in a record.
 """
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from forebay.telemetry.tracing.stall_watch import Stall
+if TYPE_CHECKING:  # it loads asyncio, which code that only opens spans does without
+    from forebay.telemetry.tracing.stall_watch import Stall
 
 VERSION = 1
 
@@ -255,7 +256,7 @@ class LoopStall(_Record, tag="loop"):
     has_ended: bool = True
 
     @classmethod
-    def of(cls, stall: Stall, offset_ns: int) -> Self:
+    def of(cls, stall: "Stall", offset_ns: int) -> Self:
         """Its record; ``offset_ns``: from the monotonic clock to that of the trace."""
         began, until = (int(each_s * 1e9) + offset_ns for each_s in (stall.begun_s, stall.until_s))
         return cls(t=began, d=until - began, stack=stall.stack, has_ended=stall.has_ended)

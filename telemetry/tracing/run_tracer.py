@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,9 +19,11 @@ from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.record_queue import RecordQueue
 from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Process, Record
 from forebay.telemetry.tracing.spans import Scope
-from forebay.telemetry.tracing.stall_watch import Stall
 from forebay.telemetry.tracing.trace_file import TraceFile, segment_bytes
 from forebay.telemetry.tracing.trace_ids import is_kept
+
+if TYPE_CHECKING:  # as in ``records``
+    from forebay.telemetry.tracing.stall_watch import Stall
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +176,7 @@ class Tracer:
         """The same for a ``time.monotonic()`` of before."""
         return int(monotonic_s * 1e9) + self._offset
 
-    def note_stall(self, stall: Stall) -> None:
+    def note_stall(self, stall: "Stall") -> None:
         """An event loop of this process stands still, or did."""
         self.write(LoopStall.of(stall, self._offset))
 
