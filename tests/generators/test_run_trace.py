@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.telemetry.tracing.records import Head, LoopStall, ProcessChange, RolloutSummary, RunPlan, Span
@@ -100,8 +102,16 @@ class Recorded(RecordedRun):
     calls: list[ScriptedCall]
 
 
+class SlowBuffer(FakeBuffer):
+    """It takes some milliseconds to admit a group: phases below one are not recorded."""
+
+    async def _progress(self, request: Request) -> Response:
+        await asyncio.sleep(0.01)
+        return await super()._progress(request)
+
+
 async def record(folder: Path) -> Recorded:
-    async with FakeBuffer().served() as buffer, ScriptedEngine(script) as engine:
+    async with SlowBuffer().served() as buffer, ScriptedEngine(script) as engine:
         run = await run_traced(buffer, folder, SOURCE, engine.url, KINDS, kind=Recorded)
         run.engine_url, run.calls = engine.url, engine.calls
     assert run.report is not None
