@@ -138,58 +138,58 @@ class RunSettings(BaseModel):
     group_size: int = Field(alias="num_repeat_per_sample", ge=1, le=65_536)
     """Slots of a group."""
     min_valid_group_size_ratio: Ratio = 1.0
-    """Share of the group size from which a group may be valid."""
+    """Smallest share of the group size with which a group is valid."""
     min_valid_item_size_ratio: Ratio = 0.7
-    """Share of the group size that must be left after ``filter_item``."""
+    """Share of the group size that must remain after ``filter_item``."""
     group_timeout_seconds: Seconds = 300.0
-    """Seconds after its last sample at which a group is closed."""
+    """Seconds without a new sample after which a group is closed."""
     group_deadline_seconds: Seconds = 3_600.0
-    """Seconds after its opening at which a group is closed."""
+    """Seconds from the opening of a group until it is closed."""
     min_timeout_group_size_ratio: Ratio = 0.7
     """Share of the group size with which a timed-out group is still used."""
     max_buffer_size: int = Field(default=1_000_000_000, ge=1)
-    """Samples of open, ready and leased groups from which new groups are refused."""
+    """Samples of open, ready and leased groups, at which new groups are rejected."""
     max_buffer_bytes: int = Field(default=1 << 40, ge=1)
-    """Bytes of the same samples from which new groups are refused."""
+    """Bytes of the same samples, at which new groups are rejected."""
     legacy_read_max_bytes: int = Field(default=256 << 20, ge=1)
-    """Bytes of one slime reply to a read without ``batch_size``; one group always goes."""
+    """Bytes of one slime reply to a read without ``batch_size``; it has at least one group."""
     legacy_read_max_groups: int | None = Field(default=None, ge=1)
-    """Groups of one such reply."""
+    """Most groups in one such reply."""
     hook_time_limit_s: Seconds = 60.0
     """Seconds that one call of a user's hook may take."""
     meta_max_samples: int = Field(default=100_000, ge=1)
-    """Newest samples that a user's ``get_group_data_meta_info`` is given."""
+    """Number of newest samples passed to a user's ``get_group_data_meta_info``."""
     normaliser: Normaliser = "grpo"
-    """How rewards become advantages, where ``normalize_group_data`` is built in."""
+    """How the built-in ``normalize_group_data`` turns rewards into advantages."""
     reward_range: Annotated[RewardRange, BeforeValidator(_read_range)] | None = None
-    """Rewards that built-in hooks keep, ``[low, high]``; null for any finite one. Starts over ``/start_rollout`` have
-    ``[0, 1]`` where they say nothing."""
+    """Rewards that built-in hooks keep, ``[low, high]``; null for any finite one. ``/start_rollout`` defaults to
+    ``[0, 1]``."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Weight versions by which a group may be older than the trainer's; a read may ask for another bound."""
+    """Largest staleness of a group, in weight versions; a read may override it."""
     stale_groups: Literal["discard", "keep"] = "discard"
-    """What becomes of groups over that bound; kept ones go out with ``is_stale`` in each row."""
+    """Whether groups above that bound are discarded or delivered; delivered ones have ``is_stale`` in each row."""
     keep_checkpoints: int = Field(default=3, ge=1)
-    """Newest checkpoints that stay possible to rewind to: their samples' bodies are kept."""
+    """Number of newest checkpoints that a rewind can reach: their samples' bodies are kept."""
     keep_bodies: bool = False
-    """Whether bodies that no checkpoint needs stay for replays beyond the server's `replay_bytes`."""
+    """Whether bodies that no checkpoint needs are kept for replays, even above the server's `replay_bytes`."""
     alarm_after_groups: int = Field(default=64, ge=1)
-    """Groups that end undelivered in a row from which an alarm is raised."""
+    """Undelivered groups in a row that raise an alarm."""
     alarm_lost_ratio: Ratio = 0.1
-    """Share of the finished groups, of at least 20, above which an alarm tells that so many are lost; 1 for never."""
+    """Share of lost groups, of at least 20 finished, above which an alarm is raised; 1 for never."""
     trace_rate: Ratio = 1.0
-    """Share of the groups of which a trace keeps every span; a summary of each rollout is kept in any case."""
+    """Share of the groups whose spans a trace keeps in full; a summary of each rollout is always kept."""
     oversampling: Oversampling | None = None
     """More rollouts than a step needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
     scheduler: Scheduler | None = None
-    """Which rollout is started next, and on which engine (see scheduling.md): `policy`, and what that is told."""
+    """Which rollout is started next, and on which engine (see scheduling.md): `policy` and its parameters."""
     workers: WorkerCounts | None = None
-    """Processes that run its rollouts (see run_workers.md): how many, or a list with the number of each node."""
+    """Processes that run its rollouts (see run_workers.md): a number, or a list with the number for each node."""
     backend: BackendName | None = None
-    """Where these are: `processes` of this machine (without a word), on a `ray` cluster, or `inline`, for debuggers."""
+    """Where these run: `processes` on this machine (the default), a `ray` cluster, or `inline`, for debuggers."""
     policy_models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
-    """Models whose tokens are trained on, an adapter as `model:adapter`; without it, those of every call."""
+    """Models whose tokens are trained on, an adapter as `model:adapter`; by default, those of every call."""
     contract: Contract | None = None
-    """Which of slime's contracts the generator file follows; found out when absent."""
+    """Which of slime's contracts the generator file follows; detected if absent."""
 
     @classmethod
     def parse(cls, payload: dict[str, Any], origin: Origin = "native") -> Self:

@@ -20,7 +20,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="forbid", validate_default=False)
 
-    host: str = Field("127.0.0.1", description="Address to listen on; another than loopback needs a token.")
+    host: str = Field("127.0.0.1", description="Address to listen on; any address except loopback needs a token.")
     port: int = Field(8889, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     public_url: str = Field(
         "", description="URL under which run processes reach this server, if it is not the one it listens on."
@@ -33,31 +33,33 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path("forebay-data"), description="Directory of the journal, its index and the runs' files.")
     store: Literal["journal", "memory"] = Field("journal", description="Where samples live; `memory` forgets at exit.")
     segment_bytes: int = Field(
-        256 << 20, ge=1 << 16, description="Bytes after which the journal begins another segment."
+        256 << 20, ge=1 << 16, description="Bytes after which the journal starts another segment."
     )
     reserve_bytes: int = Field(
         16 << 20, ge=0, description="Bytes kept free for acknowledgements on a full disk; 0 keeps none."
     )
     max_journal_bytes: int = Field(
-        0, ge=0, description="Bytes of the journal from which delivered samples go, oldest first; 0 sets no limit."
+        0,
+        ge=0,
+        description="Bytes of the journal above which delivered samples are removed, oldest first; 0: no limit.",
     )
     replay_bytes: int = Field(
         8 << 30,
         ge=0,
-        description="Bytes of samples that only a replay can ask for, beyond which the oldest go; 0 keeps none.",
+        description="Bytes of samples kept only for replays, above which the oldest are removed; 0 keeps none.",
     )
     remembered_samples: int = Field(
         65_536,
         ge=0,
-        description="Samples of acknowledged groups and batches that memory knows of a run; older ones are looked up.",
+        description="Samples of a run's acknowledged groups and batches kept in memory; others are looked up.",
     )
     generators: Annotated[list[Path], NoDecode] = Field(
-        default_factory=list, description="Folders, or single files, with generators, besides `./generators`."
+        default_factory=list, description="Folders or files with generators, in addition to `./generators`."
     )
-    token: str = Field("", description="Bearer token that every route but the health checks asks for.")
+    token: str = Field("", description="Bearer token that every route except the health checks requires.")
     insecure: bool = Field(
         False,
-        description="Allow listening on other than loopback addresses without a token, and requests for any `Host`.",
+        description="Allow any listening address without a token, and requests for any `Host`.",
     )
     allowed_hosts: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
@@ -69,19 +71,21 @@ class Settings(BaseSettings):
         description="Folders under which an `input_file` or `template_path` must lie; anywhere if there are none.",
     )
     input_wait_s: float = Field(
-        10.0, gt=0, description="Seconds that a look at an `input_file` or `template_path` may take, each step of one."
+        10.0, gt=0, description="Seconds that each step of accessing an `input_file` or `template_path` may take."
     )
     max_input_line_bytes: int = Field(64 << 20, ge=1, description="Bytes of the longest line of an input file.")
     max_body_bytes: int = Field(1 << 30, ge=1, description="Bytes of the largest request body.")
     max_bodies_bytes: int = Field(
-        1 << 30, ge=1, description="Bytes of all request bodies held at once; more must wait."
+        1 << 30, ge=1, description="Bytes of all request bodies in memory at once; further ones wait."
     )
     max_start_bytes: int = Field(
         64 << 20,
         ge=1,
         description="Bytes of the largest body of a start, or of any other request that carries no samples.",
     )
-    max_batch_samples: int = Field(10_000, ge=1, description="Samples of one write at most; beyond it none is taken.")
+    max_batch_samples: int = Field(
+        10_000, ge=1, description="Samples of the largest write; a larger one is rejected as a whole."
+    )
     max_engine_reply_bytes: int = Field(
         64 << 20,
         ge=1,
@@ -89,25 +93,27 @@ class Settings(BaseSettings):
         "as an `engine_failure`.",
     )
     max_hook_answer_bytes: int = Field(
-        1 << 30, ge=1 << 16, description="Bytes of one answer of a run's hooks; beyond it the hook has failed."
+        1 << 30,
+        ge=1 << 16,
+        description="Bytes of the largest answer of a run's hooks; with a larger one the hook has failed.",
     )
     max_log_bytes: int = Field(
         32 << 20,
         ge=1 << 12,
-        description="Bytes kept of what a run's process prints, and as many of what its hooks print.",
+        description="Bytes kept of a run process's output, and of its hooks' output.",
     )
     max_trace_bytes: int = Field(
         256 << 20,
         ge=0,
-        description="Bytes of what is recorded of one run's time, beyond which the oldest spans go; 0: summaries only.",
+        description="Bytes of one run's trace, above which the oldest spans are removed; 0: summaries only.",
     )
     body_room_wait_s: float = Field(
-        60.0, ge=0, description="Seconds that a request body waits for room among the others before its 429."
+        60.0, ge=0, description="Seconds that a request body waits for memory before its 429."
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="Seconds that a request body may stand still while the server reads it.",
+        description="Seconds without a byte after which reading a request body times out.",
     )
     max_head_bytes: int = Field(
         64 << 10,
@@ -126,34 +132,34 @@ class Settings(BaseSettings):
         "a reply, is closed.",
     )
     write_wait_s: float = Field(60.0, ge=0, description="Seconds that `/buffer/write` waits for room before its 429.")
-    max_wait_s: float = Field(90.0, ge=0, description="Seconds that a long poll waits at most.")
+    max_wait_s: float = Field(90.0, ge=0, description="Longest wait of a long poll, in seconds.")
     start_wait_s: float = Field(4.0, ge=0, description="Seconds that a start waits for its generator's inspection.")
     inspect_timeout_s: float = Field(120.0, gt=0, description="Seconds that the inspection of one generator may take.")
-    max_restarts: int = Field(3, ge=0, description="Times that a crashed run process is started again.")
+    max_restarts: int = Field(3, ge=0, description="Restarts of a crashed run process.")
     max_workers: int = Field(64, ge=1, description="Workers that one run may have.")
     worker_silence_s: float = Field(
-        10.0, gt=0, description="Seconds without a sign of life after which a worker of a run is taken for dead."
+        10.0, gt=0, description="Seconds without a report after which a run's worker counts as dead."
     )
     ray_address: str = Field(
         "",
         description="Ray cluster for runs with `backend` `ray`: `HOST:PORT` of its head, or `auto` for this machine's.",
     )
-    ray_namespace: str = Field("forebay", description="Namespace of what they start there.")
+    ray_namespace: str = Field("forebay", description="Ray namespace of these runs.")
     stop_grace_s: float = Field(4.0, ge=0, description="Seconds between asking a run process to stop and killing it.")
     stop_limit_s: float = Field(
-        10.0, gt=0, description="Seconds after SIGTERM within which the server has ended, whatever hangs."
+        10.0, gt=0, description="Seconds after SIGTERM within which the server ends, even if something hangs."
     )
     refuse_hold_s: float = Field(
-        1.0, ge=0, description="Seconds for which a repeated bad start is held before its reply."
+        1.0, ge=0, description="Seconds by which the reply to a repeated bad start is delayed."
     )
     run_defaults: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="Fields of runs by task type, where a start leaves them out: `[run_defaults.math]` in the file.",
+        description="Defaults for fields of runs, by task type: `[run_defaults.math]` in the file.",
     )
     replay: str = Field(
         "", description="Run or recording that a start over slime's routes replays if it names none; empty for none."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
 
     @field_validator("generators", "input_roots", mode="before")
     @classmethod
