@@ -87,9 +87,9 @@ def test_going_on_after_a_crash(server: ServerProcess, trainer: Trainer) -> None
 
     trainer.save_model = crash  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
-        trainer.run("Going on after a crash", run)
+        trainer.run("Resuming after a crash", run)
     trainer.save_model, trainer.trained = save_model, []  # type: ignore[method-assign]
-    trainer.run("Going on after a crash", run)
+    trainer.run("Resuming after a crash", run)
     assert trainer.trained == uids
     assert list(trainer.saved) == [1, 2]
 
