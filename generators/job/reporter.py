@@ -44,9 +44,8 @@ class Totals:
 class IdleReports:
     """What the buffer is told of groups without a rollout in flight, so that it does not let them age meanwhile.
 
-    It compares how groups are with what was told of them. ``on_due`` is called when there is something to tell.
-
-    What was announced is busy for the buffer, until it is told otherwise.
+    It compares how groups are with what the buffer knows of them: an announced group counts as busy until the buffer is
+    told otherwise. ``on_due`` is called when there is something to report.
     """
 
     def __init__(self, on_due: Callable[[], object]) -> None:

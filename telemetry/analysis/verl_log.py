@@ -33,7 +33,6 @@ from forebay.telemetry.tracing.read_trace import BadLines
 MAX_DEPTH = 3
 """Folders between the one that is given and the steps."""
 _STEP = re.compile(r"(?:step[_-]?)?(\d+)")
-_GENERATING = ("async_generate_duration", "engine_async_generate")
 
 
 class VerlLog:
@@ -124,7 +123,8 @@ class _StepLines:
 
     def as_step(self, name: str) -> ProfileStep:
         """What a report needs of the step."""
-        step = ProfileStep(name, self._bounds()[0] * NS, self._bounds()[1] * NS)
+        begin, end = self._bounds()
+        step = ProfileStep(name, begin * NS, end * NS)
         step.requests = [request_of([attempt]) for attempt in self.attempts()]
         for request in step.requests:
             request.is_used = request.ending == "finished"
@@ -141,8 +141,9 @@ class _StepLines:
     def attempts(self) -> list[Attempt]:
         """One for each request."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
+        windows = {worker: self._window(worker) for worker in {own[0].worker for own in self.by_request.values()}}
         return [
-            attempt_of(request_id, own, self._window(own[0].worker), has_ends)
+            attempt_of(request_id, own, windows[own[0].worker], has_ends)
             for request_id, own in self.by_request.items()
             # Of an aborted request a worker's file may have nothing but that its place was filled.
             if any(not line.event.endswith(PADDING) for line in own)
@@ -154,7 +155,7 @@ class _StepLines:
 
     def _window(self, worker: str) -> tuple[int, int]:
         """When ``worker`` generated: the seconds of a request that was thrown away are clipped to it."""
-        for event in (MONITORING, *_GENERATING):
+        for event in (MONITORING, *WORKER_DEPTHS):
             spans = [
                 (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d
             ]
@@ -165,7 +166,7 @@ class _StepLines:
 
 def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
     timed = [line for line in own if line.d is not None and line.event != MONITORING]
-    if not any(line.event in _GENERATING for line in timed):
+    if not any(line.event in WORKER_DEPTHS for line in timed):
         timed += [line for line in own if line.event == MONITORING and line.d is not None]
     events = [
         VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), _name_of(line.event), {}) for line in timed

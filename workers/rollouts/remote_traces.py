@@ -15,6 +15,8 @@ from forebay.telemetry.tracing.trace_file import TraceFile
 from forebay.telemetry.tracing.tracer import run_tracer
 from forebay.workers.rollouts.orders import Span, TraceLines
 
+logger = logging.getLogger(__name__)
+
 
 class RemoteAttempt(AttemptTrace):
     """What an attempt has waited for. Its summary is the worker's, unless it came to none, or its worker is gone."""
@@ -85,9 +87,6 @@ def remote_attempt(trace: RolloutTrace) -> RemoteAttempt:
     """The present attempt of a rollout of the lead."""
     assert isinstance(trace.attempt, RemoteAttempt)
     return trace.attempt
-
-
-logger = logging.getLogger(__name__)
 
 
 class SentTrace:
