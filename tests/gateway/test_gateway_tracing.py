@@ -358,7 +358,8 @@ async def test_a_call_that_hangs_is_noted_with_the_load_of_its_engine(
 ) -> None:
     monkeypatch.setattr(spans, "LONG_NS", SECOND_NS // 10)
     stage(Reply(text="slow", hang=True))
-    rollout = await traced.open()
+    # An attempt of its own: calls of a run that is forgotten are aborted for some seconds more, by the same names.
+    rollout = await traced.open(9)
     asking = asyncio.create_task(rollout.chat())
     async with asyncio.timeout(LIMIT_S):
         while not any(b'"engine"' in line for line in _opens(traced.folder)):  # noqa: ASYNC110 -- a thread's work
