@@ -36,8 +36,13 @@ def page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def headings(name: str) -> str:
-    return "\n".join(line for line in page(name).splitlines() if line.startswith("#"))
+def pages(pattern: str) -> str:
+    """The text of a page and of those that it was split into, as ``http_api*.md``."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob(pattern)))
+
+
+def headings(pattern: str) -> str:
+    return "\n".join(line for line in pages(pattern).splitlines() if line.startswith("#"))
 
 
 @pytest.fixture
@@ -88,8 +93,7 @@ def test_every_public_name_can_be_imported_and_is_in_a_page(module: str) -> None
     exec(f"from {module} import *", names)
     offered = importlib.import_module(module).__all__
     assert set(offered) == names.keys() - {"__builtins__"}
-    pages = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
-    code = "\n".join(re.findall(r"^```.*?^```|`[^`\n]+`", pages, re.MULTILINE | re.DOTALL))
+    code = "\n".join(re.findall(r"^```.*?^```|`[^`\n]+`", pages("*.md"), re.MULTILINE | re.DOTALL))
     assert [name for name in offered if not re.search(rf"\b{name}\b", code)] == []
 
 
@@ -104,11 +108,11 @@ def routes() -> list[str]:
 
 @pytest.mark.parametrize("route", routes())
 def test_every_route_has_a_heading(route: str) -> None:
-    assert f"`{route}`" in headings("http_api.md")
+    assert f"`{route}`" in headings("http_api*.md")
 
 
 def test_no_heading_names_a_route_that_is_not_there() -> None:
-    named = re.findall(r"`((?:GET|POST|PUT|DELETE) [^`]+)`", headings("http_api.md"))
+    named = re.findall(r"`((?:GET|POST|PUT|DELETE) [^`]+)`", headings("http_api*.md"))
     assert set(named) <= set(routes())
 
 
@@ -145,7 +149,7 @@ def cli_commands() -> list[str]:
 
 @pytest.mark.parametrize("command", cli_commands())
 def test_every_command_has_a_heading(command: str) -> None:
-    assert f"\n## {command}\n" in page("cli.md")
+    assert f"\n## {command}\n" in pages("cli*.md")
 
 
 @pytest.mark.parametrize("hook", READ_HOOKS + NOTIFICATIONS)
