@@ -1,4 +1,4 @@
-"""What docs/architecture.md names is there, and what is there is on it; so is what other pages and docstrings name."""
+"""What docs/architecture.md and docs/code_map.md name exists, as does what other pages and docstrings name."""
 
 import ast
 import importlib
@@ -27,13 +27,18 @@ TOPS = (
 FOLDERS = sorted({path.parent.relative_to(ROOT) for top in TOPS for path in (ROOT / top).rglob("*.py")})
 SOURCES = sorted(path for top in (*TOPS, "examples") for path in (ROOT / top).rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]
-ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE, CODE_MAP = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.md", "code_map.md")
+)
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"``([a-z]\w*\.py)``")
 _MODULE = re.compile(r"(?<![\w.\-/@])forebay((?:\.(?!py\b)[A-Za-z_]\w*)+)")
 _PRODUCT_FILE = re.compile(rf"(?<![\w/.])((?:{'|'.join(TOPS)})/[\w/]+\.py)\b")
 _USERS_FILE = re.compile(r"generators/(sums|my_task)_generator\.py")
+_DEFINITION = re.compile(
+    r"""\b(?:class|def) (\w+)|^\s*(\w+)(?:: [^=\n]+)? = |^\s+(\w+): \w|["'](\w+)["']""", re.MULTILINE
+)
 _NOT_MODULES = {
     "samples": "a content type ends so",
     "env": "a file of settings is called so",
@@ -45,8 +50,8 @@ def code_words(text: str) -> list[str]:
     return [word for word in _CODE.findall(text) if re.fullmatch(r"[a-z_]+(/[\w.]+)*/?", word) and "/" in word]
 
 
-@pytest.mark.parametrize("path", sorted(set(code_words(ARCHITECTURE))))
-def test_every_path_on_the_page_exists(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(set(code_words(ARCHITECTURE + CODE_MAP))))
+def test_every_path_on_the_pages_exists(path: str) -> None:
     assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
 
 
@@ -58,6 +63,21 @@ def test_every_folder_of_the_product_has_a_row(folder: Path) -> None:
 def test_the_page_shows_the_floors_that_are_checked() -> None:
     floors = next(line for line in ARCHITECTURE.splitlines() if line.startswith("server >"))
     assert set(re.findall(r"\w+", floors)) == set(TOPS)
+
+
+def test_every_identifier_in_the_glossary_is_defined_in_the_product() -> None:
+    product = [path for path in SOURCES if path.parts[len(ROOT.parts)] in TOPS]
+    defined = {path.stem for path in product}
+    for path in product:
+        defined.update(
+            name for match in _DEFINITION.findall(path.read_text(encoding="utf-8")) for name in match if name
+        )
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", ARCHITECTURE.partition("\n## Glossary\n")[2], re.MULTILINE
+    )
+    named = {term: _CODE.findall(code) for term, code in rows[2:]}
+    assert len(named) > 50
+    assert {term: names for term, names in named.items() if not names or not defined.issuperset(names)} == {}
 
 
 @cache
