@@ -1,4 +1,4 @@
-"""Write the figures of docs/scheduling.md: every policy on three populations, with and without a KV limit.
+"""Write docs/scheduling_figures.md: every policy on three populations, with and without a KV limit.
 
 ``python docs/scheduling_figures.py [--seeds 20]``. It takes some minutes; the same seeds make the same figures.
 """
@@ -16,7 +16,7 @@ from forebay.workers.simulator.scenario import Scenario
 from forebay.workers.simulator.scenario_grid import compare
 from forebay.workers.simulator.simulated_source import PopulationSource, population_source
 
-PAGE = Path(__file__).parent / "scheduling.md"
+PAGE = Path(__file__).with_suffix(".md")
 BEGIN, END = "<!-- figures: python docs/scheduling_figures.py -->", "<!-- end of the figures -->"
 POPULATIONS = {
     "short": "median 380 tokens, spread 0.4, 26 % within, cap 1 024",
@@ -128,7 +128,7 @@ def figures(seeds: int) -> str:
     with ProcessPoolExecutor(max_workers=2) as pool:
         made = pool.map(table, *zip(*wanted, strict=True), [seeds] * len(wanted))
         parts = [
-            f"**{name}** ({POPULATIONS[name]}), {KINDS[kind].format(kv=f'{KV_TOKENS[name]:,}')}:\n\n{text}"
+            f"**{name}** ({POPULATIONS[name]}),\n{KINDS[kind].format(kv=f'{KV_TOKENS[name]:,}')}:\n\n{text}"
             for (name, kind), text in zip(wanted, made, strict=True)
         ]
     head = f"Means of {seeds} seeds, each policy on the same answers; ± is the 95 % interval over seeds."
