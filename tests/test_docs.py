@@ -228,7 +228,9 @@ def test_commands_that_pages_show_are_understood(line: str) -> None:
     command.make_context("forebay", words)
 
 
-@pytest.mark.parametrize(("name", "least"), [("workers.md", 9), ("skip.md", 4), ("recordings.md", 1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("workers.md", 9), ("skip.md", 4), ("recordings.md", 1), ("recorded_engine.md", 3)]
+)
 def test_the_python_of_a_page_runs_and_is_so(name: str, least: int) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page(name), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= least
