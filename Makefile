@@ -9,7 +9,7 @@ PACKAGES := core telemetry web hooks engines client buffer replay generators gat
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers count docs clean
+.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers count docs site clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,17 @@ count: ## Count lines and modules of each top folder
 docs: install ## Write the generated tables and pages in docs/
 	@$(BIN)/python docs/settings_tables.py
 	@$(BIN)/python docs/client_reference.py
+
+site: install $(VENV)/.docs ## Build the docs site into build/site, and check its links (to read it: python -m http.server -d build/site)
+	@rm -rf build/pages && mkdir -p build/pages
+	@git ls-files '*.md' LICENSE docs examples | grep -v '^tests/' | tar -cf - -T - | tar -xf - -C build/pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@$(PYTEST) -q -m site tests/test_site.py
+
+$(VENV)/.docs: pyproject.toml constraints.txt
+	@echo "installing MkDocs into $(VENV)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 clean: ## Remove what was made, but for .venv and data
 	@rm -rf .typecheck .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
