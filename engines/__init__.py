@@ -1,23 +1,23 @@
-"""Inference servers: which one a call goes to, what is asked of them beside chats, and what their replies say.
+"""Clients of inference servers: pick an engine for each call, administer engines, and read their replies.
 
-In come the addresses of a run (``remote_engine_url``): SGLang, an SGLang router, or any OpenAI-compatible server.
+Input: the addresses of a run (``remote_engine_url``): SGLang, an SGLang router, or any OpenAI-compatible server.
 
-- ``abc.py``: what a client of an engine can do; ``openai.py`` and ``sglang.py`` (with a router's workers) do it, and
-  ``detect.py`` finds out which of the two answers at an address;
-- ``pool.py``: the engines of a run. It gives each rollout the least loaded one, and waits while none answers;
-- ``router_workers.py``: every HTTP call to one server, or worker of a router, beside its chats. On it stand
-  ``aborts.py`` (stop calls by the beginning of their ``rid``) and ``weight_updates.py`` (pause all workers, load
-  weights, go on);
-- ``cache_keys.py``: under which key an engine caches a call, so that the weights behind a logprob are known;
-- ``sampling_defaults.py``: what an engine takes for sampling parameters that a call leaves out;
-- ``connections.py``: a connection for each call under way; ``bounded_replies.py``: how much comes over it;
-- ``read_json.py``: the JSON in a reply, or one kind of error for whatever else an engine may send;
-- ``chat_template.py`` and ``chat_over_generate.py``: chats rendered here, for routers that hide token ids;
-- ``capture/``: from the replies to turns, and from turns to samples, token by token;
-- ``continuation/``: going on with what an engine has aborted;
-- ``fake_sglang/``: the HTTP face of the two embedded engines, ``scripted/`` (answers of a function, for tests) and
+- ``abc.py``: the interface of an engine client. ``openai.py`` and ``sglang.py`` (with a router's workers) implement
+  it; ``detect.py`` finds out which of the two an address needs;
+- ``pool.py``: the engines of a run. It assigns the least loaded engine to each rollout and waits while none answers;
+- ``router_workers.py``: every HTTP call to one server, or one worker of a router, except chats. Built on it:
+  ``aborts.py`` (stops calls by a prefix of their ``rid``) and ``weight_updates.py`` (pauses all workers, loads
+  weights, resumes);
+- ``cache_keys.py``: the cache key of each call, so that the weights behind a logprob are known;
+- ``sampling_defaults.py``: the engine's defaults for sampling parameters that a call omits;
+- ``connections.py``: one connection per call in flight; ``bounded_replies.py``: limits the size of a reply;
+- ``read_json.py``: decodes the JSON of a reply, and raises one kind of error for anything malformed;
+- ``chat_template.py`` and ``chat_over_generate.py``: render chats locally, for routers that hide token ids;
+- ``capture/``: turns replies into turns, and turns into samples, token by token;
+- ``continuation/``: continues generations that an engine aborted;
+- ``fake_sglang/``: the HTTP interface of the two embedded engines, ``scripted/`` (a function answers, for tests) and
   ``tiny/`` (a small model on the CPU).
 
-Out go chats with their tokens: run processes send them with the ``openai`` package, the gateway sends those of agents.
-Nothing here imports ``openai``.
+Output: chats with their tokens. Run processes send chats with the ``openai`` package, the gateway sends those of
+agents. Nothing here imports ``openai``.
 """

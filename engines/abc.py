@@ -1,4 +1,4 @@
-"""What every engine client can do, and the values that go in and come out."""
+"""The interface of every engine client, and the values it takes and returns."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,9 +10,9 @@ from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineUnavailable
 
 ABORT_TIMEOUT_S = 3.0
-"""How long an abort is repeated at most when the caller does not say."""
+"""How long an abort is repeated by default."""
 MARK = {"input_ids": [0], "sampling_params": {"max_new_tokens": 16, "ignore_eos": True}}
-"""What is generated under a ``rid`` that an abort is to find."""
+"""Request body that ``aborts.py`` sends under a ``rid`` prefix so that the server finds the prefix."""
 
 PROBE_FIRST_S = 0.1
 PROBE_MAX_S = 5.0
@@ -20,14 +20,14 @@ PROBE_MAX_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Requests that an engine is generating for, and requests waiting in its queue."""
+    """Number of requests an engine is generating for, and number waiting in its queue."""
 
     running: int = 0
     waiting: int = 0
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
+        """Whether no request is running or waiting."""
         return self.running == 0 and self.waiting == 0
 
     def __add__(self, other: "EngineLoad") -> "EngineLoad":
@@ -36,7 +36,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Which model an engine serves. What an engine does not say is ``None``."""
+    """The model an engine serves. ``None`` for fields the engine does not report."""
 
     model: str
     model_path: str | None = None
@@ -45,7 +45,7 @@ class ModelInfo:
 
 
 class Engine(ABC):
-    """A client of an inference server. Enter it with ``async with`` before the first call; it opens connections."""
+    """Client of an inference server. Enter it with ``async with`` before the first call; entering opens connections."""
 
     url: str
     """The server's address, without a trailing ``/v1``."""
@@ -60,36 +60,36 @@ class Engine(ABC):
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
-        """The model that is served.
+        """Return the served model.
 
-        Raises ``EngineUnavailable`` (nobody answers, 502, 503), ``EngineError`` (any other error status) and
+        Raises ``EngineUnavailable`` (unreachable, 502, 503), ``EngineError`` (any other error status) and
         ``TimeoutError``.
         """
 
     @abstractmethod
     async def is_available(self) -> bool:
-        """Ask the server now whether it takes requests. Never raises for a server that does not answer."""
+        """Ask the server whether it accepts requests. Returns ``False`` if the server does not answer."""
 
     async def load(self) -> EngineLoad | None:
-        """What the server is busy with, or ``None`` where it does not say."""
+        """Return the server's running and waiting requests, or ``None`` if it does not report them."""
         return None
 
     async def abort(self, rid_prefix: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:  # noqa: ARG002 - the default cannot abort
         """Stop every call whose ``rid`` begins with ``rid_prefix``, for up to ``timeout_s`` seconds.
 
-        Returns the number of servers that took the abort, or ``None`` where none knows aborts. A call that was stopped
+        Returns the number of servers that accepted the abort, or ``None`` if no server supports aborts. A stopped call
         returns with ``finish_reason`` ``abort``.
         """
         return None
 
     async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> int | None:  # noqa: ARG002 - the default cannot abort
-        """Stop every call of the server, other clients' too. Returns as ``abort`` does."""
+        """Stop every call of the server, including other clients' calls. Returns the same value as ``abort``."""
         return None
 
     async def wait_available(self, timeout_s: float | None = None) -> None:
-        """Return as soon as the server takes requests; ``None`` waits for ever.
+        """Return as soon as the server accepts requests; ``None`` waits forever.
 
-        Asks at once and then at growing distances, up to 5 s. Raises ``EngineUnavailable`` after ``timeout_s`` seconds.
+        Polls with back-off, up to 5 s apart. Raises ``EngineUnavailable`` after ``timeout_s`` seconds.
         """
         pauses = Backoff(PROBE_FIRST_S, PROBE_MAX_S, is_exact=True)
         try:

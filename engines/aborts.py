@@ -1,4 +1,4 @@
-"""Stop calls by the beginning of their ``rid`` and go on until they are gone."""
+"""Stop calls by a prefix of their ``rid``, and repeat the abort until they are gone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ async def abort_prefix(
 ) -> int | None:
     """Stop every call whose ``rid`` begins with ``rid_prefix`` at ``base_url``, an engine or a router.
 
-    Repeated until the engine is idle, for at most ``timeout_s`` seconds. Returns how many servers took the abort, or
-    ``None`` where nobody answers or nobody knows aborts: it never raises for what an engine does.
+    Repeats the abort until the engine is idle, for at most ``timeout_s`` seconds. Returns the number of servers that
+    accepted it, or ``None`` if no server answers or supports aborts. Engine failures never raise.
     """
     check_prefix(rid_prefix)
     root = root_url(base_url)
@@ -35,7 +35,7 @@ async def abort_prefix(
 
 
 def check_prefix(rid_prefix: str) -> None:
-    """Raise ``InvalidInput`` for an empty prefix, which would mean everybody's calls."""
+    """Raise ``InvalidInput`` for an empty prefix, which would match every client's calls."""
     if not rid_prefix:
         raise InvalidInput(
             "an empty rid prefix would stop every call", hint="use abort_all for that", field="rid_prefix"
@@ -43,13 +43,13 @@ def check_prefix(rid_prefix: str) -> None:
 
 
 async def stop_everywhere(workers: Sequence[WorkerAdmin], rid_prefix: str | None, timeout_s: float) -> int | None:
-    """Stop the calls of ``rid_prefix``, or every call, at all workers at once; returns as ``abort_prefix`` does."""
+    """Stop the calls of ``rid_prefix``, or every call, at all workers at once. Returns as ``abort_prefix`` does."""
     took_it = await asyncio.gather(*(_Stop(worker, rid_prefix).until_gone(timeout_s) for worker in workers))
     return sum(took_it) or None
 
 
 class _Stop:
-    """The repeated abort at one worker; ``rid_prefix`` ``None`` means everything."""
+    """The repeated abort at one worker. ``rid_prefix`` ``None`` stops every call."""
 
     def __init__(self, worker: WorkerAdmin, rid_prefix: str | None) -> None:
         self._worker = worker
@@ -58,8 +58,8 @@ class _Stop:
         self._can_mark = True
 
     async def until_gone(self, timeout_s: float) -> bool:
-        """Repeat until the worker is idle or time is up. Returns whether the worker took an abort."""
-        # It may die, or other calls keep it busy: what could be stopped was stopped.
+        """Repeat until the worker is idle or time is up. Returns whether the worker accepted an abort."""
+        # The worker may die, or other calls may keep it busy. Every call that could be stopped was stopped.
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._rounds()
@@ -72,7 +72,7 @@ class _Stop:
             load = await self._worker.load()
             if load is None:
                 return
-            # Idle once may be a request that is on its way to the scheduler.
+            # One idle report is not enough: a request may still be on its way to the scheduler.
             if load.idle and was_idle:
                 return
             was_idle = load.idle
@@ -89,11 +89,11 @@ class _Stop:
         return is_known
 
     async def _mark(self) -> None:
-        """Make the prefix itself a known ``rid`` for a moment and abort that."""
+        """Send a request whose ``rid`` is the prefix itself, and abort that request."""
         if not self._can_mark or self._rid_prefix is None:
             return
-        # SGLang's scheduler matches by prefix, but its HTTP front (seen in 0.5.23, one tokenizer worker) passes an
-        # abort on only if exactly that `rid` is in flight. So a request of 16 tokens is sent under the prefix.
+        # SGLang's scheduler matches by prefix, but its HTTP server (seen in 0.5.23, one tokenizer worker) forwards an
+        # abort only if exactly that `rid` is in flight. So a request of 16 tokens is sent under the prefix.
         mark = asyncio.create_task(self._worker.mark(self._rid_prefix))
         try:
             while not (await asyncio.wait({mark}, timeout=MARK_PAUSE_S))[0]:

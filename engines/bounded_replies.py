@@ -1,6 +1,6 @@
-"""How much an engine may answer: its bytes are counted as they arrive, and as they unfold.
+"""Limit the size of an engine's reply, counting bytes as they arrive and as they are decompressed.
 
-Where the answer is compressed it is decompressed here, a step at a time, so that no few bytes become gigabytes first.
+Compressed replies are decompressed here, one step at a time, so that a few bytes never expand to gigabytes unchecked.
 """
 
 import asyncio
@@ -12,23 +12,23 @@ from typing import Any
 from forebay.core.errors import EngineError
 
 LIMIT_VARIABLE = "FOREBAY_MAX_ENGINE_REPLY_BYTES"
-"""The setting ``max_engine_reply_bytes``, as processes that talk to engines are told it."""
+"""Environment variable that passes the setting ``max_engine_reply_bytes`` to processes that call engines."""
 DEFAULT_LIMIT_BYTES = 64 << 20
 STEP_BYTES = 1 << 20
 ACCEPTED = "gzip"
-"""The one coding that engines are offered: others unfold in leaps that nothing bounds."""
+"""The only content coding offered to engines: others decompress in steps of unbounded size."""
 OF_THE_CODING = ("content-encoding", "content-length")
-"""Headers that no longer hold for what was decompressed."""
+"""Headers that are wrong once the body is decompressed."""
 
 
 def limit_bytes() -> int:
-    """Bytes of one engine's reply; the environment tells, for a process that was given none the default holds."""
+    """Maximum bytes of one engine reply: from the environment variable, otherwise the default."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     return int(text) if text.isdigit() else DEFAULT_LIMIT_BYTES
 
 
 def offer_gzip(request: Any) -> None:
-    """Let a request of ``httpx`` or ``httpx2`` ask for what ``PlainParts`` can read."""
+    """Make a request of ``httpx`` or ``httpx2`` accept only the coding that ``PlainParts`` reads."""
     request.headers["accept-encoding"] = ACCEPTED
 
 
@@ -38,9 +38,9 @@ async def offer_gzip_async(request: Any) -> None:
 
 
 class PlainParts:
-    """The body of one reply, whose ``headers`` are changed to what comes out of it.
+    """Decompresses the body of one reply and removes the ``headers`` that described the compressed body.
 
-    Its methods raise ``EngineError`` for more than ``max_bytes``, and for what cannot be decompressed.
+    Methods raise ``EngineError`` for more than ``max_bytes`` bytes and for data that cannot be decompressed.
     """
 
     def __init__(self, headers: MutableMapping[str, str], max_bytes: int) -> None:
@@ -53,21 +53,21 @@ class PlainParts:
             for name in OF_THE_CODING:
                 headers.pop(name, None)
         elif coding not in ("", "identity"):
-            headers.pop("content-encoding", None)  # httpx would decompress it, without a bound
-            self._problem = f"the engine's reply is compressed by {coding!r:.40}, and only {ACCEPTED} was asked for"
+            headers.pop("content-encoding", None)  # otherwise httpx would decompress it without a limit
+            self._problem = f"the engine's reply is compressed with {coding!r:.40}, but only {ACCEPTED} was accepted"
 
     async def of_all(self, arriving: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """What the whole body stands for, as it arrives."""
+        """Yield the whole decompressed body as it arrives."""
         async for part in arriving:
             for num_steps, plain in enumerate(self.of(part)):
-                if num_steps:  # a small part may unfold for long, and other calls go on meanwhile
+                if num_steps:  # a small part may take long to decompress, and other calls must run meanwhile
                     await asyncio.sleep(0)
                 yield plain
         for plain in self.end():
             yield plain
 
     def of(self, part: bytes) -> Iterator[bytes]:
-        """What ``part``, the next that arrived, stands for."""
+        """Yield the decompressed bytes of ``part``, the next part that arrived."""
         if self._problem:
             raise EngineError(self._problem)
         self._left_arriving = self._less(self._left_arriving, part)
@@ -81,14 +81,14 @@ class PlainParts:
             part = self._decoder.unconsumed_tail
 
     def end(self) -> Iterator[bytes]:
-        """What is left when nothing more arrives."""
+        """Yield the remaining bytes after the last part."""
         if self._decoder is None or self._decoder.eof or self._left_arriving == self._max_bytes:
             return
         while plain := self._decompressed(b""):
             self._left = self._less(self._left, plain)
             yield plain
         if not self._decoder.eof:
-            raise EngineError("the engine's reply cannot be decompressed: it ends too early")
+            raise EngineError("the engine's reply cannot be decompressed: the compressed data is truncated")
 
     def _decompressed(self, part: bytes) -> bytes:
         try:
@@ -99,6 +99,6 @@ class PlainParts:
 
     def _less(self, left: int, part: bytes) -> int:
         if len(part) > left:
-            hint = "raise max_engine_reply_bytes of the server, or ask for fewer tokens or choices at once"
+            hint = "raise the server's max_engine_reply_bytes, or request fewer tokens or choices per call"
             raise EngineError(f"the engine's reply is larger than {self._max_bytes} bytes", hint=hint)
         return left - len(part)

@@ -1,9 +1,9 @@
-"""The namespaces in which engines cache what they compute, so that no call gets the cache of other weights unmarked.
+"""Cache keys for engine calls, so that no call silently uses cache entries computed by other weights.
 
-SGLang looks up a prompt among the calls with the same ``extra_key`` and leaves it there. Weights that change in place
-empty no cache: a key must stand for the same weights for ever. So keys are random, made here, and used as long as
-nothing was announced and the engine called its weights as it did before the first call with the key. A call that was
-under way at a change used its old key: ``judged`` marks it, unless it is certain that all its tokens are of one policy.
+SGLang shares its prefix cache only among calls with the same ``extra_key``, and in-place weight updates do not clear
+it. So a key must always stand for the same weights. Keys are random and made here. A key is used until new weights are
+announced or the engine reports another name for its weights. A call in flight during an update used its old key:
+``judged`` marks it, unless all its tokens certainly come from one policy.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 4096
 SEPARATOR = "/"
-"""Between our key and the caller's own, which tells caches apart as well."""
+"""Separates our key from the caller's own ``extra_key``, which partitions the cache further."""
 
 
 @dataclass(eq=False, slots=True)
 class CacheKey:
-    """The namespace of calls to the engine at ``url``. ``text`` is what the engine is told."""
+    """Cache namespace of calls to the engine at ``url``. ``text`` is the value sent to the engine."""
 
     text: str
     url: str
     weights: AnnouncedWeights | None
-    """What had been announced when it was made; None where nobody announces."""
+    """The weights announced when the key was made; None if no trainer announces weights."""
     engine_name: str | None
-    """What the engine called its weights before the first call; None where it does not say."""
+    """The engine's name for its weights before the first call; None if it does not report one."""
     is_first: bool = True
-    """Whether it is the first one at this engine since that announcement."""
+    """Whether this is the engine's first key since that announcement."""
     is_over: bool = False
-    """Whether the engine was seen with other weights since."""
+    """Whether the engine has since reported other weights."""
 
     def beside(self, own: object) -> str:
-        """The ``extra_key`` of a call for which the caller has one of its ``own``."""
+        """Return the ``extra_key`` of a call whose caller set its ``own``."""
         return self.text if own is None else f"{self.text}{SEPARATOR}{own}"
 
 
 class CacheKeys:
-    """Those of a run, one at a time for each engine. ``name_at`` asks an engine what it calls its weights."""
+    """Cache keys of a run, one current key per engine. ``name_at`` asks an engine for the name of its weights."""
 
     def __init__(self, name_at: Callable[[str], Awaitable[str | None]]) -> None:
         self._name_at = name_at
@@ -56,22 +56,22 @@ class CacheKeys:
         self._remembered: dict[str, CacheKey] = {}
         self._lock = threading.Lock()
         self._keyed: set[str] = set()
-        """The engines that had a key since the last announcement."""
+        """Engines that have had a key since the last announcement."""
         self._tasks = TaskSet()
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel pending requests to engines."""
         await self._tasks.cancel()
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
-        """The trainer has said this last: what was said before may come again."""
+        """Record the trainer's latest announcement. Repeated announcements are ignored."""
         before = self._weights
         if before is not None and weights is not None and weights.id == before.id:
             return
         self._weights = weights
         if before is None:
-            # What came before the first news of a run that goes on was sent under what they tell.
+            # Calls sent before a resumed run's first announcement used the weights that it announces.
             for key in self._remembered.values():
                 key.weights = weights
         else:
@@ -79,26 +79,26 @@ class CacheKeys:
             self._keyed.clear()
 
     def forget(self, url: str) -> None:
-        """The engine there failed: it may come back with other weights."""
+        """Drop the key of an engine that failed: it may return with other weights."""
         self._current.pop(url, None)
 
     def has(self, url: str) -> bool:
-        """Whether there is a key for the engine there, so that nothing has to be awaited."""
+        """Whether the engine at ``url`` has a key, so that ``prepare`` need not be awaited."""
         return url in self._current
 
     async def prepare(self, url: str) -> None:
-        """Have a key for the engine there. Never raises for what the engine does."""
+        """Make sure the engine at ``url`` has a key. Engine failures never raise."""
         while url not in self._current:
             if url not in self._asking:
                 self._asking[url] = self._tasks.start(self._make(url))
             await asyncio.shield(self._asking[url])  # others wait for it too: this caller may be cancelled
 
     def of(self, url: str) -> CacheKey:
-        """The key for a call to the engine there; one for this call alone if none is prepared."""
+        """Return the key for a call to the engine at ``url``; a key for this call only if none is prepared."""
         return self._current.get(url) or self._new(url, None)
 
     def sent(self, extra_key: object) -> CacheKey | None:
-        """The key that a call was sent with."""
+        """Return the key that a call was sent with."""
         return self._remembered.get(str(extra_key).partition(SEPARATOR)[0])
 
     async def _make(self, url: str) -> None:
@@ -107,7 +107,7 @@ class CacheKeys:
             name = await self._name_at(url)
         finally:
             del self._asking[url]
-        # Else the name may be that of the weights before: it is asked for again.
+        # Otherwise the name may belong to the previous weights: `prepare` asks again.
         if weights is self._weights:
             self._current[url] = self._new(url, name)
             self._keyed.add(url)
@@ -120,53 +120,53 @@ class CacheKeys:
                 del self._remembered[next(iter(self._remembered))]
         return key
 
-    # --- what came of calls
+    # --- results of calls
 
     def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
-        """The turns of a call with this key: marked where other weights may have filled its cache, versions as numbers.
+        """Return the turns of a call, marked if other weights may have filled its cache, with numeric versions.
 
-        Weights that an engine names by a word, or not at all, have the version that was announced last when the call
-        was sent; before the first announcement, version 0.
+        Weights without a numeric name get the version announced last when the call was sent, or version 0 before the
+        first announcement.
         """
         return [self._judged(key, turn) for turn in turns]
 
     def _judged(self, key: CacheKey, turn: Turn) -> Turn:
         weights = self._weights
         if weights is None or key.weights is None:
-            # No trainer announces: weights that change without a word are believed to empty the cache.
+            # No trainer announces: assume that an unannounced weight update clears the cache.
             self._has_others(key, _names(turn))
             return turn
         is_mixed = turn.is_kv_mixed or self._is_mixed(key, key.weights, weights, _names(turn))
         return msgspec.structs.replace(_numbered(key, key.weights, weights, turn), is_kv_mixed=is_mixed)
 
     def _is_mixed(self, key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights, names: set[str]) -> bool:
-        """Whether the cache of a call, sent under ``sent``, may be that of others than the weights ``names``."""
-        # What was announced since emptied the caches, or nothing was.
+        """Whether a call sent under ``sent`` may have used cache entries of weights other than ``names``."""
+        # Every announcement since cleared the caches, or there was none.
         if sent.id != now.id and now.last_kept <= sent.number:
             return False
         if self._has_others(key, names) or key.is_over:
             return True
         if key.engine_name is None and len(names) == 1:
-            (key.engine_name,) = names  # it did not answer before the first call
+            (key.engine_name,) = names  # the engine did not report a name before the first call
         return sent.id != now.id and not (names and self._shows(key, sent, now))
 
     def _shows(self, key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights) -> bool:
-        """Whether tokens of the weights announced now bear another name than those from before, as far as is known."""
+        """Whether the engine's name for the current weights is known to differ from its name for the previous ones."""
         if key.engine_name is None or now.number != sent.number + 1:
             return False
-        # A trainer may leave the engine the name that it had, whatever it announces: the engine was asked since.
+        # A trainer may announce weights and leave the engine's name unchanged; the engine was asked since.
         current = self._current.get(key.url)
         name_now = now.engine_name or (current.engine_name if current is not None else None)
         return name_now is not None and name_now != key.engine_name
 
     def _has_others(self, key: CacheKey, names: set[str]) -> bool:
-        """Whether any of ``names`` is another than the engine had for its weights: then the key is used no more."""
+        """Whether ``names`` has a name other than the engine's at the start; if so, the key is retired."""
         is_other = key.engine_name is not None and bool(names - {key.engine_name})
         if is_other and not key.is_over:
-            logger.info("the weights of %s have changed to %s: its cache is used no more", key.url, sorted(names))
+            logger.info("weights of %s changed to %s: its cache key is no longer used", key.url, sorted(names))
             key.is_over = True
             if self._current.get(key.url) is key:
-                self._current.pop(key.url, None)  # not `del`: rollouts in threads come here as well
+                self._current.pop(key.url, None)  # not `del`: rollouts in threads also call this
         return is_other
 
 
@@ -181,7 +181,7 @@ def _numbered(key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights, turn
         number = number_of(name)
         if number is None:
             return str(base)
-        # Named by another trainer before this one's first word: no version of this run.
+        # The name predates this trainer's first announcement and is not a version of this run.
         is_foreign = name == key.engine_name and key.is_first and now.version is not None
         return str(base) if is_foreign and number > max(base, now.version or 0) else str(number)
 

@@ -1,4 +1,4 @@
-"""The spans of engine calls: one for each turn, one for each HTTP call in it, and the engine's parts of it."""
+"""Trace spans of engine calls: one per turn, one per HTTP call in the turn, and the engine's phases of the call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +11,11 @@ from forebay.telemetry.tracing.attempt_trace import AttemptTrace
 from forebay.telemetry.tracing.spans import SpanHandle
 
 AskLoad = Callable[[SpanHandle], Mapping[str, Any] | None]
-"""The ``on_open`` of a span: what the engine is busy with meanwhile."""
+"""The ``on_open`` callback of a span: returns the engine's current load."""
 
 
 class CallSpan:
-    """One HTTP call to an engine, from before it is sent until its answer is there: of a stream, to its end."""
+    """Span of one HTTP call to an engine, from before it is sent until its reply (or stream) is complete."""
 
     def __init__(
         self, trace: AttemptTrace, turn: SpanHandle | str | None, engine_url: str, rid: str, ask: AskLoad | None = None
@@ -29,15 +29,15 @@ class CallSpan:
 
     @property
     def traceparent(self) -> str:
-        """By which the engine's own spans become children of this one; empty where nothing is traced."""
+        """Header value that makes the engine's own spans children of this one; empty without tracing."""
         return self._handle.traceparent
 
     def note_answer(self) -> None:
-        """The answer is there, and has still to be read."""
+        """Record that the reply arrived, before it is read."""
         self._answered_ns = self._trace.now()
 
     def note_paused(self, is_paused: bool) -> None:
-        """Its engine stands still, or goes on: that time is ``hold``, and none of the engine's parts."""
+        """Record that the engine was paused or resumed. The pause becomes a ``hold`` span, outside the phases."""
         if is_paused and self._hold is None and self._handle.is_open:
             self._hold = self._trace.begin("hold", up=self._handle)
         elif not is_paused and self._hold is not None:
@@ -45,7 +45,7 @@ class CallSpan:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """An error within ends it; the kind of the error is recorded, and nothing of its text."""
+        """End the span if an error is raised, recording the error's type but never its text."""
         try:
             yield
         except BaseException as error:
@@ -53,7 +53,7 @@ class CallSpan:
             raise
 
     def end(self, turns: Iterable[Turn] = (), **at: Any) -> None:
-        """It has brought ``turns``. Only the first end counts."""
+        """End the span with the resulting ``turns``. Only the first call has an effect."""
         handle = self._handle
         if not handle.is_open:
             return
@@ -75,7 +75,7 @@ class CallSpan:
 
 @contextmanager
 def ended(span: SpanHandle) -> Iterator[None]:
-    """Ends ``span``, which does not become the current one."""
+    """End ``span`` on exit, without making it the current span."""
     try:
         yield
     finally:
@@ -83,21 +83,21 @@ def ended(span: SpanHandle) -> Iterator[None]:
 
 
 def end_turn(turn: SpanHandle, choices: Iterable[Turn], **at: Any) -> None:
-    """The turn has come to its end with these choices."""
+    """End the span of a turn with these choices."""
     turn.end(has_tools=any(choice.reply.get("tool_calls") for choice in choices), **at)
 
 
 def num_sampled(turn: Turn) -> int:
-    """The tokens of one choice."""
+    """Number of sampled tokens of one choice."""
     if turn.sampled_ids is not None:
         return len(turn.sampled_ids)
-    # The engine counts all choices of a call together: the first one stands for them.
+    # The engine reports one count for all choices of a call: it is attributed to the first choice.
     number = turn.usage.get("completion_tokens")
     return number if isinstance(number, int) and turn.choice == 0 else 0
 
 
 def versions_of(choices: Iterable[Turn]) -> list[str]:
-    """The weight versions that choices were sampled with, each once."""
+    """Weight versions that the choices were sampled with, without duplicates."""
     return list(dict.fromkeys(version for choice in choices for version in _versions(choice)))
 
 
@@ -121,7 +121,7 @@ def _counts(choices: list[Turn], times: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _without(held: list[tuple[int, int]], begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """What of a stretch of time lies outside of those in ``held``, which are in order."""
+    """Yield the parts of ``[begin, end)`` outside the intervals in ``held``, which are in order."""
     for held_begin, held_end in held:
         if begin < held_begin < end:
             yield begin, held_begin

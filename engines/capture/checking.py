@@ -1,4 +1,4 @@
-"""Checking a sample against the engine: do its recorded tokens have its recorded logprobs?"""
+"""Check a sample against the engine: do its recorded tokens have its recorded logprobs?"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,17 +15,17 @@ CHECK_TIMEOUT_S = 60.0
 
 
 class SampleCheck(msgspec.Struct, frozen=True):
-    """How far recorded logprobs are from those that the engine has for the same tokens now."""
+    """Difference between recorded logprobs and the engine's current logprobs for the same tokens."""
 
     num_tokens: int
-    """The positions that were compared."""
+    """Number of positions compared."""
     max_delta: float
-    """The largest absolute difference, in nats; 0 if nothing was compared."""
+    """Largest absolute difference, in nats; 0 if nothing was compared."""
     mean_delta: float
     num_unknown: int
-    """Positions for which the engine has no logprob (the last id of its vocabulary)."""
+    """Number of positions for which the engine has no logprob (the last id of its vocabulary)."""
     weight_version: str | None
-    """The weights that the engine has now."""
+    """Current weight version of the engine."""
 
 
 async def check(
@@ -36,15 +36,15 @@ async def check(
     api_key: str | None = None,
     timeout_s: float = CHECK_TIMEOUT_S,
 ) -> SampleCheck:
-    """Feed a sample's ``tokens`` back through the SGLang server at ``engine_url``, not a router's.
+    """Feed a sample's ``tokens`` back through the SGLang server at ``engine_url`` (not a router).
 
-    Compares every position with a ``loss_mask`` of 1; with ``weight_version`` only those that its ``token_spans`` give
-    to these weights. Meaningful while the engine has the weights that sampled, for a sample at temperature 1. Raises
-    ``InvalidInput`` for a sample without tokens or logprobs, ``EngineError`` and ``TimeoutError``.
+    Compares every position with a ``loss_mask`` of 1. With ``weight_version``, only positions that ``token_spans``
+    assigns to these weights. Meaningful for samples at temperature 1, while the engine still has the weights that
+    sampled. Raises ``InvalidInput`` for a sample without tokens or logprobs, ``EngineError`` and ``TimeoutError``.
     """
     tokens, logprobs = sample.get("tokens"), sample.get("logprobs")
     if tokens is None or logprobs is None:
-        raise InvalidInput("the sample has no tokens, or no logprobs: there is nothing to compare", field="tokens")
+        raise InvalidInput("the sample has no tokens or no logprobs to compare", field="tokens")
     async with httpx.AsyncClient(headers=auth_headers(api_key), timeout=timeout_s) as http:
         scores = await score(http, root_url(engine_url), [int(token) for token in tokens])
     differences = [abs(float(logprobs[at]) - scores.logprobs[at]) for at in _compared(sample, weight_version)]

@@ -1,7 +1,7 @@
-"""What an engine tells of one call's time: how long it stood in the queue, was read, and was generated.
+"""Timings that an engine reports for one call: time in the queue, in prefill and in decode.
 
-An engine's clock is another than ours: only differences of its moments are used, and laid back from the end of the
-call. Where an engine tells nothing, nothing is guessed.
+The engine's clock differs from ours, so only differences of its timestamps are used, laid out backwards from the end
+of the call. Unreported times are never estimated.
 """
 
 import math
@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PHASES = (("decode", "decode_s"), ("prefill", "prefill_s"), ("engine_queue", "queue_s"))
-"""The parts of a call from its end backwards, and what ``engine_times`` calls their seconds."""
+"""Phases of a call from its end backwards, and the ``engine_times`` key of each."""
 SECOND_NS = 1_000_000_000
 
 Times = dict[str, float]
-"""``queue_s``, ``prefill_s``, ``decode_s``, ``total_s`` (all of it), ``cached_tokens``; what is not known is not there.
-"""
+"""``queue_s``, ``prefill_s``, ``decode_s``, ``total_s``, ``cached_tokens``; unknown values are missing."""
 
 
 def engine_times(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Times:
-    """What a whole reply tells of one of its choices: SGLang's ``meta_info``, else vLLM's ``metrics``."""
+    """Timings of one choice of a whole reply: from SGLang's ``meta_info``, otherwise vLLM's ``metrics``."""
     info, metrics = _numbers(choice.get("meta_info")), _numbers(reply.get("metrics"))
     known = {**_vllm(metrics), **_sglang(info)}
     cached = info.get("cached_tokens", cached_tokens(reply.get("usage")))
@@ -26,33 +25,33 @@ def engine_times(reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Times:
 
 
 def stream_times(usage: object, metrics: object, first_token_s: float | None, ended_s: float) -> Times:
-    """What the last chunks of a stream tell, and when its first token came: from then on it was generated."""
+    """Timings from the last chunks of a stream. Decode time runs from the first token to the end."""
     decode_s = None if first_token_s is None else ended_s - first_token_s
     return _sound({"decode_s": decode_s, **_vllm(_numbers(metrics)), "cached_tokens": cached_tokens(usage)})
 
 
 def cached_tokens(usage: object) -> float | None:
-    """How much of the prompt the engine had in its cache, if it counts that."""
+    """Number of prompt tokens found in the engine's cache, if it reports that."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     return _numbers(details).get("cached_tokens")
 
 
 def summed(first: Times, rest: Times) -> Times:
-    """The times of a turn that two calls have brought. The prompt's cache was that of the first one."""
+    """Timings of a turn made of two calls: the sums, with the cached tokens of the first call."""
     both = {name: first.get(name, 0.0) + rest.get(name, 0.0) for name in {**first, **rest}}
     cached = first.get("cached_tokens", rest.get("cached_tokens"))
     return both if cached is None else {**both, "cached_tokens": cached}
 
 
 def longest(choices: Iterable[Times]) -> Times:
-    """Those of a call, given those of its choices: the one that ended last."""
+    """Timings of a call, given its choices': those of the choice that took longest."""
     return max(choices, key=lambda times: times.get("total_s", 0.0), default={})
 
 
 def laid_back(times: Times, began_ns: int, ended_ns: int) -> list[tuple[str, int, int]]:
-    """``(phase, begin, duration)`` of the parts of a call, in nanoseconds, from its end backwards and within it.
+    """``(phase, begin, duration)`` of a call's phases, in nanoseconds, laid out backwards from its end.
 
-    What stands before a part that is not known has no place, and is left out.
+    Phases are clipped to the call. Those earlier than an unknown phase are omitted, because their position is unknown.
     """
     parts: list[tuple[str, int, int]] = []
     end_ns = ended_ns
@@ -90,12 +89,12 @@ def _between(info: Mapping[str, float], first: str, last: str) -> float | None:
 
 
 def _numbers(given: object) -> dict[str, float]:
-    # An engine may tell anything.
+    # An engine may send anything.
     if not isinstance(given, Mapping):
         return {}
     return {name: value for name, value in given.items() if type(value) in (int, float) and abs(value) < 1e12}
 
 
 def _sound(times: Mapping[str, float | None]) -> Times:
-    # Clocks of an engine's processes differ a little: what comes out below zero is nothing.
+    # Clocks of an engine's processes differ slightly, so a negative difference counts as 0.
     return {name: max(0.0, value) for name, value in times.items() if value is not None and math.isfinite(value)}

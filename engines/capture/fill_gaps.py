@@ -1,4 +1,4 @@
-"""Asking an SGLang server for what a stream has left out: its weight version, and the logprobs that are missing."""
+"""Ask an SGLang server for what a stream omits: its weight version and missing logprobs."""
 
 import logging
 import math
@@ -19,14 +19,14 @@ from forebay.engines.router_workers import WorkerAdmin
 logger = logging.getLogger(__name__)
 
 AGREEMENT = 0.05
-"""Asked-for logprobs are taken if they are nowhere further than this from those that the stream had, in nats.
+"""Maximum difference, in nats, between fetched and streamed logprobs for the fetched ones to be accepted.
 
-At another temperature they are far off; rounding in bfloat16 is within it.
+Logprobs at another temperature differ by far more; rounding in bfloat16 stays below it.
 """
 
 
 async def weight_version_of(http: httpx.AsyncClient, url: str) -> str | None:
-    """The weights that the server has now; None where it does not say."""
+    """Return the server's current weight version, or None if it does not report one."""
     try:
         info = await WorkerAdmin(http, url).model_info()
     except (EngineError, TimeoutError):
@@ -43,17 +43,16 @@ async def complete(
     extra_key: str | None = None,
     version_of: Callable[[httpx.AsyncClient, str], Awaitable[str | None]] = weight_version_of,
 ) -> list[Turn]:
-    """The turns of one stream from the server at ``url``, with versions and without gaps in their logprobs.
+    """Return the turns of one stream from the server at ``url``, with versions and missing logprobs filled in.
 
-    ``version_before`` is what ``weight_version_of`` said before the call. If the weights changed meanwhile, both
-    versions are ``seen_versions`` and nothing is filled in. What is filled in are logprobs at temperature 1: of turns
-    that were drawn so, or, where that is not known, of which the stream had logprobs that agree. ``extra_key`` is that
-    of the request. ``version_of`` asks for the version once the stream has ended. Never raises for what the server
-    does.
+    ``version_before`` is the result of ``weight_version_of`` before the call. If the weights changed since, both
+    versions become ``seen_versions`` and nothing is filled in. Logprobs are fetched at temperature 1, for turns sampled
+    at 1. If a turn's temperature is unknown, they are used only if they agree with the streamed ones. ``extra_key`` is
+    the request's. ``version_of`` asks for the version after the stream ended. Server failures never raise.
     """
     version_after = await version_of(http, url)
     if version_before is None or version_after != version_before:
-        # Which tokens are of which weights is not known, so nothing can be scored.
+        # It is unknown which weights sampled which token, so nothing can be scored.
         seen = [version for version in (version_before, version_after) if version is not None]
         return [_seen(turn, seen) for turn in turns]
     known = [_of_one_version(turn, version_before) for turn in turns]
@@ -79,34 +78,34 @@ async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, extra_key: s
     if not any(map(math.isnan, streamed)):
         return turn
     try:
-        # One before the first sampled token: SGLang gives no logprob for the token at which it begins.
+        # Start one token early: SGLang returns no logprob for the first token of the range.
         ids, start = turn.prompt_ids + turn.sampled_ids, len(turn.prompt_ids) - 1
         scores = await score(http, url, ids, start=start, extra_key=extra_key)
     except (EngineError, TimeoutError) as error:
-        logger.info("the logprobs that a stream left out stay unknown: %s", type(error).__name__)
+        logger.info("logprobs missing from a stream could not be fetched: %s", type(error).__name__)
         return turn
     asked = scores.logprobs[1:]
-    # The weights may have changed since, or the temperature, which is not known, was not that of the scores.
+    # The weights may have changed since, or the unknown temperature was not 1.
     if scores.weight_version not in {turn.versions[0].version, None} or not _agree(
         streamed, asked, is_trusted=is_plain is True
     ):
-        logger.info("the logprobs that a stream left out stay unknown: the engine's answer differs from the others")
+        logger.info("logprobs missing from a stream stay unknown: the fetched logprobs disagree with the streamed ones")
         return turn
     filled = [other if math.isnan(one) else one for one, other in zip(streamed, asked, strict=True)]
     return msgspec.structs.replace(turn, logprobs=filled)
 
 
 def _agree(streamed: Sequence[float], asked: Sequence[float], *, is_trusted: bool) -> bool:
-    """Whether they are close wherever both are known; with nothing to compare, whether the answer is trusted."""
+    """Whether the logprobs are close wherever both are known; ``is_trusted`` if there is nothing to compare."""
     differences = [abs(one - other) for one, other in zip(streamed, asked, strict=True)]
     known = [difference for difference in differences if not math.isnan(difference)]
     return max(known) <= AGREEMENT if known else is_trusted
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """``logprobs[i]`` is that of token ``start + i`` after all before it.
+    """``logprobs[i]`` is the logprob of token ``start + i`` given all tokens before it.
 
-    NaN for the very first token, and for the last id of the vocabulary: SGLang (0.5.23) gives id 0 in its place.
+    NaN for the very first token, and for the last id of the vocabulary, for which SGLang (0.5.23) returns id 0.
     """
 
     start: int
@@ -117,10 +116,10 @@ class Scores(msgspec.Struct, frozen=True):
 async def score(
     http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
 ) -> Scores:
-    """The logprobs of ``ids[start:]`` under the weights that the server at ``url`` has now, at temperature 1.
+    """Return logprobs of ``ids[start:]`` at temperature 1 under the current weights of the server at ``url``.
 
-    ``extra_key`` is that of the call which has left ``ids`` in the cache, if it had one.
-    Raises ``EngineError`` for a server that cannot say, ``TimeoutError``, and ``EngineUnavailable``.
+    ``extra_key`` is the key of the call that left ``ids`` in the cache, if it had one.
+    Raises ``EngineError`` if the server cannot score, ``TimeoutError``, and ``EngineUnavailable``.
     """
     body: dict[str, Any] = {
         "input_ids": list(ids),

@@ -1,4 +1,4 @@
-"""Saying in the log, once for each run, that logprobs are not the policy's, or are missing."""
+"""Warn once per run about logprobs that are missing or not the policy's."""
 
 import logging
 import math
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 class CaptureNotices:
-    """Looks at the turns of one run as they are recorded. May be used from several threads."""
+    """Checks the turns of one run as they are recorded. Thread-safe."""
 
     def __init__(self) -> None:
         self._has_said_sampling = False
         self._has_said_gap = False
 
     def note(self, turns: Iterable[Turn], run_id: str) -> None:
-        """Say what is worth saying of these turns, if it was not said before."""
+        """Log warnings about these turns that were not logged before."""
         for turn in turns:
             others = [span.sampling for span in turn.sampling if turn.is_policys and not is_policys(span.sampling)]
             if others and not self._has_said_sampling:
@@ -38,11 +38,11 @@ def _say_sampling(sampling: Sampling, run_id: str) -> None:
     known = {name: value for name, value in sampling.items() if value is not None}
     reasons = [f"was sampled with {msgspec.json.encode(known).decode()[:500]}"] if known else []
     if unknown:
-        reasons.append(f"left out {', '.join(unknown)}, and its engine does not tell what it took")
+        reasons.append(f"left out {', '.join(unknown)}, and its engine does not report its default")
     logger.warning(
         "run %s: logprobs are not all the policy's: a call %s. Send neutral parameters with each call, leave such "
         "tokens out of the loss with collate(…, only_policy_logprobs=True), or compute logprobs of your own; see "
-        "docs/token_exactness.md. Each span of a sample says how it was sampled; this is said once",
+        "docs/token_exactness.md. Each span of a sample records its sampling parameters. This is logged once per run",
         run_id,
         ", and it ".join(reasons),
     )
@@ -50,8 +50,8 @@ def _say_sampling(sampling: Sampling, run_id: str) -> None:
 
 def _say_gap(num_missing: int, run_id: str) -> None:
     logger.warning(
-        "run %s: %d sampled tokens of a call came without their logprobs, and the engine could not be asked for them: "
-        "they are not trained on. The run counts such tokens as capture_unscored_tokens; this is said once",
+        "run %s: %d sampled tokens of a call have no logprobs, and the engine could not supply them: the loss mask "
+        "excludes them. The run counts such tokens as capture_unscored_tokens. This is logged once per run",
         run_id,
         num_missing,
     )

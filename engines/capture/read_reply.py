@@ -1,4 +1,4 @@
-"""Reading the replies of engines into turns: whole chats, and SGLang's ``/generate``."""
+"""Read whole chat replies and SGLang's ``/generate`` replies into turns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from forebay.engines.capture.reply_shape import Ids
 from forebay.engines.capture.turn import Turn, VersionSpan
 
 UNKNOWN = float("nan")
-"""Stands for the logprob of one token."""
+"""Marks an unknown logprob of one token."""
 
 
 def turns_of_chat(
@@ -23,10 +23,10 @@ def turns_of_chat(
     began_s: float = 0.0,
     ended_s: float = 0.0,
 ) -> list[Turn]:
-    """A turn for every choice of a whole chat completion; times in seconds since the Unix epoch.
+    """Return a turn for every choice of a whole chat completion; times in seconds since the Unix epoch.
 
-    Ids are read where SGLang (``prompt_token_ids``, ``response_token_ids``) and vLLM (``token_ids``) give them; a reply
-    without them gives turns without ids.
+    Reads ids from SGLang's fields (``prompt_token_ids``, ``response_token_ids``) or vLLM's (``token_ids``). A reply
+    without ids yields turns without ids.
     """
     call = call_fields(request_body, rid=rid, engine_url=engine_url, began_s=began_s)
     usage = dict(reply_body.get("usage") or {})
@@ -43,7 +43,7 @@ def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: i
     sampled_ids = token_ids(choice.get("token_ids") if sampled is None else sampled)
     meta_info = choice.get("meta_info") or reply.get("metadata") or {}
     fields = _sampled_fields(prompt, sampled_ids, meta_info)
-    # Where `meta_info` has none: an engine that is not SGLang.
+    # Engines other than SGLang send no `meta_info`.
     if fields["logprobs"] is None and sampled_ids is not None:
         fields["logprobs"] = _chat_logprobs(choice.get("logprobs"), len(sampled_ids))
     return {
@@ -58,7 +58,7 @@ def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: i
 def call_fields(
     body: Mapping[str, Any], *, rid: str | None = None, engine_url: str = "", began_s: float = 0.0
 ) -> dict[str, Any]:
-    """What all turns of one call have in common."""
+    """Fields that all turns of one call share."""
     return {
         "messages": _objects(body.get("messages")),
         "tools": _objects(body.get("tools")),
@@ -70,14 +70,14 @@ def call_fields(
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    # A client may send anything; the engine refuses what is wrong. Copies are made only where they are kept.
+    # A client may send anything; the engine rejects invalid values. Values are copied only when kept.
     if not isinstance(value, list | tuple):
         return []
     return [each if isinstance(each, dict) else dict(each) for each in value if isinstance(each, Mapping)]
 
 
 def token_ids(value: object) -> list[int] | None:
-    """``value`` if it is a list of token ids."""
+    """Return ``value`` if it is a list of token ids, otherwise None."""
     try:
         return msgspec.convert(value, Ids)
     except msgspec.ValidationError:
@@ -85,7 +85,7 @@ def token_ids(value: object) -> list[int] | None:
 
 
 def _version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan]:
-    """The spans in SGLang's ``metadata`` or ``meta_info``, over ``num_tokens`` sampled tokens (None: as given)."""
+    """Spans in SGLang's ``metadata`` or ``meta_info``, fitted to ``num_tokens`` sampled tokens (None: unchanged)."""
     if not isinstance(metadata, Mapping):
         return []
     listed = metadata.get("weight_versions")
@@ -97,13 +97,13 @@ def _version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan
 
 
 def _stretched(spans: Sequence[VersionSpan], num_tokens: int) -> list[VersionSpan]:
-    # An engine may count the end token, or not: the spans are to cover exactly the tokens that came.
+    # An engine may or may not count the end token: the spans must cover exactly the tokens received.
     kept = [span for span in spans if span.start < num_tokens] or list(spans[:1])
     return [*kept[:-1], VersionSpan(kept[-1].version, kept[-1].start, num_tokens)]
 
 
 def _chat_logprobs(logprobs: object, num_tokens: int) -> list[float] | None:
-    """OpenAI's ``logprobs`` of one choice as numbers; None unless there is one for each token."""
+    """Convert OpenAI's ``logprobs`` of one choice; None unless there is one logprob per token."""
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not isinstance(content, list) or len(content) != num_tokens:
         return None
@@ -111,14 +111,14 @@ def _chat_logprobs(logprobs: object, num_tokens: int) -> list[float] | None:
 
 
 def logprob_of(value: object) -> float:
-    """A number as it is, anything else as unknown."""
+    """Return a number as a float, and anything else as unknown."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else UNKNOWN
 
 
 def _sampled_fields(
     prompt_ids: list[int] | None, sampled_ids: list[int] | None, meta_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a turn says about its tokens; ``meta_info`` is SGLang's, or the ``metadata`` of a chat."""
+    """Token fields of a turn; ``meta_info`` is SGLang's, or the ``metadata`` of a chat."""
     if prompt_ids is None or sampled_ids is None:
         return {"versions": _version_spans(meta_info, None), "logprobs": None}
     versions = _version_spans(meta_info, len(sampled_ids))
@@ -127,15 +127,15 @@ def _sampled_fields(
         "sampled_ids": sampled_ids,
         "logprobs": _meta_logprobs(meta_info.get("output_token_logprobs"), len(sampled_ids)),
         "versions": versions,
-        # Weights that change in mid-call leave a cache that others filled, unless the call was retracted: that
-        # computes its cache again.
+        # After a weight update in mid-call, the cache holds entries of the old weights. A retracted call is the
+        # exception: its cache is recomputed.
         "is_kv_mixed": len(versions) > 1 and not meta_info.get("num_retractions"),
     }
 
 
 def _meta_logprobs(triples: object, num_tokens: int) -> list[float] | None:
-    """Those of SGLang's ``meta_info``; None where it has none."""
+    """Logprobs of SGLang's ``meta_info``; None if it has none."""
     if not isinstance(triples, list):
         return None
-    # Too few or too many belong to no token for certain: none of them is known.
+    # If the counts differ, no logprob can be matched to a token: all are unknown.
     return [logprob_of(triple[0]) for triple in triples] if len(triples) == num_tokens else [UNKNOWN] * num_tokens

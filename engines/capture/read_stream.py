@@ -1,4 +1,4 @@
-"""Reading a streamed chat, chunk by chunk, into turns."""
+"""Read a streamed chat into turns, chunk by chunk."""
 
 import time
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from forebay.engines.capture.turn import Turn
 
 
 class StreamReader:
-    """Takes in the chunks of one streamed chat; ``turns`` gives what they say, at the end or before it.
+    """Collects the chunks of one streamed chat; ``turns`` returns the result, also before the stream ends.
 
-    SGLang gives the ids of a stream in its last chunks (``sglext``), vLLM with each chunk. A stream has no weight
-    version, and no logprob for a token that has no text of its own: ``complete`` in ``fill_gaps.py`` asks for both.
+    SGLang sends ids in the last chunks of a stream (``sglext``), vLLM in each chunk. A stream has no weight version,
+    and no logprob for a token without text of its own: ``complete`` in ``fill_gaps.py`` fetches both.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class StreamReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the ids have come: in an SGLang stream that is after everything that its client wants to see."""
+        """Whether the ids arrived. In an SGLang stream they follow everything that the client wants to see."""
         return self._prompt_ids is not None and all(c.sampled_ids is not None for c in self._choices.values())
 
     @property
     def is_begun(self) -> bool:
-        """Whether there was a choice in any chunk."""
+        """Whether any chunk contained a choice."""
         return bool(self._choices)
 
     @property
@@ -43,23 +43,23 @@ class StreamReader:
         return bool(self._choices) and all(choice.finish_reason for choice in self._choices.values())
 
     def stop(self) -> None:
-        """The client reads no further: of what comes now only the ids count, and only of tokens that it has read."""
+        """Stop reading for the client: only ids still count, and only for tokens the client has read."""
         for choice in self._choices.values():
             choice.stop()
 
     def feed(self, chunk: Mapping[str, Any]) -> None:
-        """Take in one decoded chunk."""
+        """Add one decoded chunk."""
         for choice in chunk.get("choices") or []:
             self._choice(choice.get("index") or 0).feed(choice, _num_sampled(chunk))
             self._note_first(choice)
-        # Counts of a chunk with choices are those so far; the last chunk has none and counts everything.
+        # Counts in a chunk with choices are partial; the last chunk has no choices and the final counts.
         if chunk.get("usage") and not chunk.get("choices"):
             self._usage = dict(chunk["usage"])
         self._metrics = chunk.get("metrics") or self._metrics
         self._read_ids(chunk)
 
     def turns(self, *, ended_s: float = 0.0) -> list[Turn]:
-        """A turn for every choice that has begun."""
+        """Return a turn for every choice that has begun."""
         times = stream_times(self._usage, self._metrics, self._first_token_s, ended_s)
         common: dict[str, Any] = {"usage": self._usage, "first_token_s": self._first_token_s, "ended_s": ended_s}
         common["engine"] = times
@@ -94,26 +94,26 @@ class _Choice:
     logprobs: dict[int, float] = field(default_factory=dict)
     """By position among the sampled tokens."""
     is_placed: bool = True
-    """Each chunk has said which positions its logprobs belong to."""
+    """Whether every chunk so far said which positions its logprobs belong to."""
     is_asked: bool = False
-    """Logprobs were asked for: one that did not come is not known."""
+    """Whether logprobs were requested, so that a missing one is unknown."""
     sampled_ids: list[int] | None = None
     finish_reason: str = ""
     num_read: int = 0
-    """Tokens that the client has read, as far as the engine says."""
+    """Number of tokens the client has read, as far as the engine reports it."""
     is_stopped: bool = False
 
     def note_ids(self, ids: list[int] | None) -> None:
-        """Take in what SGLang tells at the end; it tells ids to those alone who ask for logprobs as well."""
+        """Record the ids that SGLang sends at the end, which it does only if logprobs were requested as well."""
         self.sampled_ids, self.is_asked = ids, True
 
     def stop(self) -> None:
-        """Read no further, unless it has ended anyway."""
+        """Stop reading, unless the choice already ended."""
         if not self.finish_reason:
             self.is_stopped, self.finish_reason = True, "stop"
 
     def feed(self, choice: Mapping[str, Any], num_sampled: int | None) -> None:
-        """``num_sampled`` tokens of this choice were sampled when the chunk was made, if it says so."""
+        """Add one chunk's choice. ``num_sampled`` is its token count at this chunk, if the chunk reports it."""
         if self.is_stopped:
             return
         self.num_read = max(self.num_read, num_sampled or 0)
@@ -131,7 +131,7 @@ class _Choice:
         fields: dict[str, Any] = {"reply": self._reply(), "finish_reason": self.finish_reason}
         if prompt_ids is None or self.sampled_ids is None:
             return fields
-        # The engine samples on after its reader has stopped: nobody saw those tokens.
+        # The engine keeps sampling after its reader stopped; the client never saw those tokens.
         sampled_ids = self.sampled_ids[: self.num_read] if self.is_stopped else self.sampled_ids
         return fields | {
             "prompt_ids": prompt_ids,
@@ -143,7 +143,7 @@ class _Choice:
         if not self.logprobs and not self.is_asked:
             return None
         positions = range(num_tokens)
-        # Without places they are only known to belong where they are as many as the tokens.
+        # Without positions, logprobs match the tokens only if their counts are equal.
         if not self.is_placed and self.logprobs.keys() != set(positions):
             return [UNKNOWN] * num_tokens
         return [self.logprobs.get(position, UNKNOWN) for position in positions]
@@ -165,13 +165,13 @@ class _Choice:
 
 
 def _num_sampled(chunk: Mapping[str, Any]) -> int | None:
-    # Only in a chunk of one choice are the counts those of that choice.
+    # The counts belong to a single choice only if the chunk has one choice.
     num_tokens = (chunk.get("usage") or {}).get("completion_tokens")
     return num_tokens if isinstance(num_tokens, int) and len(chunk.get("choices") or []) == 1 else None
 
 
 def _add_tool_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    # Names and ids come once, arguments in pieces.
+    # Names and ids arrive once, arguments in pieces.
     function = call.setdefault("function", {"name": "", "arguments": ""})
     piece = delta.get("function") or {}
     function["name"] = function["name"] or piece.get("name") or ""

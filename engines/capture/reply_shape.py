@@ -1,7 +1,7 @@
-"""The types of what a chat is answered with, as far as anything here looks at them.
+"""Types of chat replies, for the fields that are used here.
 
-An engine is another process, of any make and in any state: what it sends is held against these types before it is used.
-A field may be missing, or null; fields that are not named here may be anything.
+An engine is a separate process that may send anything, so replies are validated against these types before use.
+Fields may be missing or null, and fields not listed here may have any value.
 """
 
 import math
@@ -133,7 +133,7 @@ _any = msgspec.json.Decoder()
 
 
 def read_chat(content: bytes) -> Json:
-    """A whole chat completion. Raises ``EngineError`` for anything else."""
+    """Decode a whole chat completion. Raises ``EngineError`` for anything else."""
     read_json(content, _chat, CHAT)
     reply = read_object(content, CHAT)
     for choice in reply["choices"]:
@@ -142,7 +142,7 @@ def read_chat(content: bytes) -> Json:
 
 
 def read_chunk(content: bytes) -> Json:
-    """One chunk of a stream, or an object with an ``error``. Raises ``EngineError`` for anything else."""
+    """Decode one chunk of a stream, or an object with an ``error``. Raises ``EngineError`` for anything else."""
     chunk = read_object(content, CHUNK)
     if not chunk.get("error"):
         read_json(content, _chunk, CHUNK)
@@ -151,7 +151,7 @@ def read_chunk(content: bytes) -> Json:
 
 
 def name_reasoning(message: Json) -> None:
-    """Give the reasoning in a message or delta the name that SGLang has for it; vLLM calls it ``reasoning``."""
+    """Copy vLLM's ``reasoning`` in a message or delta to SGLang's name ``reasoning_content``."""
     thought = message.get("reasoning")
     if isinstance(thought, str) and thought and not message.get("reasoning_content"):
         message["reasoning_content"] = thought
@@ -163,26 +163,26 @@ def _name_reasoning_in(chunk: Json) -> None:
 
 
 def check_chunk(fields: Json) -> None:
-    """``read_chunk`` for a chunk that a more lenient decoder has read: it takes NaN, and halves of surrogate pairs."""
+    """Validate a chunk as ``read_chunk`` does, after a lenient decoder that accepts NaN and lone surrogates."""
     try:
         for choice in msgspec.convert(fields, _Chunk).choices or ():
             known = choice.logprobs.content or () if choice.logprobs is not None else ()
             if not all(math.isfinite(each.logprob) for each in known if each.logprob is not None):
-                raise ValueError("a logprob is no number")
-        msgspec.json.encode(fields)  # half a surrogate pair is no text that anybody could be sent
+                raise ValueError("a logprob must be a finite number")
+        msgspec.json.encode(fields)  # raises for a lone surrogate, which cannot be sent to a client
     except UNREADABLE as error:
         raise unreadable(fields, CHUNK, error) from error
     _name_reasoning_in(fields)
 
 
 def read_generated(content: bytes) -> list[Json]:
-    """The replies of ``/generate``: one, or a list of them where several were asked for. Raises ``EngineError``."""
+    """Decode the replies of ``/generate``: one, or a list if several were requested. Raises ``EngineError``."""
     read_json(content, _generated, GENERATED)
     replies = read_json(content, _any, GENERATED)
     return replies if isinstance(replies, list) else [replies]
 
 
 def check_has_choice(is_begun: bool) -> None:
-    """At the end of a stream: raises ``EngineError`` unless there was a choice in it."""
+    """Check a finished stream: raises ``EngineError`` unless it contained a choice."""
     if not is_begun:
-        raise EngineError("the engine's stream ended before it began: there was no choice in it", status_code=200)
+        raise EngineError("the engine's stream ended without any choice", status_code=200)

@@ -1,4 +1,4 @@
-"""What is asked of an engine so that its tokens come along, and how a reply looks without what was added."""
+"""Add the request fields that make an engine return tokens, and remove their effects from the reply."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
-    """The body of a chat with the fields of SGLang (seen: 0.5.23) that bring token ids, logprobs and versions.
+    """Add the fields that make SGLang (seen: 0.5.23) return token ids, logprobs and versions.
 
-    A stream refuses the fields of a whole reply. It gets usage with every chunk: that says which tokens the logprobs
-    of a chunk belong to, since tokens without text of their own have none.
+    SGLang rejects the fields of a whole reply in a stream. A stream gets usage in every chunk instead: it says which
+    tokens the chunk's logprobs belong to, because tokens without text of their own have none.
     """
     if not is_stream:
         return {**body, "logprobs": True, **dict.fromkeys(_WHOLE, True)}
@@ -21,7 +21,7 @@ def asking(body: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
 
 
 def without_asking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body without the fields that ``asking`` sets, whoever has set them."""
+    """Return a body without the fields that ``asking`` sets, even those that the client set."""
     added = ("logprobs", *_WHOLE, *_STREAM)
     left = {name: value for name, value in body.items() if name not in added}
     options = left.get("stream_options")
@@ -33,9 +33,9 @@ def without_asking(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A reply, or one chunk of a stream, as the engine would have given it to ``client_body``.
+    """Return a reply, or one chunk of a stream, as the engine would have sent it for ``client_body``.
 
-    None: the client is to get nothing in place of this chunk.
+    None: the client gets nothing for this chunk.
     """
     reply = texts_only(reply)
     if reply.get("object") == "chat.completion.chunk":
@@ -44,9 +44,9 @@ def strip(reply: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str,
 
 
 def texts_only(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """A reply whose ``metadata`` holds texts alone, as OpenAI has it: strict clients take nothing else.
+    """Keep only the strings in a reply's ``metadata``, as in OpenAI's schema: strict clients reject anything else.
 
-    SGLang has numbers there, those of ``weight_versions``.
+    SGLang puts the numbers of ``weight_versions`` there.
     """
     metadata = reply.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -58,10 +58,10 @@ def _strip_chunk(chunk: Mapping[str, Any], client_body: Mapping[str, Any]) -> di
     options = _object(client_body.get("stream_options"))
     shown = _without_sglext(chunk, client_body)
     if not chunk.get("choices"):
-        # A last chunk of counts, or of ids that only we have asked for.
+        # A final chunk with counts, or with ids that only we requested.
         is_wanted = options.get("include_usage") if chunk.get("usage") else "sglext" in shown or "sglext" not in chunk
         return shown if is_wanted else None
-    # SGLang gives a chunk to logprobs that no text has come with: without them there is nothing in it.
+    # SGLang sends a chunk for logprobs without text: without the logprobs it is empty.
     if not client_body.get("logprobs") and all(map(_has_logprobs_alone, chunk["choices"])):
         return None
     if not (options.get("include_usage") and options.get("continuous_usage_stats")):
@@ -75,7 +75,7 @@ def _has_logprobs_alone(choice: Mapping[str, Any]) -> bool:
 
 
 def _object(value: object) -> Mapping[str, Any]:
-    # A client may send anything; the engine says what is wrong.
+    # A client may send anything; the engine reports what is wrong.
     return value if isinstance(value, Mapping) else {}
 
 
@@ -96,7 +96,7 @@ def _without_sglext(reply: Mapping[str, Any], client_body: Mapping[str, Any]) ->
 
 def _strip_choice(choice: Mapping[str, Any], client_body: Mapping[str, Any]) -> dict[str, Any]:
     shown = dict(choice)
-    # They are asked for always, and stand in two places.
+    # Logprobs are always requested, and appear in two places.
     if not client_body.get("logprobs"):
         shown |= {"logprobs": None} if "logprobs" in shown else {}
         meta_info = _object(shown.get("meta_info"))
