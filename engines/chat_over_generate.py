@@ -1,4 +1,4 @@
-"""Chats over SGLang's ``/generate``: the prompt is rendered here, and token ids come back through any router."""
+"""Send chats through SGLang's ``/generate``: prompts are rendered locally, so any router returns token ids."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ PARAM_NAMES = {
     **{name: name for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")},
     **{name: name for name in ("skip_special_tokens", "no_stop_trim")},
 }
-"""The sampling parameters of a chat that ``/generate`` has too, and their names there."""
+"""The sampling parameters of a chat that ``/generate`` also has, with their names there."""
 KNOWN_NAMES = PARAM_NAMES.keys() | {
     *("messages", "input_ids", "n", "rid", "extra_key", "logprobs"),
     *("return_token_ids", "return_prompt_token_ids", "return_meta_info"),
-    # Without meaning where there are no tools, or where a router has one model.
+    # Meaningless without tools, or with a router that serves one model.
     *("model", "user", "tool_choice", "parallel_tool_calls", "add_generation_prompt"),
 }
-"""The fields of a chat that can go over ``/generate``; any other may only be null, false, 0 or empty."""
+"""The fields of a chat that ``/generate`` can serve; any other must be null, false, 0 or empty."""
 PASSED_ON = ("rid", "extra_key")
 OF_THE_BODY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-"""Headers that no longer hold for another body."""
+"""Headers that do not apply to a replaced body."""
 
 
 class TemplatedCall:
-    """One chat that goes over ``/generate``: what goes out in its place, and its reply as a chat's."""
+    """One chat sent through ``/generate``: the request to send instead, and its reply converted to a chat's."""
 
     def __init__(self, chat: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> None:
         self._chat = chat
@@ -45,30 +45,30 @@ class TemplatedCall:
 
     @classmethod
     def of(cls, sent: Mapping[str, Any], client_body: Mapping[str, Any], template: ChatTemplate) -> Self | None:
-        """The chat that would be ``sent``; None if only a chat will do."""
-        # In what is sent, capture has asked for logprobs too; the reply is to have them only if the client asked.
+        """Return the call for the chat that would be ``sent``; None if ``/generate`` cannot serve it."""
+        # Capture always requests logprobs in `sent`; the reply must have them only if the client requested them.
         chat = {**sent, "logprobs": client_body.get("logprobs")}
         prompt_ids = rendered(chat, template)
         return None if prompt_ids is None else cls(chat, prompt_ids, template)
 
     def options(self, bound: Any, url: str) -> Any:
-        """The call of the openai package in place of ``bound``."""
+        """Return the openai package's request to send instead of ``bound``."""
         body = generate_body(self._chat, self._prompt_ids)
         return bound.model_copy(update={"url": f"{url}/generate", "json_data": body, "extra_json": None})
 
     def response(self, response: Any) -> Any:
-        """The HTTP response as one to a chat. Raises ``EngineError`` for what is no reply."""
+        """Convert the HTTP response to that of a chat. Raises ``EngineError`` for a malformed reply."""
         content = as_chat(response.content, self._chat, self._prompt_ids, self._template)
         return with_body(response, content)
 
 
 def rendered(body: Mapping[str, Any], template: ChatTemplate) -> list[int] | None:
-    """The prompt of a chat with this body; None for one that ``/generate`` cannot answer as a chat does.
+    """Render the prompt of a chat with this body; None for a chat that ``/generate`` cannot serve.
 
-    That is one with tools, a stream, one without a limit of tokens (there it would be 128), and others that have what
-    only a chat knows. Messages that the template refuses are for the engine to refuse.
+    None for chats with tools, streams, chats without a token limit (``/generate`` would use 128), and chats with other
+    fields that only the chat route knows. Also None if the template rejects the messages: the engine reports the error.
     """
-    # A field that says nothing (null, false, 0, empty) may stand there; a parameter of 0 does say something.
+    # Fields with an empty value (null, false, 0, empty) are allowed; a sampling parameter of 0 is not empty.
     asked = {name for name, value in body.items() if value or name in PARAM_NAMES}
     if not asked <= KNOWN_NAMES or not any(body.get(name) for name in LIMIT_NAMES):
         return None
@@ -88,7 +88,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def generate_body(body: Mapping[str, Any], prompt_ids: Sequence[int]) -> Json:
-    """What ``/generate`` is asked in place of a chat with this body."""
+    """Return the ``/generate`` request for a chat with this body."""
     params = {theirs: body[ours] for ours, theirs in PARAM_NAMES.items() if body.get(ours) is not None}
     passed_on = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
     return {
@@ -100,15 +100,15 @@ def generate_body(body: Mapping[str, Any], prompt_ids: Sequence[int]) -> Json:
 
 
 def as_chat(content: bytes, body: Mapping[str, Any], prompt_ids: list[int], template: ChatTemplate) -> bytes:
-    """The reply of ``/generate`` as that to a chat with this body; its choices hold ids and logprobs as SGLang's do.
+    """Convert a reply of ``/generate`` to a chat reply; its choices have ids and logprobs as SGLang's do.
 
-    Reasoning stays in the text. Raises ``EngineError`` for what is no reply.
+    Reasoning stays in the text. Raises ``EngineError`` for a malformed reply.
     """
     replies = read_generated(content)
     texts = template.text_of if body.get("logprobs") else None
     try:
         choices = [_choice(index, reply, prompt_ids, texts) for index, reply in enumerate(replies)]
-    except (OverflowError, IndexError, TypeError) as error:  # of the tokenizer: ids that its model does not have
+    except (OverflowError, IndexError, TypeError) as error:  # the tokenizer's errors for ids outside its vocabulary
         raise unreadable(content, GENERATED, error) from error
     return msgspec.json.encode(_chat(replies, choices, body.get("model"), len(prompt_ids)))
 
@@ -133,7 +133,7 @@ def _chat(replies: Sequence[Mapping[str, Any]], choices: list[Json], model: str 
 
 
 def _choice(index: int, reply: Mapping[str, Any], prompt_ids: list[int], text_of: TextOf | None) -> Json:
-    """``text_of`` is given where the chat asks for logprobs."""
+    """Convert one reply to a choice. ``text_of`` is set if the chat requests logprobs."""
     meta_info = reply["meta_info"]
     finish = meta_info.get("finish_reason") or {}
     return {
@@ -159,6 +159,6 @@ def _logprobs(meta_info: Mapping[str, Any], text_of: TextOf) -> list[Json]:
 
 
 def with_body(response: Any, content: bytes) -> Any:
-    """The same HTTP response with another body."""
+    """Copy an HTTP response with another body."""
     headers = [(name, value) for name, value in response.headers.items() if name.lower() not in OF_THE_BODY]
     return type(response)(response.status_code, headers=headers, content=content, request=response.request)

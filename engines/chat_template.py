@@ -1,4 +1,4 @@
-"""The chat template and tokenizer of a model folder: prompts as token ids, and token ids as text."""
+"""The chat template and tokenizer of a model folder: renders prompts to token ids, and decodes token ids."""
 
 import os
 import threading
@@ -23,11 +23,11 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What SGLang does with its model's template and tokenizer, done here. Both functions may be called by any thread.
+    """Local equivalent of SGLang's chat template and tokenizer. Both functions are thread-safe.
 
-    ``render`` makes chat messages the token ids of a prompt that waits for the assistant, and raises ``InvalidInput``
-    for messages that the template refuses. ``text_of`` makes token ids a text, with special tokens if its second
-    argument is true.
+    ``render`` converts chat messages to the token ids of a prompt for the assistant's reply, and raises
+    ``InvalidInput`` for messages that the template rejects. ``text_of`` decodes token ids, including special tokens if
+    its second argument is true.
     """
 
     render: Callable[[Messages], list[int]]
@@ -35,9 +35,9 @@ class ChatTemplate:
 
 
 def check_template(folder: str | Path) -> None:
-    """Raise ``InvalidInput`` unless ``load_template`` can do with ``folder``, as far as its files tell.
+    """Raise ``InvalidInput`` unless the files in ``folder`` look sufficient for ``load_template``.
 
-    Nothing slow is imported.
+    Imports nothing slow.
     """
     _check_files(Path(folder))
     for package in NEEDED:
@@ -46,12 +46,12 @@ def check_template(folder: str | Path) -> None:
 
 
 def load_template(folder: str | Path) -> ChatTemplate:
-    """The chat template of a model folder. Raises ``InvalidInput``, and ``MissingExtra`` without ``transformers``."""
+    """Load the chat template of a model folder. Raises ``InvalidInput``; ``MissingExtra`` without ``transformers``."""
     _check_files(Path(folder))
     tokenizer = _tokenizer(Path(folder))
     if not tokenizer.chat_template:
         raise _no_template(folder)
-    # Tokenizers change settings of their own while they encode.
+    # Tokenizers change their own settings while they encode.
     lock = threading.Lock()
 
     def render(messages: Messages) -> list[int]:
@@ -68,15 +68,15 @@ def load_template(folder: str | Path) -> ChatTemplate:
 
 def _check_files(folder: Path) -> None:
     if not os.path.isdir(folder):
-        raise _unusable(f"template_path {str(folder)!r} is no folder", "give the folder of the model that is served")
+        raise _unusable(f"template_path {str(folder)!r} is not a folder", "use the folder of the served model")
     if not _has_any(folder, TOKENIZER_FILES):
-        raise _unusable(f"the folder {folder} has no tokenizer", "it should have a tokenizer.json")
+        raise _unusable(f"the folder {folder} has no tokenizer", "it must contain a tokenizer.json")
     if not _has_any(folder, TEMPLATE_FILES) and not _config(folder).get("chat_template"):
         raise _no_template(folder)
 
 
 def _has_any(folder: Path, names: Sequence[str]) -> bool:
-    # Of ``os.path``: a path raises errors for folders that may not be read, and for names that are too long.
+    # `os.path` because `Path.exists` raises for unreadable folders and for names that are too long.
     return any(os.path.exists(folder / name) for name in names)
 
 
@@ -87,7 +87,7 @@ def _applied(tokenizer: Any, messages: Messages) -> str:
         texts = [{**message, "content": message.get("content") or ""} for message in messages]
         return str(tokenizer.apply_chat_template(texts, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError) as error:
-        raise InvalidInput(f"the chat template refuses these messages: {error}", field="messages") from error
+        raise InvalidInput(f"the chat template rejects these messages: {error}", field="messages") from error
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -95,13 +95,13 @@ def _tokenizer(folder: Path) -> Any:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "local") from error
-    # The first goes by the model's type and would cut the text as that type's own tokenizer does, unlike SGLang.
+    # AutoTokenizer picks the tokenizer of the model's type, which would split text differently from SGLang.
     is_generic = _config(folder).get("tokenizer_class") in {"TokenizersBackend", "PreTrainedTokenizerFast"}
     kind = PreTrainedTokenizerFast if is_generic else AutoTokenizer
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise _unusable(f"the tokenizer in {folder} cannot be loaded: {error}", "give a whole model folder") from error
+        raise _unusable(f"the tokenizer in {folder} cannot be loaded: {error}", "use a full model folder") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _no_template(folder: str | Path) -> InvalidInput:
-    return _unusable(f"the tokenizer in {folder} has no chat template", "give the folder of a chat model")
+    return _unusable(f"the tokenizer in {folder} has no chat template", "use the folder of a chat model")
 
 
 def _unusable(message: str, hint: str) -> InvalidInput:

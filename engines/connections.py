@@ -1,8 +1,8 @@
-"""Connections to engines, each taken by one request at a time; as many as there are requests under way.
+"""Connections to engines, each used by one request at a time, one per request in flight.
 
-A pool of ``httpx`` or ``httpx2`` looks at all of its connections at the beginning and at the end of each request: with
-hundreds of calls in flight that takes as long as everything else, and behind its limit calls wait unseen. Here a
-request gets a whole transport for itself.
+A pool of ``httpx`` or ``httpx2`` scans all its connections at the start and end of each request. With hundreds of calls
+in flight, this takes as long as everything else, and calls above the pool's limit wait unnoticed. Here each request
+gets its own transport.
 """
 
 import ssl
@@ -17,13 +17,13 @@ import httpx
 from forebay.engines.bounded_replies import PlainParts, limit_bytes, offer_gzip
 
 KEPT = 256
-"""Idle connections to one server that are kept for later requests."""
+"""Maximum idle connections to one server kept for later requests."""
 
 T = TypeVar("T")
 
 
 class Transports(Generic[T]):
-    """Those of the requests under way, and those that wait for one. No lock: lists and sets are safe by themselves."""
+    """Busy and idle transports. Needs no lock, because operations on lists and sets are atomic."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -32,9 +32,9 @@ class Transports(Generic[T]):
         self._busy: set[T] = set()
 
     def take(self, request: Any) -> T:
-        """One for ``request``: the one that was used last, whose connection is most likely still open."""
+        """Take a transport: the one used last, whose connection is most likely still open, or a new one."""
         idle = self._idle[request.url.scheme, request.url.netloc]
-        # Not `if idle`: another thread may take the last one in between.
+        # Not `if idle`: another thread may take the last transport in between.
         try:
             transport = idle.pop()
         except IndexError:
@@ -43,8 +43,8 @@ class Transports(Generic[T]):
         return transport
 
     def give_back(self, request: Any, transport: T) -> bool:
-        """Whether it is kept; otherwise it is to be closed."""
-        # Gone already where `take_all` was faster: its request ends with an error.
+        """Return whether the transport is kept; otherwise the caller must close it."""
+        # Already gone if `take_all` came first: its request ends with an error.
         self._busy.discard(transport)
         idle = self._idle[request.url.scheme, request.url.netloc]
         if len(idle) >= KEPT:
@@ -53,7 +53,7 @@ class Transports(Generic[T]):
         return True
 
     def take_all(self) -> list[T]:
-        """Every one, to be closed."""
+        """Remove and return every transport, to be closed."""
         taken = [*self._busy, *(transport for idle in self._idle.values() for transport in idle)]
         self._busy.clear()
         self._idle.clear()
@@ -61,26 +61,26 @@ class Transports(Generic[T]):
 
 
 class AsyncExchange:
-    """What an asynchronous transport does, of ``httpx`` or of ``httpx2``: their interfaces are the same.
+    """Base of asynchronous transports for ``httpx`` and ``httpx2``, whose interfaces are equal.
 
-    Requests raise a ``TransportError``, also those under way when it is closed, and ``EngineError`` where a reply is
-    larger than ``max_engine_reply_bytes``.
+    Requests raise a ``TransportError``, also if the transport is closed while they are in flight, and ``EngineError``
+    for a reply larger than ``max_engine_reply_bytes``.
     """
 
     body_type: ClassVar[Callable[..., Any]]
-    """An ``AsyncBody`` that is a stream of that package, which insists on its own."""
+    """An ``AsyncBody`` that is also the package's own stream type, which the package requires."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._transports = Transports(make)
         self._max_bytes = limit_bytes()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """See ``httpx``."""
+        """Send a request on its own transport; see ``httpx``."""
         transport = self._transports.take(request)
         offer_gzip(request)
         try:
             reply = await transport.handle_async_request(request)
-        except BaseException:  # also a call that was cancelled
+        except BaseException:  # including cancellation
             await self._give_back(request, transport)
             raise
         parts = PlainParts(reply.headers, self._max_bytes)
@@ -89,7 +89,7 @@ class AsyncExchange:
         return reply
 
     async def aclose(self) -> None:
-        """Close them all."""
+        """Close all transports."""
         for transport in self._transports.take_all():
             await transport.aclose()
 
@@ -99,7 +99,7 @@ class AsyncExchange:
 
 
 class AsyncBody:
-    """The body of a reply, within its bounds; its connection is idle once it is closed."""
+    """The size-limited body of a reply; closing it makes its connection idle."""
 
     def __init__(self, inner: Any, parts: PlainParts, give_back: Callable[[], Awaitable[None]]) -> None:
         self._inner = inner
@@ -110,7 +110,7 @@ class AsyncBody:
         return self._parts.of_all(self._inner)
 
     async def aclose(self) -> None:
-        # Once: a body may be closed again when its connection already carries another request.
+        # Only once: when a body is closed again, its connection may already carry another request.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             try:
@@ -124,7 +124,7 @@ class _Body(AsyncBody, httpx.AsyncByteStream):
 
 
 async def bound_body(reply: httpx.Response) -> None:
-    """An event hook that bounds the replies of a client whose transports are the package's own."""
+    """Event hook that limits the replies of a client that uses the package's own transports."""
     assert isinstance(reply.stream, httpx.AsyncByteStream)
     reply.stream = _Body(reply.stream, PlainParts(reply.headers, limit_bytes()), _nothing)
 
@@ -134,7 +134,7 @@ async def _nothing() -> None:
 
 
 class EngineConnections(AsyncExchange, httpx.AsyncBaseTransport):
-    """For an ``httpx.AsyncClient``."""
+    """Transport for an ``httpx.AsyncClient``."""
 
     body_type = _Body
 
@@ -143,11 +143,11 @@ class EngineConnections(AsyncExchange, httpx.AsyncBaseTransport):
 
 
 def names_proxies() -> bool:
-    """Whether the environment names proxies. ``httpx`` asks them only for clients without a transport of their own."""
+    """Whether the environment sets proxies. ``httpx`` uses them only for clients without a custom transport."""
     return bool({"http", "https", "all"} & getproxies().keys())
 
 
 @cache
 def tls() -> ssl.SSLContext:
-    """Shared: reading the certificates takes longer than the calls of most clients."""
+    """Return a shared TLS context: loading the certificates takes longer than the calls of most clients."""
     return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""What a sample says about its tokens, from the turns on one branch."""
+"""Build the token fields of a sample from the turns on one branch."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from forebay.engines.capture.turn import SamplingSpan, Source, Turn, VersionSpan
 
 
 class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tokens from ``start`` to before ``end`` of a sample have one source, and one weight version."""
+    """The tokens ``[start, end)`` of a sample, which share one source and one weight version."""
 
     source: Source
     start: int
@@ -20,33 +20,33 @@ class TokenSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     weight_version: int | None = None
     mixed_kv: bool = False
     sampling: dict[str, Any] | None = None
-    """How sampled tokens were drawn (a ``Sampling``): empty for neutral parameters; None if nobody knows."""
+    """How the tokens were sampled (a ``Sampling``): empty for neutral parameters, None if unknown."""
     model: str = ""
-    """The model that was asked to sample them, and its adapter."""
+    """The model the call requested, and its adapter."""
     adapter: str = ""
 
 
 class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to train on. ``tokens``, ``loss_mask``, ``logprobs`` and ``token_spans`` have one length.
+    """One sequence to train on. ``tokens``, ``loss_mask``, ``logprobs`` and ``token_spans`` cover the same positions.
 
-    ``loss_mask`` is 1 where a token was sampled in this rollout and is trained on in this sample. ``logprobs`` are 0
-    where no token was sampled, or where its logprob is unknown: then it is not trained on. ``tokens`` is None where the
-    engine gave no ids, ``logprobs`` where none was asked for.
+    ``loss_mask`` is 1 for tokens that were sampled in this rollout and are trained on in this sample. ``logprobs`` are
+    0 for tokens that were not sampled or whose logprob is unknown; the latter are not trained on. ``tokens`` is None if
+    the engine returned no ids, and ``logprobs`` is None if none were requested.
     """
 
     messages: list[dict[str, Any]]
     finish_reason: str
     weight_versions: list[int]
-    """Each once, in the order of first use; versions that are no numbers are left out."""
+    """Without duplicates, in the order of first use; non-numeric versions are left out."""
     tokens: list[int] | None = None
     loss_mask: list[int] | None = None
     logprobs: list[float] | None = None
     token_spans: list[TokenSpan] = []
     asked_models: list[str] = []
-    """What the rollout's calls asked for, if that needs a look; the main sample alone has it."""
+    """The models the rollout's calls requested, if unusual; only the main sample has them."""
 
     def fields(self) -> dict[str, Any]:
-        """What a sample gets of it, as JSON values."""
+        """Return the fields to add to a sample, as JSON values."""
         fields: dict[str, Any] = {"messages": self.messages}
         if len(self.weight_versions) == 1:
             fields["weight_version"] = self.weight_versions[0]
@@ -63,17 +63,17 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(Protocol):
-    """What a rollout's engine calls came to: a ``Trajectory``, or what another process says of one."""
+    """The record of a rollout's engine calls: a ``Trajectory``, or the result another process sent."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
 
     def sample_fields(self) -> Sequence[dict[str, Any]]:
-        """What each sample gets of it: forks first, the main one last."""
+        """Return the fields of each sample: forks first, the main sample last."""
 
 
 def sample_without_tokens(turns: Sequence[Turn]) -> CapturedSample:
-    """The sample of a rollout of which not all token ids are known: messages, and the weight versions."""
+    """Return the sample of a rollout with unknown token ids: messages and weight versions only."""
     last = turns[-1]
     versions = [name for turn in turns for name in _version_names(turn)]
     return CapturedSample(
@@ -82,9 +82,9 @@ def sample_without_tokens(turns: Sequence[Turn]) -> CapturedSample:
 
 
 def sample_of(leaf: Node, claimed: dict[Node, int]) -> CapturedSample:
-    """The branch that ends with ``leaf``.
+    """Return the sample of the branch that ends with ``leaf``.
 
-    ``claimed`` says up to where the sampled tokens of a node are trained on in other samples; this one's are added.
+    ``claimed`` maps a node to the end of its sampled tokens that other samples train on; this sample's are added.
     """
     path = leaf.path()
     cuts = [*(node.kept for node in path[1:]), leaf.end]
@@ -106,7 +106,7 @@ def _mask(node: Node, cut: int, claimed: dict[Node, int], *, needs_logprobs: boo
     free = max(claimed.get(node, start), start) if node.turn.is_policys else cut
     claimed[node] = max(free, cut)
     logprobs = node.logprobs
-    # A token of which the logprob is unknown cannot be trained on; without any in the sample, the trainer has its own.
+    # A token with an unknown logprob cannot be trained on. A sample without any logprobs leaves them to the trainer.
     is_known = [not needs_logprobs or not math.isnan(logprobs[at - start]) for at in range(start, cut)]
     return [0] * len(node.prompt) + [int(start + at >= free and known) for at, known in enumerate(is_known)]
 
@@ -120,7 +120,7 @@ def _logprobs(parts: Sequence[tuple[Node, int]]) -> list[float]:
 
 
 def _spans(node: Node, cut: int) -> Iterator[TokenSpan]:
-    """The spans of one node, at their places in the sample."""
+    """Yield the spans of one node, at their positions in the sample."""
     start = node.sampled_start
     yield TokenSpan(_prompt_source(node), node.kept, start)
     turn = node.turn
@@ -139,7 +139,7 @@ class _Piece(NamedTuple):
 
 
 def _by_sampling(spans: Sequence[SamplingSpan], version: VersionSpan) -> Iterator[_Piece]:
-    """The tokens of one weight version by how they were drawn, without gaps."""
+    """Split the tokens of one weight version by their sampling parameters, without gaps."""
     at = version.start
     for span in spans:
         start, end = max(at, span.start), min(span.end, version.end)
@@ -155,12 +155,12 @@ def _prompt_source(node: Node) -> Source:
     if parent is None or node.kept < parent.end:
         return "environment"
     new = node.turn.messages[len(parent.turn.messages) + 1 :]
-    # A tool's result if that is all that the prompt brings; template tokens around it count with it.
+    # "tool" if the prompt adds only tool results; the template tokens around them count as part of them.
     return "tool" if new and all(message.get("role") == "tool" for message in new) else "environment"
 
 
 def _joined(spans: Iterable[TokenSpan]) -> list[TokenSpan]:
-    """Without empty spans, and neighbours that say the same as one."""
+    """Drop empty spans and merge neighbours with equal values."""
     joined: list[TokenSpan] = []
     for span in spans:
         last = joined[-1] if joined else None

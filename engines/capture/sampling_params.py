@@ -1,8 +1,8 @@
-"""How tokens were drawn: the sampling parameters of a call, and whether their logprobs are the policy's own.
+"""Record the sampling parameters of a call, and decide whether its logprobs are the policy's own.
 
-SGLang (seen: 0.5.23) gives the logprobs of the distribution after penalties, grammar, ``logit_bias`` and temperature,
-and before ``top_k``, ``top_p`` and ``min_p``. Set at the server, ``SGLANG_RETURN_ORIGINAL_LOGPROB`` leaves out the
-temperature alone; no server tells whether it is set.
+SGLang (seen: 0.5.23) returns logprobs after penalties, grammar, ``logit_bias`` and temperature, but before ``top_k``,
+``top_p`` and ``min_p``. The server setting ``SGLANG_RETURN_ORIGINAL_LOGPROB`` excludes the temperature only; a server
+does not report whether it is set.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ import msgspec
 from forebay.engines.capture.turn import SamplingSpan, Turn
 
 Sampling: TypeAlias = dict[str, Any]
-"""What differs from the policy's own distribution: parameters by their names in a chat, and ``grammar``, the field that
-brought one. None stands for a parameter that the call left out and of which the engine does not tell what it took."""
+"""Deviations from the policy's own distribution: parameters by their chat names, and ``grammar``, the field that set
+one. None for a parameter that the call omitted and whose engine default is unknown."""
 
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0,
@@ -26,37 +26,37 @@ NEUTRAL: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "min_tokens": 0,
 }
-"""The parameters that change nothing."""
+"""Values of the parameters that change nothing."""
 OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Those that an engine may take from the model's ``generation_config.json`` where a chat leaves them out."""
+"""Parameters whose default an engine may read from the model's ``generation_config.json``."""
 TRUNCATIONS = frozenset({"top_p", "top_k", "min_p"})
 BIASES = ("custom_logit_processor", "watermark")
-"""Recorded as true: what they do is not told by their values."""
+"""Recorded as true, because their values do not describe their effect."""
 ALIASES = {"min_new_tokens": "min_tokens"}
-"""Names of ``/generate``."""
+"""Names in ``/generate``."""
 TOP_K_ALL = 1 << 30
-"""SGLang's number for the whole vocabulary."""
+"""SGLang's value for the whole vocabulary."""
 
 GRAMMAR_NAMES = ("regex", "ebnf", "json_schema", "structural_tag", "guided_json", "guided_regex", "guided_grammar")
 
 
 class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine takes for parameters that a call leaves out, by name; None where that is not known.
+    """An engine's defaults for omitted parameters, by name; None for an unknown default.
 
-    A parameter that is not named is neutral.
+    Parameters that are not listed are neutral.
     """
 
     chat: Mapping[str, Any]
     generate: Mapping[str, Any]
     tool_grammar: Literal["never", "strict", "always"] = "strict"
-    """When tools that the model may call, but need not, bring a grammar: never, if one is strict, or always."""
+    """When optional tools impose a grammar: never, if one of them is strict, or always."""
 
 
 UNKNOWN_DEFAULTS = EngineDefaults(chat=dict.fromkeys(OF_THE_MODEL), generate=dict.fromkeys(NEUTRAL))
 
 
 def grammar_of(body: Mapping[str, Any]) -> str | None:
-    """The field by which a chat holds its whole reply to a grammar; None if none does."""
+    """Return the chat field that constrains the whole reply to a grammar, or None."""
     response_format = body.get("response_format")
     if isinstance(response_format, Mapping) and response_format.get("type", "text") != "text":
         return "response_format"
@@ -67,7 +67,7 @@ def grammar_of(body: Mapping[str, Any]) -> str | None:
 
 
 def sampling_of(body: Mapping[str, Any], defaults: EngineDefaults, *, is_generate: bool = False) -> Sampling:
-    """How the tokens of a chat with this body are drawn; ``is_generate`` where it goes over ``/generate``."""
+    """Return how the tokens of a chat with this body are sampled. ``is_generate``: it is sent to ``/generate``."""
     given = {ALIASES.get(name, name): value for name, value in body.items() if value is not None}
     asked = {**(defaults.generate if is_generate else defaults.chat), **given}
     values = {name: asked.get(name, neutral) for name, neutral in NEUTRAL.items()}
@@ -80,9 +80,9 @@ def sampling_of(body: Mapping[str, Any], defaults: EngineDefaults, *, is_generat
 
 
 def are_scores(sampling: Sampling) -> bool | None:
-    """Whether a prefill at temperature 1 has the same logprobs; None where something is not known."""
-    # Truncations come after the logprobs: they change which tokens are drawn, and not what is told of them. So does
-    # temperature 0, which SGLang takes for 1 with ``top_k`` 1.
+    """Whether a prefill at temperature 1 yields the same logprobs; None if that is unknown."""
+    # Truncations apply after the logprobs: they change which tokens are sampled, not the reported logprobs.
+    # Temperature 0 is similar: SGLang treats it as temperature 1 with `top_k` 1.
     others = {name: value for name, value in sampling.items() if name not in TRUNCATIONS}
     values = [value for name, value in others.items() if (name, value) != ("temperature", 0)]
     if any(value is not None for value in values):
@@ -91,7 +91,7 @@ def are_scores(sampling: Sampling) -> bool | None:
 
 
 def drawn(turn: Turn, sampling: Sampling) -> Turn:
-    """The turn of one call, with how its tokens were drawn."""
+    """Return the turn of one call with its sampling parameters attached."""
     if not turn.sampled_ids:
         return turn
     return msgspec.structs.replace(turn, sampling=[SamplingSpan(sampling, 0, len(turn.sampled_ids))])
@@ -112,7 +112,7 @@ def _is_strict(tool: object) -> bool:
 
 def _is_neutral(name: str, value: object) -> bool:
     try:
-        number = float(value)  # type: ignore[arg-type] # engines take numbers in quotes as well
+        number = float(value)  # type: ignore[arg-type] # engines also accept quoted numbers
     except (TypeError, ValueError, OverflowError):
         return False
     return number == NEUTRAL[name] or (name == "top_k" and not 0 < number < TOP_K_ALL)

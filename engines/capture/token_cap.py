@@ -1,4 +1,4 @@
-"""How many tokens the calls of one rollout may sample together: each is bounded by what those before it have left."""
+"""Limit the total number of tokens that the calls of one rollout sample."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,27 +7,27 @@ from forebay.engines.capture.call_spans import num_sampled
 from forebay.engines.capture.turn import Turn
 
 LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
-"""OpenAI's two names of one bound."""
+"""OpenAI's two names for the same limit."""
 
 
 class TokenCap:
-    """``tokens`` None bounds nothing.
+    """Total token limit of one rollout; ``tokens`` None means no limit.
 
-    Calls side by side are each bounded by what is left when they go out: together they may sample more.
+    Each concurrent call is limited to the tokens left when it is sent, so together they may exceed the total.
     """
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens
         self.num_sampled = 0
-        """By the calls that have ended."""
+        """Tokens sampled by finished calls."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more may be sampled."""
+        """Whether the limit is used up."""
         return self.tokens is not None and self.num_sampled >= self.tokens
 
     def limits(self, body: Mapping[str, Any]) -> dict[str, int]:
-        """The fields that a chat with this body goes out with in place of its own; none where those allow less."""
+        """Return the limit fields to override in a chat with this body; empty if its own limit is lower."""
         if self.tokens is None:
             return {}
         left = max(1, self.tokens - self.num_sampled)
@@ -37,7 +37,7 @@ class TokenCap:
         return dict.fromkeys([name for name in LIMIT_NAMES if body.get(name) is not None] or ["max_tokens"], left)
 
     def cut_at(self, sent: Mapping[str, Any], asked: Mapping[str, Any]) -> int | None:
-        """The tokens after which a chat that was ``sent`` ends by its cap; None if what was ``asked`` for ends it."""
+        """Return the token limit that the cap set on a chat; None if the limit is the one ``asked`` for."""
         if self.tokens is None:
             return None
         limit = limit_of(sent)
@@ -45,13 +45,13 @@ class TokenCap:
 
 
 def limit_of(body: Mapping[str, Any]) -> int | None:
-    """What a chat with this body may sample at most, by what it says itself."""
+    """Return the lowest token limit that the body of a chat sets, or None."""
     given = [_whole(body[name]) for name in LIMIT_NAMES if body.get(name) is not None]
     return min((limit for limit in given if limit is not None), default=None)
 
 
 def was_cut(turns: Iterable[Turn], cut_at: int | None) -> bool:
-    """Whether one of a call's choices ended after ``cut_at`` tokens, and not by what its engine can read at most."""
+    """Whether a choice was cut off by the cap after ``cut_at`` tokens, not by the engine's context length."""
     if cut_at is None:
         return False
     return any(
@@ -60,7 +60,7 @@ def was_cut(turns: Iterable[Turn], cut_at: int | None) -> bool:
 
 
 def _whole(limit: object) -> int | None:
-    """A limit as engines read it: ``64``, ``64.0`` or ``"64"``; None for what they will refuse."""
+    """Parse a limit as engines do: ``64``, ``64.0`` or ``"64"``; None for values that they reject."""
     try:
         return int(float(limit)) if isinstance(limit, int | float | str) else None
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The turns of one rollout as a tree of tokens: each node holds what its turn adds to the tokens before it."""
+"""The turns of one rollout as a tree of tokens: each node holds the tokens that its turn adds."""
 
 import math
 from array import array
@@ -12,69 +12,69 @@ from forebay.engines.capture.turn import Turn
 
 
 def as_ids(ids: Sequence[int]) -> "array[int]":
-    """A copy in four bytes for each id, which is below 2^31: long rollouts have millions of them."""
+    """Copy ids into four bytes each (they are below 2^31), because long rollouts have millions of them."""
     return array("i", ids)
 
 
 @dataclass(eq=False)
 class Node:
-    """One turn. ``kept`` tokens of its prompt are those of its ancestors; ``prompt`` are the others."""
+    """One turn. ``kept`` tokens of its prompt belong to its ancestors; ``prompt`` holds the rest."""
 
     turn: Turn
-    """Without prompt and sampled ids: they are here."""
+    """Without its prompt and sampled ids, which the node holds."""
     parent: "Node | None"
     kept: int
     prompt: "array[int]"
     sampled: "array[int]"
     number: int
-    """Counts the turns of the rollout in the order in which they were added."""
+    """Position of the turn in the rollout, in the order of insertion."""
     children: "list[Node]" = field(default_factory=list)
 
     @property
     def sampled_start(self) -> int:
-        """Where the sampled tokens begin in the whole sequence."""
+        """Position of the first sampled token in the whole sequence."""
         return self.kept + len(self.prompt)
 
     @property
     def end(self) -> int:
-        """The length of the whole sequence."""
+        """Length of the whole sequence."""
         return self.sampled_start + len(self.sampled)
 
     @property
     def logprobs(self) -> list[float]:
-        """One for each sampled token; NaN where it is not known, or none was asked for."""
+        """One logprob per sampled token; NaN if unknown or not requested."""
         known = self.turn.logprobs
         return [math.nan] * len(self.sampled) if known is None else known
 
     def path(self) -> "list[Node]":
-        """From the root to this node."""
+        """Nodes from the root to this node."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
     def sequence(self) -> "array[int]":
-        """All tokens: prompt and sampled."""
+        """All tokens: prompt, then sampled."""
         return self.prompt_ids() + self.sampled
 
     def prompt_ids(self) -> "array[int]":
-        """The tokens before the sampled ones."""
+        """All tokens before the sampled ones."""
         before: array[int] = array("i")
         for node in self.path():
             before = before[: node.kept] + node.prompt + (node.sampled if node is not self else array("i"))
         return before
 
     def whole_turn(self) -> Turn:
-        """The turn as it was recorded."""
+        """The turn as it was recorded, including its ids."""
         ids: dict[str, Any] = {"prompt_ids": list(self.prompt_ids()), "sampled_ids": list(self.sampled)}
         return msgspec.structs.replace(self.turn, **ids)
 
 
 class Match(NamedTuple):
-    """How far a prompt goes along the tree.
+    """How far a prompt matches the tree.
 
-    ``whole`` is the deepest node of which the prompt holds all tokens. ``left`` is the node that it leaves deepest
-    among the sampled tokens (or right before them), at ``left_at``.
+    ``whole`` is the deepest node whose tokens are all in the prompt. ``left`` is the node where the prompt diverges
+    deepest among (or right before) the sampled tokens, at position ``left_at``.
     """
 
     whole: Node | None
@@ -83,11 +83,11 @@ class Match(NamedTuple):
 
 
 def match(roots: Sequence[Node], ids: "array[int]") -> Match:
-    """Compare ``ids`` with every branch; of equal matches the newest counts."""
+    """Compare ``ids`` with every branch; the newest of equal matches wins."""
     whole: Node | None = None
     left: Node | None = None
     left_at = 0
-    # Newest among equals: a prompt that was asked twice is gone on with from the later answer.
+    # The newest wins: if a prompt was sent twice, the next turn continues the later answer.
     for node, at in _reached(roots, ids):
         if at == node.end and (whole is None or (at, node.number) > (whole.end, whole.number)):
             whole = node
@@ -99,7 +99,7 @@ def match(roots: Sequence[Node], ids: "array[int]") -> Match:
 
 
 def _reached(roots: Sequence[Node], ids: "array[int]") -> Iterator[tuple[Node, int]]:
-    """Each node that ``ids`` comes to, and the position at which it leaves it."""
+    """Yield each node that ``ids`` reaches, with the position where ``ids`` diverges from it."""
     todo = list(roots)
     while todo:
         node = todo.pop()
@@ -119,8 +119,8 @@ def _leaves(node: Node, ids: "array[int]") -> int:
 
 
 def common(one: "array[int]", other: "array[int]") -> int:
-    """The length of their common prefix."""
-    # Mostly they are the same, and this comparison is C's.
+    """Return the length of the common prefix."""
+    # Usually both are equal, and this comparison runs in C.
     if one == other:
         return len(one)
     pairs = zip(one, other, strict=False)

@@ -1,4 +1,4 @@
-"""The turns of one rollout, and the samples that they make."""
+"""Collects the turns of one rollout and makes samples from them."""
 
 import logging
 import math
@@ -24,36 +24,36 @@ logger = logging.getLogger(__name__)
 
 
 class Drift(StrEnum):
-    """How the prompt of a turn goes on from the tokens that are known."""
+    """How the prompt of a turn relates to the known tokens."""
 
     CLEAN = "clean"
-    """It begins with all tokens of an earlier turn, or nothing is known yet, or a prompt was asked again."""
+    """It begins with all tokens of an earlier turn, or repeats a prompt, or is the first."""
     REALIGNED = "realigned"
-    """It leaves them inside the last response, in its second half: the tokens from there on are not trained on."""
+    """It diverges in the second half of the last response; tokens after that point are not trained on."""
     FORK = "fork"
-    """It goes its own way: another sample of the same rollout."""
+    """It diverges elsewhere and becomes another sample of the same rollout."""
     UNTOLD = "untold"
-    """The engine gave no token ids."""
+    """The engine returned no token ids."""
 
 
 COUNTER_NAMES = {Drift.CLEAN: "clean", Drift.REALIGNED: "realigned", Drift.FORK: "forked"}
 
 
 class Trajectory:
-    """Collects the turns of one rollout and makes samples of them. May be used from several threads.
+    """Collects the turns of one rollout and makes samples from them. Thread-safe.
 
-    Turns form a tree of tokens. Every leaf is a sample; a sampled token is trained on in one sample, and in none if it
-    was realigned away. What counts is the order in which the turns began (``began_s``), not the one in which they were
-    added: a stream that nobody reads to its end comes late. ``counters`` say what happened:
+    Turns form a tree of tokens, and every leaf is a sample. A sampled token is trained on in one sample, or in none if
+    realignment dropped it. Turns are ordered by when they began (``began_s``), not by when they were added: a stream
+    that is not read to its end is added late. ``counters``:
 
-    - ``clean``, ``realigned``, ``forked``, ``untold``: the turns by their ``Drift``;
-    - ``realigned_tokens``: sampled, and not trained on;
-    - ``branched``: clean, but another answer to the same tokens, as with ``n`` choices;
-    - ``merged``: joined to the aborted turn that they are the rest of;
-    - ``aborted``, ``aborted_tokens``: cut off, and nobody went on with them: in no sample;
-    - ``unscored_tokens``: sampled, without a logprob, and not trained on;
-    - ``other_models``: the turns of other models than the policy's: their tokens are not trained on;
-    - ``left_out``: turns that were not added, as their caller asked.
+    - ``clean``, ``realigned``, ``forked``, ``untold``: turns by their ``Drift``;
+    - ``realigned_tokens``: sampled tokens dropped by realignment, not trained on;
+    - ``branched``: clean turns that are another answer to the same tokens, as with ``n`` choices;
+    - ``merged``: turns joined to the aborted turn that they continue;
+    - ``aborted``, ``aborted_tokens``: aborted turns that were never continued, which are in no sample;
+    - ``unscored_tokens``: sampled tokens without a logprob, not trained on;
+    - ``other_models``: turns of models other than the policy, whose tokens are not trained on;
+    - ``left_out``: turns that the caller excluded.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -62,13 +62,13 @@ class Trajectory:
         self._roots: list[Node] = []
         self._nodes: list[Node] = []
         self._added: list[Node | Turn] = []
-        """A turn without ids is no node."""
+        """A turn without ids has no node."""
         self._messages = SharedMessages()
         self._num_added = 0
         self._lock = threading.Lock()
 
     def add(self, turn: Turn) -> Drift:
-        """Take in a turn; the rest of one that was just aborted is joined to it. Returns how its prompt goes on."""
+        """Add a turn, joining it to the previous turn if it continues an abort. Returns the drift of its prompt."""
         with self._lock:
             drift = self._add(self._messages.shared(turn))
         if drift in {Drift.REALIGNED, Drift.FORK}:
@@ -76,32 +76,32 @@ class Trajectory:
         return drift
 
     def note(self, counter: str, number: int) -> None:
-        """Count what happened before turns were added: parts that were ``merged``, turns that were ``left_out``."""
+        """Count events that precede ``add``: parts that were ``merged``, turns that were ``left_out``."""
         with self._lock:
             self._counts[counter] += number
 
     @property
     def counters(self) -> Counter[str]:
-        """What happened so far, by name."""
+        """Counts of events so far, by name."""
         with self._lock:
             self._sort()
             return self._counts + self._lost()
 
     def turns(self) -> list[Turn]:
-        """Every turn, the newest last. Adding them to another trajectory in this order gives the same samples."""
+        """Return every turn, the newest last. Adding them to a trajectory in this order yields the same samples."""
         with self._lock:
             self._sort()
             return [_whole(added) for added in self._added]
 
     def sample_fields(self) -> list[dict[str, Any]]:
-        """The fields of ``samples``."""
+        """Return the fields of each of ``samples``."""
         return [sample.fields() for sample in self.samples()]
 
     def samples(self) -> list[CapturedSample]:
-        """A sample for every leaf: the forks in the order of their turns, then the main one, with the newest turn.
+        """Return a sample for every leaf: forks in the order of their turns, then the main sample with the newest turn.
 
-        Turns of the policy count before those of other models. Where a turn has no ids there is one sample, without
-        tokens. No turn, no sample.
+        The main sample ends with a turn of the policy if there is one. If any turn has no ids, there is one sample
+        without tokens. Without turns there are no samples.
         """
         with self._lock:
             if not self._added:
@@ -115,7 +115,7 @@ class Trajectory:
             return [*forks, msgspec.structs.replace(main, asked_models=noted_names(turns))]
 
     def _sort(self) -> None:
-        """Build the tree anew if turns were added in another order than they began in."""
+        """Rebuild the tree if turns were added in another order than they began in."""
         began = [_bare(added).began_s for added in self._added]
         if all(earlier <= later for earlier, later in pairwise(began)):
             return
@@ -131,18 +131,18 @@ class Trajectory:
         claimed: dict[Node, int] = {}
         main = sample_of(newest, claimed)
         kept = self._kept()
-        # The main sample goes first: where branches share sampled tokens, it is the one that trains on them.
+        # The main sample goes first, so that it trains on sampled tokens that branches share.
         inner = {newest, *(node.parent for node in kept)}
         forks = ((node, sample_of(node, claimed)) for node in kept if node not in inner)
         return [*(fork for node, fork in forks if any(fork.loss_mask or ()) or not node.turn.is_policys), main]
 
     def _kept(self) -> list[Node]:
-        """All nodes but the aborted turns with which nobody went on; that of the main sample always is one."""
+        """All nodes except aborted turns that were never continued; the newest node is always kept."""
         newest = _newest(self._nodes)
         return [node for node in self._nodes if node is newest or not _is_given_up(node)]
 
     def _lost(self) -> Counter[str]:
-        """The tokens that are in no sample: nobody went on with them, or only with what comes before them."""
+        """Count tokens that are in no sample: never continued, or diverged from."""
         kept = self._kept()
         reached: dict[Node, int] = {}
         for node in kept:
@@ -178,10 +178,10 @@ class Trajectory:
         whole, left, left_at = match(self._roots, ids)
         end = 0 if whole is None else whole.end
         if left is not None and (whole is None or left_at > end):
-            # The same prompt again, so another answer to it.
+            # A repeated prompt: this turn is another answer to it.
             if left_at == len(ids) == left.sampled_start:
                 return PrefixMatch(left.parent, left.kept, Drift.CLEAN, is_branch=True)
-            # Only the end of the last response may be dropped, and not most of it: a fork keeps everything.
+            # Realign only if at most half of the last response is dropped; otherwise fork, which drops nothing.
             if not left.children and 2 * (left.end - left_at) <= len(left.sampled):
                 return PrefixMatch(left, left_at, Drift.REALIGNED)
         elif whole is not None or not self._nodes:
@@ -189,7 +189,7 @@ class Trajectory:
         return PrefixMatch(whole, end, Drift.FORK)
 
     def _insert(self, turn: Turn, ids: "array[int]", prefix: "PrefixMatch") -> None:
-        # The ids stand in the node, in less memory.
+        # The node stores the ids in less memory.
         bare = msgspec.structs.replace(turn, prompt_ids=None, sampled_ids=None)
         sampled = as_ids(turn.sampled_ids or ())
         node = Node(bare, prefix.parent, prefix.kept, ids[prefix.kept :], sampled, self._num_added)
@@ -197,7 +197,7 @@ class Trajectory:
             nodes.append(node)
 
     def _replace(self, newest: Node, turn: Turn) -> None:
-        """``turn``, with the prompt of ``newest``, takes its place."""
+        """Replace ``newest`` with ``turn``, which has the same prompt."""
         for nodes in (self._added, self._nodes, self._siblings(newest.parent)):
             nodes.pop()
         ids = as_ids(turn.prompt_ids or ())
@@ -208,14 +208,14 @@ class Trajectory:
 
 
 def _num_unscored(nodes: Sequence[Node]) -> int:
-    # Without any logprob in the rollout none was asked for: the trainer has its own.
+    # If no turn has logprobs, none were requested: the trainer computes its own.
     if all(node.turn.logprobs is None for node in nodes):
         return 0
     return sum(math.isnan(value) for node in nodes for value in node.logprobs)
 
 
 class PrefixMatch(NamedTuple):
-    """The node that a prompt goes on from, and how many tokens it takes over."""
+    """The node that a prompt extends, and the number of tokens it reuses."""
 
     parent: Node | None
     kept: int
@@ -228,7 +228,7 @@ class PrefixMatch(NamedTuple):
 
 
 def _newest(added: Sequence[Node | Turn]) -> Node | Turn | None:
-    """The turn that the main sample ends with."""
+    """Return the turn that ends the main sample: the newest of the policy, otherwise the newest."""
     return next((each for each in reversed(added) if _bare(each).is_policys), next(reversed(added), None))
 
 
@@ -245,18 +245,18 @@ def _is_given_up(node: Node) -> bool:
 
 
 class SharedMessages:
-    """Hands out one copy of every message and tool, however many turns send it. The copies must not be changed."""
+    """Stores one copy of every message and tool, however many turns send it. The copies must not be changed."""
 
     def __init__(self) -> None:
         self._copy_by_json: dict[bytes, Object] = {}
 
     def shared(self, turn: Turn) -> Turn:
-        """``turn`` with copies of its own, so that it stays as it was sent."""
+        """Return ``turn`` with its own copies, so that later changes by the caller do not affect it."""
         messages, tools = self._copies(turn.messages), self._copies(turn.tools)
         return msgspec.structs.replace(turn, messages=messages, tools=tools, reply=_copy(turn.reply))
 
     def _copies(self, objects: Sequence[Mapping[str, Any]]) -> list[Object]:
-        # By their JSON: a rollout function may change a message in place before it sends it again.
+        # Keyed by JSON: a rollout function may change a message in place before it sends it again.
         encoded = (msgspec.json.encode(each, enc_hook=_plain) for each in objects)
         return [self._copy_by_json.setdefault(key, msgspec.json.decode(key)) for key in encoded]
 
@@ -266,8 +266,8 @@ def _copy(message: Mapping[str, Any]) -> Object:
 
 
 def _plain(value: Any) -> object:
-    """Messages of the openai package, as users put them into the next request."""
+    """Convert messages of the openai package, which users put into the next request."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(exclude_none=True, warnings=False)
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")

@@ -1,6 +1,6 @@
-"""The record of one engine call: the tokens it was given, the tokens it sampled, and which weights sampled them.
+"""The record of one engine call: the prompt tokens, the sampled tokens, and the weights that sampled them.
 
-A turn that an abort has cut comes in parts, each with weights of its own; ``merge`` makes it one again.
+An aborted turn arrives in parts, each with its own weights; ``merge`` joins them.
 """
 
 import math
@@ -14,14 +14,14 @@ from forebay.engines.capture.engine_times import summed
 T = TypeVar("T")
 
 ABORTED = "abort"
-"""The finish reason of a part that the engine cut off."""
+"""Finish reason of a part that the engine aborted."""
 
 Source = Literal["llm", "tool", "environment"]
-"""Where tokens come from: sampled by the policy, a tool's result, or anything else that a prompt brings."""
+"""Origin of tokens: sampled by the policy, a tool's result, or any other part of a prompt."""
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
-    """The sampled tokens from ``start`` to before ``end`` stem from the weights called ``version``."""
+    """Weight version of the sampled tokens ``[start, end)``."""
 
     version: str
     start: int
@@ -29,7 +29,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class SamplingSpan(msgspec.Struct, frozen=True):
-    """How the sampled tokens from ``start`` to before ``end`` were drawn: a ``Sampling`` of ``sampling_params.py``."""
+    """Sampling parameters of the sampled tokens ``[start, end)``: a ``Sampling`` of ``sampling_params.py``."""
 
     sampling: dict[str, Any]
     start: int
@@ -37,11 +37,11 @@ class SamplingSpan(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One choice of one reply. Everything that a sample says about tokens is made of these.
+    """One choice of one reply. Samples take all their token data from turns.
 
-    ``prompt_ids`` and ``sampled_ids`` are None where the engine gave no ids; ``sampled_ids`` hold the end token if one
-    was sampled. ``logprobs`` (natural logarithms, one for each sampled token) is None where it gave none, and a NaN
-    stands for that of a token that it left out.
+    ``prompt_ids`` and ``sampled_ids`` are None if the engine returned no ids; ``sampled_ids`` include the end token if
+    one was sampled. ``logprobs`` (natural logarithms, one per sampled token) is None if the engine returned none; NaN
+    marks a missing logprob.
     """
 
     messages: list[dict[str, Any]]
@@ -53,20 +53,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: list[float] | None = None
     finish_reason: str = ""
     versions: list[VersionSpan] = []
-    """By position in ``sampled_ids``, without gaps; empty where the engine gave none."""
+    """By position in ``sampled_ids``, without gaps; empty if the engine reported none."""
     seen_versions: list[str] = []
-    """The versions that were in use during a call of which the spans are not known (a stream across an update)."""
+    """Versions in use during a call whose spans are unknown (a stream across an update)."""
     sampling: list[SamplingSpan] = []
-    """By position in ``sampled_ids``; nothing is known of tokens in a gap."""
+    """By position in ``sampled_ids``; parameters in a gap are unknown."""
     is_kv_mixed: bool = False
-    """Whether weights changed in place below a cache that was kept: the logprobs belong to no one policy."""
+    """Whether weights changed in place while the cache was kept, so that the logprobs match no single policy."""
     choice: int = 0
-    """Which of the ``n`` choices of its call."""
+    """Index among the ``n`` choices of its call."""
     model: str = ""
-    """The model that was asked for, and the LoRA ``adapter`` of it; "" where the call names none."""
+    """The requested model, and its LoRA ``adapter``; "" if the call names none."""
     adapter: str = ""
     is_policys: bool = True
-    """Whether its tokens may be trained on: not if the run has ``policy_models``, and none of them was asked for."""
+    """Whether its tokens may be trained on: false if the run has ``policy_models`` and the call named none of them."""
     rid: str | None = None
     engine_url: str = ""
     began_s: float = 0.0
@@ -77,24 +77,24 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: dict[str, Any] = {}
     """The engine's own counts."""
     tools: list[dict[str, Any]] = []
-    """The tools that were offered."""
+    """The tools in the request."""
     engine: dict[str, float] = {}
-    """What the engine tells of its time: the ``Times`` of ``engine_times.py``."""
+    """Timings reported by the engine: the ``Times`` of ``engine_times.py``."""
 
 
 def continues(first: Turn, rest: Turn) -> bool:
-    """Whether ``rest`` was asked to go on exactly where ``first`` was aborted."""
+    """Whether ``rest`` continues exactly where ``first`` was aborted."""
     if first.finish_reason != ABORTED or first.prompt_ids is None or first.sampled_ids is None:
         return False
     return rest.prompt_ids == first.prompt_ids + first.sampled_ids
 
 
 def merge(first: Turn, rest: Turn) -> Turn:
-    """The turn that was cut into ``first`` and ``rest``; how it ended, and where, is that of ``rest``.
+    """Join a turn that was cut into ``first`` and ``rest``; the finish reason and end time come from ``rest``.
 
-    Tokens and versions are known if those of both parts are. A part without logprobs beside one that has them has one
-    that is not known for each of its tokens. The reply's content is that of both parts one
-    after the other, which is right where no character and no parsed tool call lies across the cut.
+    Tokens and versions are known if both parts have them. If only one part has logprobs, those of the other part are
+    NaN. The content is the concatenation of both parts, which is correct if no character and no parsed tool call lies
+    across the cut.
     """
     sampled_ids = joined(first.sampled_ids, rest.sampled_ids)
     return msgspec.structs.replace(
@@ -118,7 +118,7 @@ def merge(first: Turn, rest: Turn) -> Turn:
 
 
 def cut(turn: Turn, num_tokens: int) -> Turn:
-    """The turn as if it had ended after ``num_tokens`` sampled tokens."""
+    """Return the turn as if it had ended after ``num_tokens`` sampled tokens."""
     kept = [span for span in turn.versions if span.start < num_tokens]
     return msgspec.structs.replace(
         turn,
@@ -134,7 +134,7 @@ def cut(turn: Turn, num_tokens: int) -> Turn:
 
 
 def joined(first: Sequence[T] | None, rest: Sequence[T] | None) -> list[T] | None:
-    """Both lists; None if one is not known."""
+    """Concatenate both lists; None if either is None."""
     return None if first is None or rest is None else [*first, *rest]
 
 
@@ -150,12 +150,12 @@ def _logprobs(first: Turn, rest: Turn) -> list[float] | None:
 
 
 def known_logprobs(turn: Turn) -> list[float]:
-    """One for each sampled token: NaN for all of a turn that has none."""
+    """One logprob per sampled token; all NaN if the turn has none."""
     return [math.nan] * len(turn.sampled_ids or ()) if turn.logprobs is None else turn.logprobs
 
 
 def _sampling(first: Turn, rest: Turn) -> list[SamplingSpan]:
-    """The spans of both parts by position in the whole; neighbours that say the same are one."""
+    """Spans of both parts by position in the joined turn, with equal neighbours merged."""
     offset = len(first.sampled_ids or ())
     spans = list(first.sampling)
     for span in rest.sampling:
@@ -167,7 +167,7 @@ def _sampling(first: Turn, rest: Turn) -> list[SamplingSpan]:
 
 
 def _versions(first: Turn, rest: Turn) -> list[VersionSpan]:
-    """The spans of both parts by position in the whole; none where a part with tokens has none."""
+    """Spans of both parts by position in the joined turn; empty if a part with tokens has none."""
     if any(turn.sampled_ids and not turn.versions for turn in (first, rest)):
         return []
     offset = len(first.sampled_ids or ())
@@ -176,7 +176,7 @@ def _versions(first: Turn, rest: Turn) -> list[VersionSpan]:
 
 
 def merged(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
-    """Spans without gaps, where neighbours of one version are one."""
+    """Merge neighbouring spans of one version. The spans must have no gaps."""
     made: list[VersionSpan] = []
     for span in spans:
         if made and made[-1].version == span.version:
@@ -187,7 +187,7 @@ def merged(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
 
 
 def _usage(first: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    # The prompt was that of the first part; what the others read of it again was their price, not its length.
+    # The prompt length is that of the first part: later parts read the prompt again, which does not lengthen it.
     prompt, counts = first.get("prompt_tokens"), [usage.get("completion_tokens") for usage in (first, rest)]
     if not isinstance(prompt, int) or not all(isinstance(count, int) for count in counts):
         return {**rest, **first}

@@ -1,9 +1,9 @@
-"""Going on with a chat that its engine has aborted, for a weight update say, until it has come to its end.
+"""Continue a chat that its engine aborted, for example for a weight update, until the choice is complete.
 
-In comes the turn of a choice whose finish reason is ``abort``. ``continued_call.py`` says what is to be done, step by
-step: ask for the next part, pause, read the message. Whoever does the I/O takes the steps: run processes, in the event
-loop or in a thread, and the gateway. ``parts.py`` knows what came so far, and the body of the next call: from token ids
-where the engine gives them, else from text. Out of all tokens ``message.py`` reads the message, since a character, a
-stop string or a tool call may lie across a cut. Out goes one turn with the weight versions of its parts, and by
-``reply.py`` a reply as if one call had brought it.
+Input: the turn of a choice whose finish reason is ``abort``. ``continued_call.py`` yields the steps: request the next
+part, pause, read the message. The caller does the I/O: run processes, in the event loop or in a thread, and the
+gateway. ``parts.py`` holds the parts so far and builds the next request: from token ids if the engine returns them,
+otherwise from text. ``message.py`` reads the message from all tokens, because a character, a stop string or a tool call
+may lie across a cut. Output: one turn with the weight versions of its parts, and (``reply.py``) a reply as if from a
+single call.
 """

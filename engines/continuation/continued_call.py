@@ -1,4 +1,4 @@
-"""Going on with what an engine aborted, for a weight update say, until the choice has come to its end."""
+"""Continue a choice that an engine aborted, for example for a weight update, until it is complete."""
 
 import asyncio
 import logging
@@ -18,19 +18,19 @@ from forebay.engines.continuation.parts import Json, Part, Parts
 logger = logging.getLogger(__name__)
 
 MAX_EMPTY_PARTS = 10
-"""So many times in a row may an engine abort a call before its first token: with the pauses, half a minute."""
+"""Consecutive aborts before the first token after which a call fails: with the pauses, about half a minute."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask an engine for a whole chat with this body. The answer is a ``Part``."""
+    """Request a whole chat with this body. The answer is a ``Part``."""
 
     body: Json
 
 
 @dataclass(frozen=True)
 class Join:
-    """Read the message of a turn that was cut from all its tokens. The answer is a ``Whole``, or None."""
+    """Read the message of a cut turn from all its tokens. The answer is a ``Whole``, or None."""
 
     turn: Turn
     body: Json
@@ -42,28 +42,28 @@ Answer: TypeAlias = Part | Whole | None
 
 
 class Rest:
-    """The rest of one choice. ``body`` is the chat that was asked for, ``turn`` what came of it before the abort.
+    """The rest of one choice. ``body`` is the requested chat, ``turn`` its result before the abort.
 
-    Whoever does the I/O takes its ``steps``, by ``finish`` or ``finish_in_thread``.
+    The caller does the I/O of the ``steps``, with ``finish`` or ``finish_in_thread``.
     """
 
     def __init__(self, body: Mapping[str, Any], turn: Turn) -> None:
         self.parts = Parts(body, turn)
         self.choice = turn.choice
         self.turn: Turn = turn
-        """All that there is so far; in the end, the whole turn with its message."""
+        """Everything received so far; at the end, the whole turn with its message."""
         self._pause = Backoff(0.25, 5.0)
         self._num_empty = 0
 
     @property
     def turns(self) -> list[Turn]:
-        """What there is to record now: the parts that were dropped, and the turn."""
+        """Turns to record now: the dropped parts, and the turn."""
         return [*self.parts.dropped, *([] if self.parts.turn is None else [self.turn])]
 
     def steps(self) -> Generator[Step, Answer, Turn]:
-        """What is to be done, one after the other; each is sent its answer. Returns the whole turn.
+        """Yield the steps one by one; each is sent its answer. Returns the whole turn.
 
-        Raises ``EngineError`` if the engine aborts again and again.
+        Raises ``EngineError`` if the engine keeps aborting.
         """
         parts = self.parts
         while self.turn.finish_reason == ABORTED and not parts.is_budget_spent:
@@ -84,21 +84,21 @@ class Rest:
         assert isinstance(answer, Part)
         parts = self.parts
         if not parts.add(answer):
-            logger.warning("the engine does not go on from token ids: the turn is continued from its text")
+            logger.warning("the engine cannot continue from token ids; the turn is continued from its text")
         elif parts.turn is not None:
             reason = parts.turn.finish_reason or "stop"  # some servers send null
             self.turn = msgspec.structs.replace(parts.turn, choice=self.choice, finish_reason=reason)
 
     def _prepare(self) -> Pause:
-        """Drop what cannot be gone on with. Returns the pause that the next part needs, in seconds."""
+        """Drop tokens that cannot be continued. Returns the pause before the next part, in seconds."""
         parts = self.parts
         is_empty = parts.is_last_empty or parts.is_grammar_bound
         # An engine that is being updated may abort many calls in a row before their first token.
         self._num_empty = self._num_empty + 1 if is_empty else 0
         if self._num_empty >= MAX_EMPTY_PARTS:
-            raise EngineError("the engine aborts every call before its first token, or its end", status_code=200)
+            raise EngineError("the engine aborts every call before its first token, or before its end", status_code=200)
         if parts.is_grammar_bound and (num_dropped := parts.drop()):
-            logger.info("a reply that is held to a grammar was aborted: asked afresh, %d tokens dropped", num_dropped)
+            logger.info("an aborted reply bound to a grammar is requested again (%d tokens dropped)", num_dropped)
         return self._pause.next_s() if self._num_empty > 1 else 0.0
 
 
@@ -108,7 +108,7 @@ async def finish(
     join: Callable[[Join], Awaitable[Whole | None]],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Turn:
-    """Come to the end of ``rest``. Raises what it and ``ask`` raise."""
+    """Run the steps of ``rest`` to the end. Raises the errors of ``rest`` and ``ask``."""
     steps = rest.steps()
     answer: Answer = None
     while (step := _next(steps, answer)) is not None:
@@ -128,7 +128,7 @@ def finish_in_thread(
     join: Callable[[Join], Whole | None],
     pause: Callable[[float], None] = time.sleep,
 ) -> Turn:
-    """``finish`` for code that is not ``async``."""
+    """Synchronous version of ``finish``."""
     steps = rest.steps()
     answer: Answer = None
     while (step := _next(steps, answer)) is not None:
@@ -143,7 +143,7 @@ def finish_in_thread(
 
 
 def _next(steps: Generator[Step, Answer, Turn], answer: Answer) -> Step | None:
-    """The next step; None after the last one."""
+    """Return the next step, or None after the last one."""
     try:
         return steps.send(answer)
     except StopIteration:

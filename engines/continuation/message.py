@@ -1,7 +1,7 @@
-"""One assistant message out of the tokens of a turn that aborts have cut into parts.
+"""Read one assistant message from the tokens of a turn that aborts cut into parts.
 
-An engine parses each part by itself: a character, a stop string or a tool call that lies across a cut is seen by none
-of its replies. What is right is read from all tokens at once.
+An engine parses each part separately, so it misses a character, a stop string or a tool call that lies across a cut.
+The correct message is read from all tokens at once.
 """
 
 import logging
@@ -22,7 +22,7 @@ from forebay.engines.router_workers import WorkerAdmin
 logger = logging.getLogger(__name__)
 
 ENDED = frozenset({"stop", "tool_calls"})
-"""Finish reasons of a turn whose last token ended it: it is part of no text."""
+"""Finish reasons of a turn whose last token ended it and is not part of the text."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class Whole:
 
 
 async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
-    """The message of a turn with token ids; ``body`` is the chat that asked for it, with ``stop`` and ``tools``.
+    """Read the message of a turn with token ids; ``body`` is the chat request, with its ``stop`` and ``tools``.
 
-    A stop string across a cut, which the engine did not see, ends the turn there. Reasoning and tool calls are parsed
-    by the engine's own parsers. None where the engine cannot turn tokens into text.
+    A stop string across a cut, which the engine missed, ends the turn there. The engine's own parsers parse reasoning
+    and tool calls. Returns None if the engine cannot decode tokens.
     """
     try:
         return await _EngineReading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
     except (EngineError, TimeoutError) as error:
-        logger.warning("the parts of an aborted turn are joined as they are: %s", type(error).__name__)
+        logger.warning("the parts of an aborted turn are concatenated without parsing: %s", type(error).__name__)
         return None
 
 
 async def whole_text(text_of: TextOf, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
-    """``whole_message`` with the model's own tokenizer, where no engine can be asked: nothing is parsed."""
+    """Read the message with the model's own tokenizer if no engine can be asked; nothing is parsed."""
     return await _OwnReading(text_of, turn.sampled_ids or [], body).whole(turn.finish_reason)
 
 
@@ -58,7 +58,7 @@ class _ParsedCall(msgspec.Struct):
 
 
 class _Parsed(msgspec.Struct):
-    """What SGLang's parsers of reasoning and of tool calls answer."""
+    """Replies of SGLang's reasoning and tool call parsers."""
 
     text: str | None = None
     reasoning_text: str | None = None
@@ -85,11 +85,11 @@ class _Reading(ABC):
         num_tokens = len(self._ids)
         if end is not None:
             finish_reason, text = "stop", text[:end]
-            # The engine drops what comes after the token that completes a stop string; so do we.
+            # Like the engine, drop everything after the token that completes a stop string.
             if self._stop_end(without_last) is not None:
                 num_tokens = await self._first_with_stop()
         elif finish_reason in ENDED:
-            text = without_last  # the last token ended the turn: it is none of its text
+            text = without_last  # the last token ended the turn and is not part of the text
         message, has_calls = await self._parsed(text)
         if finish_reason in ENDED:
             finish_reason = "tool_calls" if has_calls else "stop"
@@ -97,15 +97,15 @@ class _Reading(ABC):
 
     @abstractmethod
     async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
-        """The texts of lists of tokens, none of them empty; None where nobody can say."""
+        """Decode lists of tokens, none of them empty; None if that is impossible."""
 
     @abstractmethod
     async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
-        """The message, and whether it has tool calls."""
+        """Return the message, and whether it has tool calls."""
 
     async def _texts(self, *lengths: int) -> list[str] | None:
-        """The text of the first tokens, so many of them, for each length."""
-        tokens = [self._ids[:length] for length in lengths if length]  # engines take no empty list
+        """Decode the first ``length`` tokens for each of ``lengths``."""
+        tokens = [self._ids[:length] for length in lengths if length]  # engines reject empty lists
         texts = await self._decoded(tokens)
         if texts is None or len(texts) != len(tokens):
             return None
@@ -113,7 +113,7 @@ class _Reading(ABC):
         return [next(left) if length else "" for length in lengths]
 
     def _stop_end(self, text: str) -> int | None:
-        """Where the text ends because of the first stop string in it."""
+        """Return where the first stop string ends the text, or None."""
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not found:
             return None
@@ -121,8 +121,8 @@ class _Reading(ABC):
         return at + len(stop) if self._body.get("no_stop_trim") else at
 
     async def _first_with_stop(self) -> int:
-        """The number of tokens after which an engine that saw them all would have stopped."""
-        # Bisected: each look is a call of the engine. Once a text holds a stop string, every longer one does.
+        """Return the number of tokens after which an engine that saw all of them would have stopped."""
+        # Bisect, because each probe is an engine call. Once a text has a stop string, every longer one does.
         low, high = 0, len(self._ids) - 1
         while high - low > 1:
             middle = (low + high) // 2
