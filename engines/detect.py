@@ -1,4 +1,4 @@
-"""Find out which kind of engine answers at an address, at the first call that reaches it."""
+"""Detect which kind of engine answers at an address, at the first call that reaches it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -11,12 +11,12 @@ from forebay.engines.openai import OpenAIEngine
 from forebay.engines.router_workers import PROBE_TIMEOUT_S, WorkerAdmin, admin_client, root_url
 from forebay.engines.sglang import SGLangEngine
 
-# The second for servers before 0.5, the last for routers.
+# The second path is for servers before 0.5, the last for routers.
 SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
 
 
 async def is_sglang(url: str, *, api_key: str | None = None) -> bool:
-    """Whether an SGLang server or router answers at ``url``. Raises ``EngineUnavailable`` when nobody answers."""
+    """Whether ``url`` is an SGLang server or router. Raises ``EngineUnavailable`` if it is unreachable."""
     async with admin_client(api_key, PROBE_TIMEOUT_S) as http:
         admin = WorkerAdmin(http, root_url(url))
         for path in SGLANG_PATHS:
@@ -26,9 +26,9 @@ async def is_sglang(url: str, *, api_key: str | None = None) -> bool:
 
 
 class DetectedEngine(Engine):
-    """An ``SGLangEngine`` or an ``OpenAIEngine``: decided when the address first answers, not before.
+    """An ``SGLangEngine`` or an ``OpenAIEngine``, chosen when the address first answers.
 
-    ``template`` is for the first.
+    ``template`` applies to SGLang only.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class DetectedEngine(Engine):
         self._found = None
 
     async def found(self) -> SGLangEngine | OpenAIEngine:
-        """The engine itself. Raises ``EngineUnavailable`` while nobody answers."""
+        """Return the engine. Raises ``EngineUnavailable`` while the address is unreachable."""
         if self._found is not None:
             return self._found
         if self._finding is None:
             self._finding = asyncio.create_task(self._find())
             self._finding.add_done_callback(self._finding_ended)
-        # Shielded: callers share the attempt, and one that gives up must not end it for the others.
+        # Shielded: callers share the attempt, and a caller that is cancelled must not end it for the others.
         return await asyncio.shield(self._finding)
 
     async def model_info(self) -> ModelInfo:
@@ -102,5 +102,5 @@ class DetectedEngine(Engine):
     def _finding_ended(self, task: asyncio.Task[SGLangEngine | OpenAIEngine]) -> None:
         self._finding = None
         if not task.cancelled():
-            # Looked at, so that asyncio does not report it when every caller has given up.
+            # Retrieved, so that asyncio does not warn about it when every caller was cancelled.
             task.exception()

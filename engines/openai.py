@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible engine: what it serves, and whether it answers."""
+"""Client of any OpenAI-compatible engine: its model and availability."""
 
 from typing import Self
 
@@ -9,9 +9,9 @@ from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 
 
 class OpenAIEngine(Engine):
-    """The server at ``base_url`` (with or without ``/v1``).
+    """Client of the server at ``base_url`` (with or without ``/v1``).
 
-    Its model is ``model``, without that the first of ``/v1/models``, or ``default`` where the server lists none.
+    Its model is ``model``; otherwise the first of ``/v1/models``, or ``default`` if the server lists none.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, model: str | None = None) -> None:
@@ -22,7 +22,7 @@ class OpenAIEngine(Engine):
 
     async def __aenter__(self) -> Self:
         self._http = admin_client(self._api_key)
-        # As the openai package does: such a server may stand behind a front that sends its clients elsewhere.
+        # As in the openai package: the server may be behind a proxy that redirects clients.
         self._http.follow_redirects = True
         return self
 

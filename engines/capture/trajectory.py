@@ -270,4 +270,4 @@ def _plain(value: Any) -> object:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(exclude_none=True, warnings=False)
-    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -1,4 +1,4 @@
-"""One choice of a chat that takes several calls: what each asks for, what they brought, and what is left to ask."""
+"""One choice of a chat that takes several calls: builds each request, joins the results, and tracks what is left."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from forebay.engines.capture.turn import Turn, joined, merge
 
 MIN_NAMES = ("min_tokens", "min_new_tokens")
 OF_ONE_CALL = ("rid", "stream", "stream_options")
-"""Fields of a body that its later calls have not."""
+"""Fields that apply to a single call and are left out of later ones."""
 OF_THE_END = ("continue_final_message", "add_generation_prompt")
-"""Fields that say how the last message is to be rendered."""
+"""Fields that control how the last message is rendered."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A whole reply, and its turns; ``raw`` is whatever brought it."""
+    """A whole reply and its turns; ``raw`` is the caller's own response object."""
 
     reply: Json
     turns: Sequence[Turn]
@@ -31,16 +31,16 @@ class Part:
 
     @property
     def only(self) -> Turn:
-        """The turn of a call for one choice. Raises ``EngineError`` if there is none."""
+        """The turn of a call for one choice. Raises ``EngineError`` if the reply has no choice."""
         if not self.turns:
             raise EngineError("the engine answered without a choice", status_code=200)
         return self.turns[0]
 
 
 class Parts:
-    """The parts of one choice, each from one call. ``body`` is the chat that was asked for, ``first`` what it brought.
+    """The parts of one choice, each from one call. ``body`` is the requested chat, ``first`` the first call's turn.
 
-    What the engine aborted is gone on with by token ids where all engines so far gave them, else by text.
+    Aborted text is continued from token ids if every engine so far returned them, otherwise from text.
     """
 
     def __init__(self, body: Mapping[str, Any], first: Turn) -> None:
@@ -53,36 +53,36 @@ class Parts:
         self.completion_tokens: list[int] = []
         self.weight_versions: list[str | None] = []
         self.logprobs: list[Json] = []
-        """Those of the parts after the first, as chats have them."""
+        """Logprobs of the parts after the first, in the format of chats."""
         self.dropped: list[Turn] = []
-        """Parts that nothing could go on from."""
+        """Parts that could not be continued."""
         self._note(first)
         self._budget = next((name for name in LIMIT_NAMES if self.body.get(name) is not None), None)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were sampled for the parts."""
+        """Number of tokens sampled for the parts."""
         return sum(self.completion_tokens)
 
     @property
     def is_last_empty(self) -> bool:
-        """Whether the last call brought nothing."""
+        """Whether the last call returned nothing."""
         return not self.texts[-1] and not self.completion_tokens[-1]
 
     @property
     def is_budget_spent(self) -> bool:
-        """Whether nothing more may be sampled."""
+        """Whether the token limit is used up."""
         return self._budget is not None and self.num_tokens >= int(self.body[self._budget])
 
     @property
     def is_grammar_bound(self) -> bool:
-        """Whether the engine holds the reply to a grammar, which begins anew with each call: no call goes on inside."""
+        """Whether a grammar constrains the reply. It restarts with each call, so no call can continue inside one."""
         return grammar_of(self.body) is not None
 
     def request(self) -> Json:
-        """The body of the next call."""
+        """Return the body of the next call."""
         request = {**self.body, **self._left()}
-        # Choices are gone on with one by one.
+        # Choices are continued one by one.
         if "n" in request:
             request["n"] = 1
         ids, text = self._known_ids(), "".join(self.texts)
@@ -92,13 +92,13 @@ class Parts:
         if ids is not None:
             return {**request, "messages": self.before, "input_ids": ids}
         messages = [*self.before, {"role": "assistant", "content": self._prefix + text}]
-        # vLLM insists on the last field, SGLang does not look at it.
+        # vLLM requires the last field, SGLang ignores it.
         return {**request, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
     def add(self, part: Part) -> bool:
-        """Take in the reply to the last request; false if it did not go on from the tokens that it was given."""
+        """Add the reply to the last request; False if it did not continue from the given tokens."""
         turn, ids = part.only, self._known_ids()
-        # An engine that does not know the field renders the messages instead: it began the answer anew.
+        # An engine that does not know `input_ids` renders the messages instead and restarts the answer.
         if ids is not None and turn.prompt_ids != ids:
             self.is_by_ids = False
             return False
@@ -111,17 +111,17 @@ class Parts:
     def _with(self, rest: Turn) -> Turn:
         if self.turn is None:
             return rest
-        # Aborted before its first token: an engine may not even have read the prompt, and tells none of its ids.
+        # Aborted before the first token: the engine may not have read the prompt, and then reports none of its ids.
         if not self.turn.sampled_ids and not any(self.texts):
             times = summed(self.turn.engine, rest.engine)
             return msgspec.structs.replace(rest, began_s=self.turn.began_s, engine=times)
-        # Gone on with from its text, which may have been made into other tokens than were sampled.
+        # Continued from text, which may be tokenized differently from the sampled tokens.
         if not self.is_by_ids:
             rest = msgspec.structs.replace(rest, prompt_ids=None, sampled_ids=None, logprobs=None)
         return merge(self.turn, rest)
 
     def drop(self) -> int:
-        """Forget all parts; how many tokens they had."""
+        """Discard all parts. Returns the number of discarded tokens."""
         num_tokens = self.num_tokens
         if self.turn is not None:
             self.dropped.append(self.turn)
@@ -137,14 +137,14 @@ class Parts:
         self.weight_versions.append(turn.versions[-1].version if turn.versions else None)
 
     def _known_ids(self) -> list[int] | None:
-        """The tokens to go on from; None at the beginning, and where they are not known."""
+        """The tokens to continue from; None at the beginning, and if they are unknown."""
         turn = self.turn
         if not self.is_by_ids or turn is None or not turn.sampled_ids:
             return None
         return joined(turn.prompt_ids, turn.sampled_ids)
 
     def _left(self) -> Json:
-        """What the parts so far leave of limits on the number of tokens."""
+        """Return the token limits left after the parts so far."""
         spent = self.num_tokens
         left = {name: max(0, self.body[name] - spent) for name in MIN_NAMES if self.body.get(name)}
         if self._budget is not None:
@@ -153,7 +153,7 @@ class Parts:
 
 
 def _split(body: Mapping[str, Any]) -> tuple[list[Json], str]:
-    """The messages, and the text at their end that the engine was asked to go on from."""
+    """Split off the text at the end of the messages that the engine was asked to continue."""
     messages = list(body["messages"])
     if body.get("continue_final_message") and ends_with_text(messages):
         return messages[:-1], messages[-1]["content"]
@@ -161,6 +161,6 @@ def _split(body: Mapping[str, Any]) -> tuple[list[Json], str]:
 
 
 def ends_with_text(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is one of the assistant, with nothing but text."""
+    """Whether the last message is from the assistant and contains only text."""
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and isinstance(last.get("content"), str) and not last.get("tool_calls")

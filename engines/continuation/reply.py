@@ -1,4 +1,4 @@
-"""The reply to a chat of which choices were gone on with after an abort, as one call would have given it."""
+"""Build the reply to a chat whose choices were continued after an abort, as if it came from one call."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,18 +7,18 @@ from forebay.engines.capture.turn import Turn
 
 Json = dict[str, Any]
 Logprobs = Mapping[int, list[Json]]
-"""By choice: the logprobs of the parts after the first; only choices that were gone on with."""
+"""Logprobs of the parts after the first, by choice; only for continued choices."""
 
 
 def joined_reply(reply: Json, turns: Sequence[Turn], logprobs: Logprobs) -> Json:
-    """A whole reply with the choices as ``turns`` have them."""
+    """Return a whole reply with the choices replaced by ``turns``."""
     by_choice = {turn.choice: turn for turn in turns}
     choices = [_choice(choice, by_choice.get(choice.get("index", 0)), logprobs) for choice in reply["choices"]]
     return {**reply, "choices": choices, "usage": joined_usage(reply.get("usage"), turns)}
 
 
 def joined_usage(usage: Json | None, turns: Sequence[Turn]) -> Json | None:
-    """The engine's counts of the first part, with the tokens of all parts."""
+    """Return the usage of the first part, with the tokens of all parts."""
     if usage is None:
         return None
     counts = [_num_sampled(turn, len(turns)) for turn in turns]
@@ -31,7 +31,7 @@ def joined_usage(usage: Json | None, turns: Sequence[Turn]) -> Json | None:
 def _num_sampled(turn: Turn, num_choices: int) -> int | None:
     if turn.sampled_ids is not None:
         return len(turn.sampled_ids)
-    # The usage of a turn is that of all choices of its call: with several, no count belongs to one of them.
+    # The usage of a turn covers all choices of its call: with several, it cannot be split between them.
     return turn.usage.get("completion_tokens") if num_choices == 1 else None
 
 

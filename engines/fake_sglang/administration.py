@@ -1,4 +1,4 @@
-"""What is asked of an engine beside answers: that calls end, that it waits, that it takes other weights."""
+"""Administrative routes of an engine: abort calls, pause, and update weights."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,13 +10,13 @@ from forebay.engines.fake_sglang.request_bodies import AbortBody, PauseBody, Ver
 
 
 class Administration:
-    """Each method but ``routes`` answers one route."""
+    """The administrative routes; each method except ``routes`` serves one."""
 
     def __init__(self, backend: Administered) -> None:
         self._backend = backend
 
     def routes(self) -> list[Route]:
-        """All of them, each by ``POST``."""
+        """Return all routes, each with method ``POST``."""
         sent = {
             "/abort_request": self.abort,
             "/pause_generation": self.pause,
@@ -28,26 +28,26 @@ class Administration:
         return [Route(path, endpoint, methods=["POST"]) for path, endpoint in sent.items()]
 
     async def abort(self, request: Request) -> Response:
-        """End calls by the beginning of their ``rid``, or all; they answer 200 with what they have."""
+        """Abort calls by a prefix of their ``rid``, or all calls; they return 200 with their tokens so far."""
         body = AbortBody.read(await request.body())
-        # To the back end an empty prefix means every call; SGLang takes an empty ``rid`` for none.
+        # For the back end an empty prefix matches every call; for SGLang an empty `rid` matches none.
         if body.abort_all or body.rid:
             self._backend.abort("" if body.abort_all else body.rid or "")
         return Response()
 
     async def pause(self, request: Request) -> Response:
-        """Generate nothing until ``/continue_generation``."""
+        """Pause generation until ``/continue_generation``."""
         body = PauseBody.read(await request.body())
         await self._backend.pause(body.mode)
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, _: Request) -> Response:
-        """Go on after a pause."""
+        """Resume after a pause."""
         await self._backend.resume()
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
     async def update_weights(self, request: Request) -> Response:
-        """Go on with the weights in another folder. One that does not fit is a 400, and nothing changes."""
+        """Load the weights in another folder. Weights that do not fit return 400 and change nothing."""
         body = WeightsBody.read(await request.body())
         if body.abort_all_requests:
             self._backend.abort("")
@@ -60,7 +60,7 @@ class Administration:
         return JSONResponse(reply)
 
     async def name_weights(self, request: Request) -> Response:
-        """Call the weights something else from the next token on."""
+        """Rename the weights from the next token on."""
         body = VersionBody.read(await request.body())
         if body.abort_all_requests:
             self._backend.abort("")
@@ -69,6 +69,6 @@ class Administration:
         return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
 
     async def flush_cache(self, _: Request) -> Response:
-        """Forget the prompts that were read."""
+        """Clear the prompt cache."""
         await self._backend.flush_cache()
         return Response()

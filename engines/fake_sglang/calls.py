@@ -1,4 +1,4 @@
-"""A prompt on its way through an engine: what is asked, and the pieces in which its choices come back."""
+"""A prompt that an engine works on: the request, and the pieces in which its choices arrive."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ JSONObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one call's tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` -1 and ``top_p`` 1 filter nothing."""
+    """Sampling parameters of one call. ``temperature`` 0 is greedy; ``top_k`` -1 and ``top_p`` 1 filter nothing."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -35,7 +35,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """A token, its logprob, and the most probable tokens at its place with theirs, best first."""
+    """A token, its logprob, and the most probable tokens at its position with their logprobs, best first."""
 
     token_id: int
     logprob: float
@@ -44,15 +44,15 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """How far a choice has come, and when: by ``time.monotonic``, measured by the engine, None before it is so."""
+    """Progress of a choice: times by ``time.monotonic``, measured by the engine; None before the event."""
 
     begun_s: float | None = None
-    """The engine turned to it: it has waited from its arrival until then."""
+    """When the engine started on it; the time from arrival until then is queue time."""
     prefilled_s: float | None = None
-    """Its prompt was read: from then on it was generated."""
+    """When its prompt had been read; decoding starts then."""
     ended_s: float | None = None
     cached_tokens: int = 0
-    """So much of its prompt had been read before."""
+    """Number of prompt tokens found in the cache."""
 
 
 UNBEGUN = Milestones()
@@ -60,9 +60,9 @@ UNBEGUN = Milestones()
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice grew by, ``index`` being its place in the request. The last one has a ``finish_reason``.
+    """An increment of one choice; ``index`` is its position in the request. The last piece has a ``finish_reason``.
 
-    ``versions`` names the weights behind each of ``tokens``; ``num_retractions``, how often its cache was dropped.
+    ``versions`` has the weight version of each of ``tokens``; ``num_retractions`` counts cache drops.
     """
 
     index: int
@@ -79,10 +79,10 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class PromptCall:
-    """A prompt and how to go on, with ``n`` choices. ``pieces`` belong to the event loop that made it.
+    """A prompt and its sampling parameters, with ``n`` choices. ``pieces`` belong to the event loop that made the call.
 
-    With ``logprob_start`` the prompt's own tokens from that one on are scored: ``prompt_logprobs`` hold the logprobs of
-    all but the first of them, at temperature 1, by the time that a piece arrives.
+    With ``logprob_start``, prompt tokens from that position on are scored: ``prompt_logprobs`` hold the logprobs at
+    temperature 1 of all but the first of them, and are set before the first piece arrives.
     """
 
     rid: str
@@ -90,32 +90,32 @@ class PromptCall:
     params: SamplingParams
     n: int = 1
     first_index: int = 0
-    """The place of its first choice among all those of the request."""
+    """Position of its first choice among all choices of the request."""
     stream: bool = False
     num_top_logprobs: int = 0
     logprob_start: int | None = None
     body: JSONObject = field(default_factory=dict)
-    """What the client sent, as far as it concerns this prompt."""
+    """The client's request, as far as it concerns this prompt."""
     is_chat: bool = False
     extra_key: str | None = None
-    """The namespace of the cache in which its prompt is looked up, and left."""
+    """Cache namespace in which its prompt is looked up and stored."""
     prompt_logprobs: tuple[float, ...] = ()
     arrived_s: float = field(default_factory=time.monotonic)
-    """When its request was there."""
+    """When its request arrived."""
     traceparent: str | None = None
-    """The W3C header with which it came."""
+    """The W3C header of the request."""
     pieces: "asyncio.Queue[Piece | Exception | None]" = field(default_factory=asyncio.Queue)
-    """One queue for all calls of a request. An exception ends them all, and so does ``None``: the client has gone."""
+    """One queue for all calls of a request. An exception, or ``None`` (the client disconnected), ends all of them."""
 
     @property
     def indices(self) -> range:
-        """The places of its choices."""
+        """Positions of its choices."""
         return range(self.first_index, self.first_index + self.n)
 
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One choice of a call, put together from its pieces."""
+    """One choice of a call, assembled from its pieces."""
 
     call: PromptCall
     index: int
@@ -131,16 +131,16 @@ class Choice:
 
     @property
     def token_ids(self) -> list[int]:
-        """What was sampled."""
+        """Ids of the sampled tokens."""
         return [token.token_id for token in self.tokens]
 
     def add(self, piece: Piece) -> None:
-        """Grow by a piece."""
+        """Append a piece."""
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.tokens.extend(piece.tokens)
         self.versions.extend(piece.versions)
-        # The rest is said anew with every piece, and counts as the last one says it.
+        # The other fields are sent in full with every piece; the latest values count.
         self.tool_calls = piece.tool_calls
         self.num_retractions = piece.num_retractions
         self.milestones = piece.milestones
@@ -148,16 +148,16 @@ class Choice:
 
 
 def choices_of(calls: Sequence[PromptCall]) -> list[Choice]:
-    """The choices of a request, nothing of them there yet."""
+    """Return the empty choices of a request."""
     return [Choice(call, index) for call in calls for index in call.indices]
 
 
 async def grow(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Piece]]:
-    """Each choice that has grown, until all have ended or nobody reads them; raises what made a call fail."""
+    """Yield each choice that grew, until all have ended or the client is gone. Raises the error of a failed call."""
     pieces, num_open = choices[0].call.pieces, len(choices)
     while num_open:
         piece = await pieces.get()
-        # The client has gone: what there is will be written for nobody.
+        # The client disconnected, so nothing more is written.
         if piece is None:
             return
         if isinstance(piece, Exception):

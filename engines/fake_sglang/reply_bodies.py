@@ -1,4 +1,4 @@
-"""What clients get, whole or in chunks: OpenAI's chat completion with SGLang's fields, and ``/generate``'s reply."""
+"""Write replies, whole or in chunks: OpenAI's chat completion with SGLang's fields, and ``/generate``'s reply."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,20 +15,20 @@ class ReplyWriter(Protocol):
     """Writes the reply to one request, whole or as the chunks of a stream."""
 
     def whole(self, choices: Sequence[Choice]) -> JSONObject | list[JSONObject]:
-        """The one body."""
+        """Return the whole body."""
 
     def grown(self, choice: Choice, piece: Piece) -> Iterator[JSONObject]:
-        """The chunks of a choice's newest piece."""
+        """Yield the chunks of a choice's newest piece."""
 
     def failed(self, message: str, status: int) -> JSONObject:
-        """The chunk of an error."""
+        """Return the chunk of an error."""
 
     def closing(self, choices: Sequence[Choice]) -> Iterator[JSONObject]:
-        """The last chunks, after every choice."""
+        """Yield the last chunks, after every choice."""
 
 
 class ChatWriter:
-    """The reply to a chat."""
+    """Writes the reply to a chat."""
 
     def __init__(self, body: ChatBody, call: PromptCall, backend: Backend) -> None:
         self._body = body
@@ -37,10 +37,10 @@ class ChatWriter:
         self._options = body.stream_options or StreamOptions()
         self._created = int(time.time())
         self._num_sent: dict[Choice, int] = {}
-        """How many tokens of each choice stand in a chunk already."""
+        """Number of tokens of each choice already sent in chunks."""
 
     def whole(self, choices: Sequence[Choice]) -> JSONObject:
-        """The body of a chat that does not stream."""
+        """Return the body of a chat that is not streamed."""
         body = {
             **self._head("chat.completion"),
             "choices": [self._choice(choice) for choice in choices],
@@ -50,11 +50,11 @@ class ChatWriter:
         return body | self._sglext(choices)
 
     def grown(self, choice: Choice, piece: Piece) -> Iterator[JSONObject]:
-        """A chunk of what there is to read; calls of tools and the finish reason have chunks of their own."""
+        """Yield a chunk with the new text; tool calls and the finish reason get chunks of their own."""
         if choice not in self._num_sent:
             self._num_sent[choice] = 0
             yield self._chunk(choice, {"role": "assistant", "content": ""})
-        # Taken with every piece, as SGLang does: those that go into no chunk are lost.
+        # Taken with every piece, as in SGLang: logprobs that no chunk contains are lost.
         logprobs = self._new_logprobs(choice)
         if piece.text or piece.reasoning:
             delta = {"content": piece.text or None, "reasoning_content": piece.reasoning or None}
@@ -68,11 +68,11 @@ class ChatWriter:
             yield end
 
     def failed(self, message: str, status: int) -> JSONObject:
-        """The chunk of an error."""
+        """Return the chunk of an error."""
         return {"error": error_body(message, status)}
 
     def closing(self, choices: Sequence[Choice]) -> Iterator[JSONObject]:
-        """Token ids and usage, where they were asked for."""
+        """Yield token ids and usage, if requested."""
         head, ids = {**self._head("chat.completion.chunk"), "choices": []}, self._sglext(choices)
         if ids:
             yield {**head, "usage": None, **ids}
@@ -80,7 +80,7 @@ class ChatWriter:
             yield {**head, "usage": _usage(choices)}
 
     def _head(self, kind: str) -> JSONObject:
-        # SGLang repeats whatever model was asked for.
+        # SGLang repeats the requested model name.
         model = self._body.model or self._backend.name
         return {"id": self._call.rid, "object": kind, "created": self._created, "model": model}
 
@@ -112,7 +112,7 @@ class ChatWriter:
     def _tool_chunks(self, choice: Choice) -> Iterator[JSONObject]:
         for at, call in enumerate(choice.tool_calls):
             function = {"arguments": "", **call["function"]}
-            # As clients expect them: the name first, the arguments in a delta of their own.
+            # Clients expect the name first, and the arguments in a separate delta.
             begun = {**call, "index": at, "function": {**function, "arguments": ""}}
             yield self._chunk(choice, {"tool_calls": [begun]})
             yield self._chunk(choice, {"tool_calls": [{"index": at, "function": {"arguments": function["arguments"]}}]})
@@ -148,7 +148,7 @@ class ChatWriter:
 
 
 class GenerateWriter:
-    """The reply to ``/generate``; each chunk of a stream has everything so far."""
+    """Writes the reply to ``/generate``; each chunk of a stream repeats everything so far."""
 
     def __init__(self, body: GenerateBody, calls: Sequence[PromptCall], backend: Backend) -> None:
         self._body = body
@@ -156,21 +156,21 @@ class GenerateWriter:
         self._is_list = body.is_list or calls[0].n > 1
 
     def whole(self, choices: Sequence[Choice]) -> JSONObject | list[JSONObject]:
-        """One reply, or the list of them."""
+        """Return one reply, or a list of replies."""
         replies = [self._generated(choice) for choice in choices]
         return replies if self._is_list else replies[0]
 
     def grown(self, choice: Choice, piece: Piece) -> Iterator[JSONObject]:
-        """All of the choice so far."""
+        """Yield the whole choice so far."""
         yield self._generated(choice) | ({"index": piece.index} if self._is_list else {})
 
     def failed(self, message: str, status: int) -> JSONObject:
-        """The chunk of an error, which has no status here."""
+        """Return the chunk of an error; ``/generate`` errors have no status."""
         del status
         return generate_error(message)
 
     def closing(self, choices: Sequence[Choice]) -> Iterator[JSONObject]:
-        """Nothing."""
+        """Yield nothing."""
         del choices
         return iter(())
 
@@ -185,7 +185,7 @@ class GenerateWriter:
 
 
 def meta_info(choice: Choice, backend: Backend, *, with_logprobs: bool, with_texts: bool = False) -> JSONObject:
-    """What SGLang says of a choice beside its text. The spans of weights come once it has ended."""
+    """SGLang's ``meta_info`` of a choice. Weight spans are included once the choice has ended."""
     info: JSONObject = {
         "id": choice.call.rid,
         "finish_reason": _finish(choice),
@@ -197,14 +197,14 @@ def meta_info(choice: Choice, backend: Backend, *, with_logprobs: bool, with_tex
         **_reply_times(choice, with_stages=backend.has_metrics),
         **weight_metadata(choice.versions, backend.weight_version),
     }
-    # In a stream SGLang gives the spans with the last chunk only.
+    # In a stream SGLang sends the spans in the last chunk only.
     if choice.finish_reason is None:
         del info["weight_versions"]
     return info | (_meta_logprobs(choice, backend if with_texts else None) if with_logprobs else {})
 
 
 def weight_metadata(versions: Sequence[str], current: str) -> JSONObject:
-    """The spans of tokens that each weight version gave, and the newest; without a token, the weights of now."""
+    """Token spans of each weight version, and the newest version; the current version if there are no tokens."""
     spans: list[JSONObject] = []
     for version, tokens in groupby(versions):
         start = spans[-1]["end"] if spans else 0
@@ -214,13 +214,13 @@ def weight_metadata(versions: Sequence[str], current: str) -> JSONObject:
 
 
 def error_body(message: str, status: int, *, param: str | None = None) -> JSONObject:
-    """An error as SGLang words it, which OpenAI's clients read as well."""
+    """An error in SGLang's format, which OpenAI's clients can read."""
     kind = "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError"
     return {"object": "error", "message": message, "type": kind, "param": param, "code": status}
 
 
 def generate_error(message: str) -> JSONObject:
-    """An error of ``/generate`` as SGLang words it."""
+    """An error of ``/generate`` in SGLang's format."""
     return {"error": {"message": message}}
 
 
@@ -230,7 +230,7 @@ def _meta_logprobs(choice: Choice, texts: Backend | None) -> JSONObject:
 
     call = choice.call
     asked = () if call.logprob_start is None else call.prompt_ids[call.logprob_start :]
-    # The first of them has nothing before it that could have predicted it.
+    # The first token has no logprob, because no token precedes it.
     scored = zip((None, *call.prompt_logprobs), asked, strict=True) if asked else ()
     return {
         "input_token_logprobs": [entry(logprob, token) for logprob, token in scored],
@@ -264,9 +264,9 @@ def _usage(choices: Sequence[Choice]) -> JSONObject:
 
 
 def _reply_times(choice: Choice, *, with_stages: bool) -> JSONObject:
-    """``e2e_latency`` of a choice that has ended; ``with_stages`` what SGLang adds under ``--enable-metrics``.
+    """``e2e_latency`` of a finished choice; ``with_stages`` adds SGLang's fields under ``--enable-metrics``.
 
-    Latencies are in seconds, moments in seconds since the Unix epoch. What has not come to pass is left out.
+    Latencies are in seconds, timestamps in seconds since the Unix epoch. Events that have not happened are left out.
     """
     arrived_s, ended_s = choice.call.arrived_s, choice.milestones.ended_s
     fields: JSONObject = {} if ended_s is None else {"e2e_latency": ended_s - arrived_s}
@@ -283,7 +283,7 @@ def _stages(choice: Choice) -> JSONObject:
         fields["prefill_finished_time"] = to_wall_s + reached.prefilled_s
     if reached.ended_s is None:
         return fields
-    # As in SGLang, these come with the end only.
+    # As in SGLang, these are sent only at the end.
     fields["request_received_ts"] = to_wall_s + arrived_s
     fields["request_finished_ts"] = to_wall_s + reached.ended_s
     if reached.prefilled_s is not None:

@@ -1,6 +1,6 @@
-"""What clients send: OpenAI's chat with the fields that SGLang adds, and SGLang's own routes.
+"""Request formats: OpenAI's chat with SGLang's additional fields, and SGLang's own routes.
 
-A field that is not named here is ignored, unless the engine behind the face refuses it.
+Fields that are not declared here are ignored, unless the engine rejects them.
 """
 
 import time
@@ -13,16 +13,16 @@ from forebay.engines.fake_sglang.calls import JSONObject, SamplingParams
 from forebay.web.request_models import invalid, parse_object
 
 DEFAULT_NEW_TOKENS = 128
-"""SGLang's own."""
+"""SGLang's default."""
 
 WHOLE_ONLY = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
-"""What SGLang tells of a chat only where it does not stream."""
+"""Fields that SGLang returns only for chats that are not streamed."""
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class Body(BaseModel):
-    """The body of a request; ``given`` is it as it came."""
+    """The body of a request; ``given`` is the original JSON."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -31,7 +31,7 @@ class Body(BaseModel):
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """Raises ``InvalidInput`` with the first wrong field."""
+        """Parse a request body. Raises ``InvalidInput`` for the first invalid field."""
         given = parse_object(data)
         try:
             body = cls.model_validate(given)
@@ -42,17 +42,17 @@ class Body(BaseModel):
 
     @property
     def given(self) -> JSONObject:
-        """What the client sent, fields that are not named here included."""
+        """The client's JSON, including undeclared fields."""
         return self._given
 
     @property
     def arrived_s(self) -> float:
-        """When it was there, by ``time.monotonic``."""
+        """When the request arrived, by ``time.monotonic``."""
         return self._arrived_s
 
 
 class SamplingFields(BaseModel):
-    """What a chat and ``/generate`` call by the same names."""
+    """Fields with the same names in a chat and in ``/generate``."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
@@ -82,7 +82,7 @@ class SamplingFields(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its text."""
+    """What a stream contains in addition to its text."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -91,7 +91,7 @@ class StreamOptions(BaseModel):
 class ChatBody(Body, SamplingFields):
     """``POST /v1/chat/completions``. ``rid`` names the call for ``/abort_request``.
 
-    ``input_ids`` are the prompt's tokens, in the place of the rendered messages. ``tools`` reach the chat template.
+    ``input_ids`` are the prompt's tokens and replace the rendered messages. ``tools`` are given to the chat template.
     """
 
     messages: Annotated[list[JSONObject], Field(min_length=1)]
@@ -127,7 +127,7 @@ class ChatBody(Body, SamplingFields):
 
     @property
     def shown_tools(self) -> list[JSONObject]:
-        """The tools that the chat template is given: none where the caller chose none, else all or the chosen one."""
+        """The tools given to the chat template: none, all, or the one named by ``tool_choice``."""
         if self.tool_choice == "none":
             return []
         chosen = _function_name(self.tool_choice) if isinstance(self.tool_choice, dict) else None
@@ -135,11 +135,11 @@ class ChatBody(Body, SamplingFields):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens to generate, if the caller said."""
+        """Maximum number of tokens to generate, if the client set one."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """How its tokens are drawn."""
+        """Return its sampling parameters."""
         return self._sampling(max_tokens, self.seed)
 
 
@@ -149,7 +149,7 @@ def _function_name(tool: JSONObject) -> object:
 
 
 class GenerateParams(SamplingFields):
-    """The sampling parameters of ``/generate``; ``model_extra`` holds those that are not named here."""
+    """The sampling parameters of ``/generate``; ``model_extra`` holds undeclared ones."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -159,16 +159,16 @@ class GenerateParams(SamplingFields):
 
     @property
     def given(self) -> JSONObject:
-        """What the client sent."""
+        """The client's own fields."""
         return self.model_dump(exclude_unset=True)
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """How the tokens are drawn."""
+        """Return the parameters of the tokens to sample."""
         return self._sampling(max_tokens, self.sampling_seed)
 
 
 class GenerateBody(Body):
-    """``POST /generate``: ``input_ids`` go before ``text``, each alone or in a list.
+    """``POST /generate``: ``input_ids`` override ``text``; each is one prompt or a list.
 
     ``logprob_start_len`` -1 scores nothing of the prompt.
     """
@@ -189,7 +189,7 @@ class GenerateBody(Body):
             raise ValueError("Either text, input_ids or input_embeds should be provided.")
         num_prompts = len(self.prompts)
         if not num_prompts:
-            raise ValueError("text is an empty list: it needs one prompt at least")
+            raise ValueError("text must contain at least one prompt (got an empty list)")
         for name in ("sampling_params", "rid"):
             entries = getattr(self, name)
             if isinstance(entries, list) and len(entries) != num_prompts:
@@ -204,32 +204,32 @@ class GenerateBody(Body):
 
     @property
     def is_list(self) -> bool:
-        """Whether several prompts were given, or one in a list."""
-        # A list with one prompt is answered with a list of one.
+        """Whether the request has a list of prompts."""
+        # A list with one prompt is answered with a list of one reply.
         if self.input_ids is None:
             return isinstance(self.text, list)
         return isinstance(self.input_ids[0], list)
 
     def params_of(self, index: int) -> GenerateParams:
-        """The sampling parameters of a prompt."""
+        """Return the sampling parameters of a prompt."""
         params = self.sampling_params or GenerateParams()
         return params[index] if isinstance(params, list) else params
 
     def rid_of(self, index: int) -> str | None:
-        """The request id of a prompt: SGLang numbers the prompts of a list below one id."""
+        """Return the request id of a prompt: SGLang appends the index if a list shares one id."""
         if isinstance(self.rid, list):
             return self.rid[index]
         return f"{self.rid}_{index}" if self.rid and self.is_list else self.rid
 
     @property
     def logprob_start(self) -> int | None:
-        """The first token of the prompt to score."""
+        """Position of the first prompt token to score, or None."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         return start if self.return_logprob and start >= 0 else None
 
 
 class AbortBody(Body):
-    """``POST /abort_request``: the calls whose ``rid`` begins with this one, or all."""
+    """``POST /abort_request``: calls whose ``rid`` begins with this ``rid``, or all calls."""
 
     rid: str | None = None
     abort_all: bool = False
@@ -242,7 +242,7 @@ class PauseBody(Body):
 
 
 class WeightsBody(Body):
-    """``POST /update_weights_from_disk``; SGLang's other fields change nothing here and are ignored."""
+    """``POST /update_weights_from_disk``; SGLang's other fields have no effect here and are ignored."""
 
     model_path: Annotated[str, Field(min_length=1)]
     weight_version: str | None = None
@@ -258,7 +258,7 @@ class VersionBody(Body):
 
 
 class TokenizeBody(Body):
-    """``POST /tokenize``: the tokens of a text, or of a chat's prompt."""
+    """``POST /tokenize``: a text, or the messages of a chat."""
 
     prompt: str | None = None
     messages: Annotated[list[JSONObject], Field(min_length=1)] | None = None

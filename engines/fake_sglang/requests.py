@@ -1,6 +1,6 @@
-"""One request, from its body to its reply: the calls that it makes, and how they run as long as a client waits.
+"""Run one request, from its body to its reply, while its client is connected.
 
-The prompts are encoded, and checked against what the engine holds; the calls go to the back end together.
+Prompts are encoded and checked against the engine's limits; all calls are then submitted to the back end together.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def chat_call(backend: Backend, body: ChatBody, traceparent: str | None = None) -> PromptCall:
-    """The call of a chat; ``InvalidInput`` where it cannot be served."""
+    """Return the call of a chat. Raises ``InvalidInput`` if it cannot be served."""
     backend.refuse_unserved(body)
     if body.input_ids is not None:
         prompt_ids: Sequence[int] = body.input_ids
     else:
-        # As in SGLang, which looks at the flag only where the assistant has spoken last.
+        # As in SGLang, the flag applies only if the last message is from the assistant.
         is_continued = body.continue_final_message and body.messages[-1].get("role") == "assistant"
         prompt_ids = await backend.encode_chat(body.messages, body.shown_tools, is_continued=is_continued)
     _check_num_choices(backend, body.n or 1)
@@ -52,10 +52,10 @@ async def chat_call(backend: Backend, body: ChatBody, traceparent: str | None = 
 
 
 async def generate_calls(backend: Backend, body: GenerateBody, traceparent: str | None = None) -> list[PromptCall]:
-    """The calls of ``/generate``, one for each prompt; ``InvalidInput`` as above."""
+    """Return the calls of ``/generate``, one per prompt. Raises ``InvalidInput`` if one cannot be served."""
     backend.refuse_unserved(body)
     calls: list[PromptCall] = []
-    # One queue, so that a stream of a list gives each piece as it comes.
+    # One queue, so that the stream of a list sends pieces in the order of their arrival.
     pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
     first_index = 0
     for at, prompt in enumerate(body.prompts):
@@ -72,7 +72,7 @@ async def generate_calls(backend: Backend, body: GenerateBody, traceparent: str 
                 n=params.n,
                 first_index=first_index,
                 stream=body.stream,
-                # Asked for past its end, the prompt is scored from its last token on.
+                # A start past the end scores the prompt's last token.
                 logprob_start=None if start is None else min(start, len(prompt_ids) - 1),
                 body={**body.given, "rid": body.rid_of(at), "sampling_params": params.given},
                 extra_key=body.extra_key,
@@ -86,15 +86,15 @@ async def generate_calls(backend: Backend, body: GenerateBody, traceparent: str 
 
 
 def check_tokens(backend: Backend, tokens: Sequence[int], field: str) -> None:
-    """Raise ``InvalidInput`` for a token that the model does not have. SGLang 0.5.23 may die of one."""
+    """Raise ``InvalidInput`` for a token outside the vocabulary, which can crash SGLang 0.5.23."""
     if max(tokens, default=0) >= backend.vocabulary_size:
-        message = f"token {max(tokens)} is none of the {backend.vocabulary_size} tokens of this model"
+        message = f"token {max(tokens)} is outside this model's vocabulary of {backend.vocabulary_size} tokens"
         raise InvalidInput(message, field=field)
 
 
 def _check_num_choices(backend: Backend, n: int) -> None:
     if n > backend.max_choices:
-        message = f"n is {n}; this engine generates at most {backend.max_choices} choices at once"
+        message = f"n must be at most {backend.max_choices} for this engine (got {n})"
         raise InvalidInput(message, field="n")
 
 
@@ -107,24 +107,24 @@ def _max_tokens(backend: Backend, prompt_ids: Sequence[int], wanted: int | None,
     if room < (1 if wanted is None else wanted):
         asked = f"{num_prompt} of prompt{f' and {wanted} to generate' if wanted else ''}"
         raise InvalidInput(
-            f"the context of this model is {backend.context_length} tokens; asked were {asked}",
+            f"the context of this model is {backend.context_length} tokens; requested: {asked}",
             field=field if room < 1 else "max_tokens",
         )
     return room if wanted is None else wanted
 
 
 class CallsInFlight:
-    """The calls that a back end works on, by their ids, and the replies that they come to."""
+    """The calls that a back end works on, by id, and their replies."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._calls: dict[str, PromptCall] = {}
 
     async def answer(self, request: Request, calls: Sequence[PromptCall], writer: ReplyWriter) -> Response:
-        """The reply, whole or as a stream. Raises ``InvalidInput`` for an id in use, and what the back end fails of."""
+        """Return the reply, whole or as a stream. Raises ``InvalidInput`` for an id in use, or the back end's error."""
         if calls[0].stream:
             events = self._events(request, calls, writer)
-            # SGLang sends no headers before there is something to say, so that what fails first is an HTTP error.
+            # Like SGLang, send headers only with the first event, so that earlier failures are HTTP errors.
             return _EventStream(await anext(events), events)
         choices = choices_of(calls)
         with self._submitted(request, calls):
@@ -143,7 +143,7 @@ class CallsInFlight:
                         has_begun = True
                         yield _event(chunk)
             except EngineError as error:
-                # Later the status is out already, and the error can only be an event.
+                # After the first chunk the status is already sent, so the error can only be an event.
                 if not has_begun:
                     raise
                 yield _event(writer.failed(error.message, error.status_code or error.status))
@@ -153,8 +153,8 @@ class CallsInFlight:
 
     @contextmanager
     def _submitted(self, request: Request, calls: Sequence[PromptCall]) -> Iterator[None]:
-        """Have the calls run; a client that goes away ends them, and so does leaving the block."""
-        # Outside of the `try`: a duplicate must not free the id of the call that has it.
+        """Run the calls until the block ends or the client disconnects."""
+        # Before the `try`: a duplicate must not free the id of the call that owns it.
         self._reserve(calls)
         watcher = asyncio.create_task(_tell_departure(request, calls[0]))
         try:
@@ -168,7 +168,7 @@ class CallsInFlight:
                 self._backend.cancel(call)
 
     def _reserve(self, calls: Sequence[PromptCall]) -> None:
-        # Two calls of one list under one id are a duplicate as well: the later one takes the place in `new`.
+        # Two calls with the same id in one list are also duplicates: `new` keeps only the later one.
         new = {call.rid: call for call in calls}
         for call in calls:
             if call.rid in self._calls or new[call.rid] is not call:
@@ -179,7 +179,7 @@ class CallsInFlight:
 
 
 class _EventStream(StreamingResponse):
-    """The events of a request, which end with it, also where the client goes away before it reads the first."""
+    """The events of a request. Closes the request even if the client disconnects before the first event."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         super().__init__(_chained(first, rest), media_type="text/event-stream")
@@ -189,7 +189,7 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # A generator that nobody iterates any more would hold the calls and their ids until it is collected.
+            # A generator that is no longer iterated would keep the calls and their ids until it is collected.
             await self._rest.aclose()
 
 

@@ -1,4 +1,4 @@
-"""The application: SGLang's routes, as far as Forebay uses them."""
+"""The application with the SGLang routes that Forebay uses."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from forebay.web.browser_guard import BrowserGuard
 from forebay.web.replies import ClientGone
 
 SGLANG_VERSION = "0.5.23"
-"""The one that is imitated."""
+"""The imitated version."""
 
 TRACEPARENT = "traceparent"
 """The header of W3C Trace Context."""
@@ -42,14 +42,14 @@ Parser = Callable[[JSONObject], JSONObject]
 
 
 def create_app(backend: Backend, *, parsers: Mapping[str, Parser] | None = None) -> Starlette:
-    """The application in front of an engine. ``parsers`` answer further paths, from body to body."""
+    """Return the application for an engine. ``parsers`` serve additional paths, each converting a body to a reply."""
     routes = SGLangFace(backend).routes()
     routes += [Route(path, _parse(parser), methods=["POST"]) for path, parser in (parsers or {}).items()]
     return app_of(routes)
 
 
 def app_of(routes: Sequence[Route]) -> Starlette:
-    """An application of some of these routes: bodies within their limits, and SGLang's words for errors."""
+    """Return an application of these routes, with body size limits and errors in SGLang's format."""
     return Starlette(
         routes=routes,
         middleware=[Middleware(BodyMiddleware, BodyBudget(MAX_BODY_BYTES, MAX_BODIES_BYTES))],
@@ -58,9 +58,9 @@ def app_of(routes: Sequence[Route]) -> Starlette:
 
 
 def guarded(app: ASGIApp, *, host: str = "", allowed_hosts: Iterable[str] = (), insecure: bool = False) -> ASGIApp:
-    """``app`` out of reach of pages in a browser, called by the name ``host`` or by one of ``allowed_hosts``.
+    """Protect ``app`` from web pages: accepts only the host names ``host`` and ``allowed_hosts``.
 
-    With ``insecure`` every name will do.
+    ``insecure`` accepts every host name.
     """
     return BrowserGuard(app, [host, *allowed_hosts], is_insecure=insecure, error_body=_foreign)
 
@@ -70,7 +70,7 @@ def _foreign(error: ForebayError) -> JSONObject:
 
 
 class SGLangFace:
-    """Each method answers one route."""
+    """SGLang's routes; each method serves one."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -78,7 +78,7 @@ class SGLangFace:
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
-        """Everything that every engine answers."""
+        """Return the routes that every engine serves."""
         asked = {
             "/health": self.health,
             "/model_info": self.model_info,
@@ -97,19 +97,19 @@ class SGLangFace:
         return routes + Administration(self._backend).routes()
 
     async def chat(self, request: Request) -> Response:
-        """Answer a chat; a client that goes away ends it."""
+        """Answer a chat; the call ends if the client disconnects."""
         body = ChatBody.read(await request.body())
         call = await chat_call(self._backend, body, request.headers.get(TRACEPARENT))
         return await self._in_flight.answer(request, [call], ChatWriter(body, call, self._backend))
 
     async def generate(self, request: Request) -> Response:
-        """Go on from a text or from token ids, or from each of a list; a client that goes away ends it."""
+        """Continue a text or token ids, or each of a list; the calls end if the client disconnects."""
         body = GenerateBody.read(await request.body())
         calls = await generate_calls(self._backend, body, request.headers.get(TRACEPARENT))
         return await self._in_flight.answer(request, calls, GenerateWriter(body, calls, self._backend))
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text or of a chat's prompt."""
+        """Return the tokens of a text or of a chat's prompt."""
         body = TokenizeBody.read(await request.body())
         if body.messages is None:
             tokens = await self._backend.encode(body.prompt or "")
@@ -119,7 +119,7 @@ class SGLangFace:
         return JSONResponse({"tokens": tokens, **counts})
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens, or of each list of them."""
+        """Return the text of tokens, or of each list of them."""
         body = DetokenizeBody.read(await request.body())
         lists = [tokens for tokens in body.tokens if isinstance(tokens, list)]
         flat = [token for token in body.tokens if isinstance(token, int)]
@@ -131,29 +131,29 @@ class SGLangFace:
         return JSONResponse({"text": texts if lists else texts[0]})
 
     async def health(self, _: Request) -> Response:
-        """200 while calls are answered, else 503."""
+        """Return 200 while calls are answered, otherwise 503."""
         return Response(status_code=200 if self._backend.is_alive else 503)
 
     async def model_info(self, _: Request) -> Response:
-        """What is served."""
+        """Return the served model."""
         backend = self._backend
         common = {"served_model_name": backend.name, "weight_version": backend.weight_version, "is_generation": True}
         return JSONResponse({**common, **backend.model_info()})
 
     async def server_info(self, _: Request) -> Response:
-        """How it was started: with OpenAI's sampling parameters for chats that leave them out, if it is not said."""
+        """Return the start options: chats use OpenAI's sampling defaults unless the engine reports otherwise."""
         started = {"version": SGLANG_VERSION, "sampling_defaults": "openai", "preferred_sampling_params": None}
         metrics = {"enable_metrics": self._backend.has_metrics}
         return JSONResponse({**started, **metrics, **self._backend.model_info(), **self._backend.server_info()})
 
     async def models(self, _: Request) -> Response:
-        """The one model, as OpenAI lists it."""
+        """Return the model in OpenAI's list format."""
         name, length = self._backend.name, self._backend.context_length
         card = {"id": name, "object": "model", "created": self._created, "owned_by": "forebay", "root": name}
         return JSONResponse({"object": "list", "data": [{**card, "max_model_len": length}]})
 
     async def loads(self, _: Request) -> Response:
-        """How busy the engine is; each choice counts as a request."""
+        """Return the engine's load; each choice counts as a request."""
         head = {"timestamp": datetime.now(UTC).isoformat(), "version": version("forebay")}
         machine = {"accelerator": None, "num_accelerators": 1}
         return JSONResponse({**head, **machine, "loads": [{"dp_rank": 0, **self._backend.load()}]})
@@ -168,7 +168,7 @@ def _parse(parser: Parser) -> Callable[[Request], object]:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, ForebayError)
-    # OpenAI's clients know a refused request as 400, where Forebay's own routes say 422.
+    # OpenAI's clients expect 400 for a rejected request, where Forebay's own routes return 422.
     status = 400 if isinstance(error, InvalidInput) else error.status
     if isinstance(error, EngineError):
         status = error.status_code or status
@@ -178,5 +178,5 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody is there to read it; nothing went wrong here."""
+    """Return an empty reply: the client disconnected, which is not an error."""
     return Response(status_code=499)

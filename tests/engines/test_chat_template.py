@@ -54,8 +54,8 @@ def _long_name(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (_no_folder, "is no folder"),
-        (_long_name, "is no folder"),
+        (_no_folder, "is not a folder"),
+        (_long_name, "is not a folder"),
         (_no_tokenizer, "no tokenizer"),
         (_no_template, "no chat template"),
         (_torn, "cannot be read"),

@@ -45,13 +45,13 @@ def _no_template(folder: Path) -> object:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda folder: str(folder / "missing"), "is no folder"),
+        (lambda folder: str(folder / "missing"), "is not a folder"),
         (str, "has no tokenizer"),
         (_no_template, "has no chat template"),
         (lambda _: 7, "must be the path of a folder"),
         (lambda _: "", "must be the path of a folder"),
         (lambda _: "a\0b", "template_path holds a NUL byte"),
-        (lambda _: "x" * 5_000, "is no folder"),
+        (lambda _: "x" * 5_000, "is not a folder"),
     ],
     ids=["missing", "empty folder", "no template", "number", "empty", "null byte", "long"],
 )
