@@ -1,4 +1,4 @@
-"""The engines of a run: which one a rollout talks to, and the circuit breaker before them."""
+"""The engines of a run: assigns an engine to each rollout, with a circuit breaker for engines that fail."""
 
 import asyncio
 import logging
@@ -45,9 +45,9 @@ Call = tuple[str, str]
 
 @dataclass(frozen=True)
 class Target:
-    """One server that chats are sent to: ``url`` without ``/v1``, and the name of the model that it serves.
+    """One server that chats are sent to: ``url`` without ``/v1``, and the name of its model.
 
-    ``router`` is given where that is a router, which knows no aborts and tells token ids over ``/generate`` alone.
+    ``router`` is set if the server is a router, which supports no aborts and returns token ids only from ``/generate``.
     """
 
     url: str
@@ -58,7 +58,7 @@ class Target:
 
 
 class Member:
-    """One server of several: the rollouts or calls that it has, and its rest after a failure."""
+    """One of several servers: its rollouts or calls in flight, and its back-off after a failure."""
 
     def __init__(
         self, server: Target, clock: Clock | None = None, on_change: Callable[[], None] = lambda: None
@@ -69,21 +69,21 @@ class Member:
         self.last_asked_ns = 0
         self.failures = 0
         self.defaults = UNKNOWN_DEFAULTS
-        """What it takes for parameters that a call leaves out, as it said last."""
+        """The server's last reported defaults for omitted parameters."""
         self.ask_from_s = 0.0
-        """When it may be asked so, by the monotonic clock: again after a failure, as another may answer then."""
+        """When to ask for the defaults, by the monotonic clock: after a failure, another server may answer."""
         self._clock = clock or SystemClock()
         self._rests = Backoff(REST_FIRST_S, REST_MAX_S, is_exact=True)
         self._rests_until_s = 0.0
 
     @property
     def resting(self) -> bool:
-        """It failed a short while ago and is asked only when nobody else is left."""
+        """Whether it failed recently; it is then used only if no other server is left."""
         return self._clock.monotonic() < self._rests_until_s
 
     def failed(self) -> None:
-        """Start a rest, twice as long as the one before, up to 30 s."""
-        # Many calls in flight at once fail for one reason: they count as one failure.
+        """Start a back-off period, twice as long as the previous one, up to 30 s."""
+        # Many calls in flight fail at once for one reason: they count as one failure.
         if self.resting:
             return
         self.failures += 1
@@ -92,7 +92,7 @@ class Member:
         self._rests_until_s = self._clock.monotonic() + self._rests.next_s()
 
     def recovered(self) -> None:
-        """Forget earlier failures: it has answered."""
+        """Reset the failures after the server answered."""
         if self.failures:
             self.failures = 0
             self._on_change()
@@ -101,16 +101,16 @@ class Member:
 
 
 def least_loaded(members: Iterable[Member]) -> Member:
-    """The member to ask next: not resting, fewest calls in flight, then the one not asked for longest."""
+    """Return the next member to use: not backing off, fewest calls in flight, then least recently used."""
     return min(members, key=lambda member: (member.resting, member.in_flight, member.last_asked_ns))
 
 
 class EnginePool:
-    """The engines at ``urls`` (one text with commas, or a list); behind a router each worker counts by itself.
+    """The engines at ``urls`` (comma-separated text, or a list); each worker of a router is a separate member.
 
-    ``on_waiting`` is called with True when every engine is unavailable and somebody waits, with False when one answers.
-    ``template`` is that of the model, for routers whose workers cannot be reached. ``policy_models`` are the names
-    that the policy is asked by; None for any.
+    ``on_waiting`` is called with True when a rollout waits because no engine is available, with False when one answers.
+    ``template`` is the model's chat template, for routers whose workers cannot be reached. ``policy_models`` are the
+    model names of the policy; None for any name.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class EnginePool:
             raise InvalidInput("remote_engine_url names no engine", field="remote_engine_url")
         self.api_key = api_key
         self.weight_version: int | None = None
-        """What the trainer announced last, as far as it is known here."""
+        """Version of the trainer's last announcement, if known here."""
         self.notices = CaptureNotices()
         self.on_found: Callable[[Sequence[str]], None] = lambda _: None
-        """Called once, with the servers that were found first; what it raises, whoever waits for them gets."""
+        """Called once, with the servers found first. Its errors are raised to the callers that wait for servers."""
         self.on_server: Callable[[str, bool], None] = lambda _, __: None
-        """Told by the calls of this pool that a server does not answer (true), and that it does again."""
+        """Called when calls of this pool find that a server fails (True) or answers again (False)."""
         self._urls = ", ".join(stripped)
         self._model, self._policy_models = model, policy_models
         self._engines = [DetectedEngine(url, api_key=api_key, model=model, template=template) for url in stripped]
@@ -142,7 +142,7 @@ class EnginePool:
         self._current: list[Member] = []
         self._listed: frozenset[str] = frozenset()
         self._answering: tuple[str, ...] | None = None
-        """Of those, what answers; None where it is to be looked up."""
+        """The listed servers that answer; None if that must be determined again."""
         self._listed_s = -LISTED_TTL_S
         self._on_waiting = on_waiting
         self._num_waiting = 0
@@ -154,7 +154,7 @@ class EnginePool:
 
     @property
     def urls(self) -> list[str]:
-        """The addresses that it was given, without ``/v1``."""
+        """The configured addresses, without ``/v1``."""
         return [engine.url for engine in self._engines]
 
     async def __aenter__(self) -> Self:
@@ -168,20 +168,20 @@ class EnginePool:
         await self._stack.aclose()
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
-        """The trainer has said this last of the engines' weights; None where no trainer says anything."""
+        """Record the trainer's latest weight announcement; None if no trainer announces weights."""
         self.weight_version = weights.version if weights is not None else None
         self.cache_keys.announce(weights)
 
     def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
-        """The turns of a call, marked where another model was asked, or other weights may have filled its cache."""
+        """Mark the turns of a call that used another model, or a cache that other weights may have filled."""
         return marked(self.cache_keys.judged(key, turns), self._policy_models)
 
     async def weights_at(self, url: str) -> str | None:
-        """The weight version of the server at ``url``; None if it reports none."""
+        """Return the weight version of the server at ``url``; None if it reports none."""
         return await weight_version_of(self._http, url)
 
     async def load_at(self, url: str) -> EngineLoad | None:
-        """What the server at ``url`` is busy with; None where it does not say, or does not answer."""
+        """Return the load of the server at ``url``; None if it does not report its load or does not answer."""
         member = self._members.get(url)
         if member is None or not member.server.is_sglang:
             return None
@@ -190,7 +190,7 @@ class EnginePool:
         return None
 
     def ask_load(self, span: SpanHandle, loop: asyncio.AbstractEventLoop) -> Mapping[str, Any] | None:
-        """The ``on_open`` of an engine call's span: the answer is added to its note once it has come, in ``loop``."""
+        """``on_open`` callback of an engine call's span: requests the load in ``loop`` and adds it to the span."""
         if loop.is_closed():
             return {}
         asyncio.run_coroutine_threadsafe(self._note_load(span), loop)
@@ -204,16 +204,16 @@ class EnginePool:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What it was given: engines, and routers before some."""
+        """The configured addresses: engines, and routers of engines."""
         return tuple(engine.url for engine in self._engines)
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """The connections that administrative calls go over."""
+        """The HTTP client for administrative calls."""
         return self._http
 
     async def take(self, preferred: str | None = None) -> Member:
-        """The server that a rollout should talk to now: the ``preferred`` one if it answers, else the least loaded one.
+        """Return the server for a rollout: the ``preferred`` one if it answers, otherwise the least loaded one.
 
         Waits while no engine answers.
         """
@@ -224,7 +224,7 @@ class EnginePool:
         return least_loaded(self._current)
 
     async def when_up(self) -> tuple[str, ...]:
-        """The addresses of the servers that answer, the same object while they are the same; waits while none does."""
+        """Return the addresses that answer, as the same object while they are unchanged; waits while none does."""
         while True:
             await self._list_if_stale()
             if answering := self._up():
@@ -232,7 +232,7 @@ class EnginePool:
             await self._wait_available()
 
     def _up(self) -> tuple[str, ...]:
-        # Asked for every rollout, of ten thousand engines perhaps. That a rest is over brings none up: its answer does.
+        # Cached: called for every rollout, with up to ten thousand engines. Only an answer ends a failure.
         if self._answering is None:
             self._answering = tuple(member.server.url for member in self._current if not member.failures)
         return self._answering
@@ -246,7 +246,7 @@ class EnginePool:
 
     @contextmanager
     def occupied(self, member: Member) -> Iterator[None]:
-        """Count a rollout against the server that it talks to."""
+        """Count a rollout as in flight at its server."""
         member.in_flight += 1
         member.last_asked_ns = time.monotonic_ns()
         try:
@@ -255,12 +255,12 @@ class EnginePool:
             member.in_flight -= 1
 
     def failed(self, member: Member) -> None:
-        """A server does not answer: it rests, and may come back with other weights."""
+        """Record that a server does not answer: it backs off, and may return with other weights."""
         member.failed()
         self.cache_keys.forget(member.server.url)
 
     def note_server(self, url: str, *, is_failing: bool) -> None:
-        """Somebody else has found that the server at ``url`` does not answer, or does again."""
+        """Record that another caller found the server at ``url`` failing, or answering again."""
         member = self._members.get(url)
         if member is not None and is_failing:
             self.failed(member)
@@ -268,15 +268,15 @@ class EnginePool:
             member.recovered()
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
-        """Stop the ``calls`` in flight, then whatever else has ``rid_prefix``, until it is gone or for 5 s."""
-        # By their own ids first: an abort by prefix reaches SGLang only by a detour (see `aborts.py`).
+        """Stop the ``calls`` in flight, then all calls with ``rid_prefix``, until they are gone or for 5 s."""
+        # Exact ids first: SGLang supports an abort by prefix only through a workaround (see `aborts.py`).
         await asyncio.gather(*(self.abandon(url, rid) for url, rid in calls))
         await asyncio.gather(*(engine.abort(rid_prefix, timeout_s=ABORT_S) for engine in self._engines))
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = ABORT_S) -> None:
-        """Have the engines end ``calls()``, again and again until none is left, or for ``limit_s`` seconds.
+        """Abort ``calls()`` at their engines repeatedly until none is left, or for ``limit_s`` seconds.
 
-        Each call's own client gets what its engine had by then. Calls at engines that know no aborts are left alone.
+        Each call's client gets its tokens so far. Calls at engines without aborts are left alone.
         """
         pauses = Backoff(STOP_FIRST_S, STOP_MAX_S, is_exact=True)
         with suppress(TimeoutError):
@@ -290,21 +290,21 @@ class EnginePool:
         return member is not None and member.server.is_sglang
 
     async def abandon(self, url: str, rid: str) -> None:
-        """Say to a server once that nobody waits for ``rid``: it would notice a closed connection after seconds."""
+        """Abort ``rid`` once, because its client is gone: a server notices a closed connection only after seconds."""
         if not self._knows_aborts(url):
             return
-        # A router knows no aborts: its workers are asked, those that can be reached.
+        # A router supports no aborts: they are sent to its reachable workers.
         router = self._members[url].server.router
         await (router or WorkerAdmin(self._http, url)).abandon(rid)
 
     def template_at(self, url: str) -> ChatTemplate | None:
-        """For chats to the server at ``url`` that should go over ``/generate``."""
+        """Return the template for chats to ``url`` that must use ``/generate``, or None."""
         member = self._members.get(url)
         router = member.server.router if member is not None else None
         return router.template if router is not None else None
 
     async def _wait_available(self) -> None:
-        """The circuit breaker: returns as soon as an engine answers, however many wait."""
+        """Return as soon as an engine answers; all waiting rollouts share the probes."""
         pauses = Backoff(PROBE_FIRST_S, PROBE_MAX_S, is_exact=True)
         with self._waiting():
             while not await self._probe():
@@ -325,7 +325,7 @@ class EnginePool:
                 self._on_waiting(False)
 
     async def _probe(self) -> bool:
-        # One caller at a time; those that come after it find its answer.
+        # One caller probes at a time; the others use its result.
         async with self._probing:
             if self._up():
                 return True
@@ -345,7 +345,7 @@ class EnginePool:
 
     async def _list_targets(self) -> None:
         self._listed_s = time.monotonic()
-        # A server that is listed again is the same member: its calls in flight and its failures count on.
+        # A server that is listed again keeps its member, with calls in flight and failures.
         listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
         targets = [target for targets in listed for target in targets]
         self._current = [self._member_of(target) for target in targets]
@@ -367,12 +367,12 @@ class EnginePool:
         asked = [member for member in self._current if member.ask_from_s <= now_s and not member.failures]
         answers = await asyncio.gather(*(self._defaults_of(member.server) for member in asked))
         for member, defaults in zip(asked, answers, strict=True):
-            # Rollouts wait for the answer: an engine that is too busy to give one is left alone for a while.
+            # Rollouts wait for the answer, so an engine that is too busy to answer is not asked again for a while.
             member.ask_from_s = now_s + DEFAULTS_AGAIN_S if defaults is None else math.inf
             member.defaults = defaults or member.defaults
 
     async def _defaults_of(self, server: Target) -> EngineDefaults | None:
-        # Other servers do not tell: they would be asked for a page that they have not.
+        # Other servers have no route for their defaults.
         return await engine_defaults(self._http, server.url) if server.is_sglang else UNKNOWN_DEFAULTS
 
     async def _targets_of(self, engine: DetectedEngine) -> list[Target]:
@@ -382,7 +382,7 @@ class EnginePool:
             model = self._model or (await found.model_info()).model
             urls = [found.url] if sglang is None else await sglang.workers()
         except (EngineError, TimeoutError):
-            # Those that were known before: they may be back when they are next asked.
+            # Keep the servers known before: they may answer when next asked.
             return [member.server for member in self._members.values() if member.server.engine is engine]
         router = sglang if sglang is not None and sglang.is_through_router else None
         return [Target(url, model, sglang is not None, engine, router) for url in urls]

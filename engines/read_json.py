@@ -1,4 +1,4 @@
-"""Reading JSON that an engine sent: whatever else it may have sent is one kind of error."""
+"""Decode JSON that an engine sent, with one kind of error for anything malformed."""
 
 from typing import Any, TypeVar
 
@@ -9,14 +9,14 @@ from forebay.core.errors import EngineError
 T = TypeVar("T")
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises for bytes that an engine made up: no JSON, other types, no UTF-8, nested too deep."""
+"""Errors of decoding arbitrary bytes: not JSON, other types, not UTF-8, nested too deeply."""
 SHOWN_BYTES = 200
 
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_json(content: bytes, decoder: "msgspec.json.Decoder[T]", what: str) -> T:
-    """``content`` as ``decoder`` reads it. Raises ``EngineError``, which says that it is no ``what``."""
+    """Decode ``content`` with ``decoder``. Raises ``EngineError`` naming ``what`` was expected."""
     try:
         return decoder.decode(content)
     except UNREADABLE as error:
@@ -24,11 +24,12 @@ def read_json(content: bytes, decoder: "msgspec.json.Decoder[T]", what: str) -> 
 
 
 def read_object(content: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in ``content``. Raises ``EngineError``."""
+    """Decode the JSON object in ``content``. Raises ``EngineError``."""
     return read_json(content, _object, what)
 
 
 def unreadable(content: object, what: str, error: BaseException) -> EngineError:
-    """The error for ``content`` that is no ``what``: for a 200, since an error status needs no body."""
+    """Return the error for ``content`` that is not a valid ``what``; its status is 200, since the reply was no error."""
     shown = content[:SHOWN_BYTES] if isinstance(content, bytes) else content
-    return EngineError(f"the engine answered no {what} ({error}): {shown!r:.{SHOWN_BYTES + 60}}", status_code=200)
+    text = f"the engine's reply cannot be read as {what} ({error}): {shown!r:.{SHOWN_BYTES + 60}}"
+    return EngineError(text, status_code=200)

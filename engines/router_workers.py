@@ -1,4 +1,4 @@
-"""HTTP calls to one engine beside its chats: what SGLang administers, the models of any server, a router's workers.
+"""HTTP calls to one engine except chats: SGLang's administration, any server's models, a router's workers.
 
 Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
@@ -22,7 +22,7 @@ from forebay.engines.connections import EngineConnections, bound_body, names_pro
 from forebay.engines.read_json import UNREADABLE, read_json, read_object, unreadable
 
 UNAVAILABLE_STATUSES = frozenset({502, 503})
-"""What a proxy or a starting server answers: wait, the rollout has not failed."""
+"""Statuses of a proxy or a starting server: the caller waits, and the rollout has not failed."""
 NOT_SUPPORTED = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 ADMIN_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0
@@ -42,7 +42,7 @@ def auth_headers(api_key: str | None) -> dict[str, str]:
 
 
 def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> httpx.AsyncClient:
-    """The connections that administrative calls go over; an answer may take ``timeout_s`` seconds."""
+    """Return an HTTP client for administrative calls with a timeout of ``timeout_s`` seconds."""
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, ADMIN_TIMEOUT_S))
     options: dict[str, Any] = {"headers": auth_headers(api_key), "timeout": timeout}
     if names_proxies():
@@ -53,7 +53,7 @@ def admin_client(api_key: str | None, timeout_s: float = ADMIN_TIMEOUT_S) -> htt
 
 @dataclass(frozen=True, slots=True)
 class ListedWorker:
-    """A worker as its router lists it: whether it can be asked anything over HTTP, and whether to send it chats."""
+    """A worker in its router's list: whether it speaks HTTP, and whether to send it chats."""
 
     url: str
     speaks_http: bool
@@ -81,8 +81,8 @@ _loads, _info, _any = msgspec.json.Decoder(_Loads), msgspec.json.Decoder(_Info),
 class WorkerAdmin:
     """Calls to the server at ``url``.
 
-    Each raises ``EngineUnavailable`` when nobody answers, ``EngineError`` for an error and for an answer that cannot be
-    read, ``TimeoutError``; and nothing else, whatever the server sends.
+    Each raises ``EngineUnavailable`` if the server is unreachable, ``EngineError`` for an error status or a malformed
+    reply, ``TimeoutError``; nothing else, whatever the server sends.
     """
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
@@ -90,44 +90,44 @@ class WorkerAdmin:
         self._http = http
 
     async def answers(self, path: str) -> bool:
-        """Whether ``GET path`` is a 200."""
+        """Whether ``GET path`` returns 200."""
         reply = await self._call("GET", path)
         if reply.status_code in UNAVAILABLE_STATUSES:
             raise status_error(self.url, reply.status_code, reply.content)
         return reply.status_code == HTTPStatus.OK
 
     async def takes_requests(self) -> bool:
-        """Whether it answers now, within 5 s. Never raises for a server that does not."""
+        """Whether the server answers within 5 s. Returns False for an unreachable server."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 reply = await self._call("GET", "/v1/models")
         except (EngineError, TimeoutError):
             return False
-        # A 401 or a 404 is an answer: somebody is there.
+        # A 401 or a 404 also shows that the server is running.
         return reply.status_code not in UNAVAILABLE_STATUSES
 
     async def first_model(self) -> str:
-        """The first of the models that it lists, or ``default`` where it lists none."""
+        """Return the first listed model, or ``default`` if the server lists none."""
         body = await self._json("/v1/models") or {}
         with suppress(LookupError, TypeError):
             return str(body["data"][0]["id"])
         return "default"
 
     async def abort(self, rid: str) -> bool:
-        """Ask once to stop ``rid``; false where the server knows no aborts. Says nothing about whether it stopped."""
+        """Ask once to stop ``rid``; False if the server supports no aborts. Does not wait for the call to stop."""
         return await self._is_done("/abort_request", {"rid": rid})
 
     async def abandon(self, rid: str) -> None:
-        """Say once that nobody waits for ``rid``, whatever the server answers."""
+        """Abort ``rid`` once because its client is gone, ignoring the server's reply."""
         with suppress(EngineError, TimeoutError):
             await self.abort(rid)
 
     async def abort_all(self) -> bool:
-        """Ask once to stop everything; false where the server knows no aborts."""
+        """Ask once to stop every call; False if the server supports no aborts."""
         return await self._is_done("/abort_request", {"abort_all": True})
 
     async def load(self) -> EngineLoad | None:
-        """The requests of all its data-parallel ranks, or ``None`` where it does not say."""
+        """Return the requests of all data-parallel ranks, or ``None`` if the server does not report them."""
         reply = await self._known("GET", "/v1/loads?include=core")
         if reply is None:
             return None
@@ -135,7 +135,7 @@ class WorkerAdmin:
         return sum((EngineLoad(rank.num_running_reqs, rank.num_waiting_reqs) for rank in answer.loads), EngineLoad())
 
     async def model_info(self) -> ModelInfo | None:
-        """The model that it serves, or ``None`` where it does not say."""
+        """Return the served model, or ``None`` if the server does not report it."""
         # Servers before 0.5 know the second path only.
         raw = await self._json("/model_info") or await self._json("/get_model_info")
         if raw is None:
@@ -152,53 +152,53 @@ class WorkerAdmin:
         )
 
     async def server_info(self) -> dict[str, Any] | None:
-        """How it was started, or ``None`` where it does not say."""
+        """Return the server's start options, or ``None`` if it does not report them."""
         # Servers before 0.5 know the second path only.
         return await self._json("/server_info") or await self._json("/get_server_info")
 
     async def mark(self, rid: str) -> bool:
-        """Generate a few tokens under ``rid``; false where the server has no ``/generate``."""
+        """Generate a few tokens under ``rid``; False if the server has no ``/generate``."""
         return (await self._call("POST", "/generate", {**MARK, "rid": rid})).status_code not in NOT_SUPPORTED
 
     async def pause(self, mode: PauseMode) -> None:
-        """Let nothing be generated until ``resume``; calls that come meanwhile wait.
+        """Pause generation until ``resume``; calls that arrive meanwhile wait.
 
-        Raises ``EngineError`` where the server cannot pause.
+        Raises ``EngineError`` if the server cannot pause.
         """
         await self._must("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """Go on generating; nothing happens to a server that is not paused. Raises as ``pause`` does."""
+        """Resume generation; does nothing if the server is not paused. Raises as ``pause`` does."""
         await self._must("/continue_generation", {})
 
     async def flush_cache(self) -> None:
-        """Forget every computed prefix. Raises ``EngineError`` if calls in flight need theirs."""
+        """Clear the prefix cache. Raises ``EngineError`` if calls in flight need it."""
         await self._is_done("/flush_cache", {})
 
     async def pass_scheduler(self) -> None:
-        """Return when everything that was sent to the server before has reached its scheduler."""
-        # Answered by the scheduler itself, after what stands in its queue.
+        """Return once everything sent to the server before has reached its scheduler."""
+        # The scheduler itself answers this request, after everything in its queue.
         await self._call("GET", "/server_info")
 
     async def update_weights(self, model_path: str, version: str, *, flushes_cache: bool) -> None:
-        """Load the weights in the folder ``model_path``, as the server sees it, under a name.
+        """Load the weights in the folder ``model_path``, as the server sees it, under a version name.
 
-        Raises ``EngineError`` with the server's words where they do not fit.
+        Raises ``EngineError`` with the server's message if they do not fit.
         """
         body = {"model_path": model_path, "weight_version": version, "flush_cache": flushes_cache}
         await self._must("/update_weights_from_disk", {**body, "abort_all_requests": False})
 
     async def set_weight_version(self, version: str) -> None:
-        """Name the weights that the server has. Raises as ``pause`` does."""
+        """Set the version name of the current weights. Raises as ``pause`` does."""
         await self._must("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def post_json(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """The object that ``POST path`` answers, or ``None`` where the server does not know it."""
+        """Return the JSON object that ``POST path`` returns, or ``None`` if the server lacks the path."""
         reply = await self._known("POST", path, body)
         return None if reply is None else read_object(reply.content, f"JSON object at {self.url}{path}")
 
     async def workers(self) -> list[ListedWorker] | None:
-        """The workers if this is a router, else ``None``."""
+        """Return the workers if this is a router, otherwise ``None``."""
         body = await self._json("/workers")
         if body is None or not isinstance(body.get("workers"), list):
             return None
@@ -208,7 +208,7 @@ class WorkerAdmin:
             raise unreadable(body, f"list of workers at {self.url}", error) from error
 
     async def _is_done(self, path: str, body: dict[str, Any]) -> bool:
-        """Post ``body``; false where the server does not know ``path``."""
+        """Post ``body``; False if the server lacks ``path``."""
         reply = await self._call("POST", path, body)
         if not reply.is_success and reply.status_code not in NOT_SUPPORTED:
             raise status_error(self.url, reply.status_code, reply.content)
@@ -223,7 +223,7 @@ class WorkerAdmin:
         return None if reply is None else read_object(reply.content, f"JSON object at {self.url}{path}")
 
     async def _known(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response | None:
-        """The answer, or ``None`` where the server does not know ``path``."""
+        """Return the reply, or ``None`` if the server lacks ``path``."""
         reply = await self._call(method, path, body)
         if reply.status_code in NOT_SUPPORTED:
             return None
@@ -237,25 +237,25 @@ class WorkerAdmin:
         except EngineError as error:
             raise EngineError(f"{self.url}{path}: {error.message}", hint=error.hint) from error
         except httpx.ConnectTimeout as error:
-            # No answer in time from a server that nobody could connect to: it is gone, not slow.
+            # A connection timeout means that the server is gone, not slow.
             raise unreachable(self.url, error) from error
         except httpx.TimeoutException as error:
             raise TimeoutError(f"{self.url}{path} did not answer in time") from error
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from error
-        # Redirects without end, addresses that are none, what no codec reads: whatever it is, the engine made it up.
+        # Endless redirects, invalid addresses, undecodable content: anything an engine may send.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
-            raise EngineError(f"{self.url}{path} answers what cannot be read: {error}") from error
+            raise EngineError(f"{self.url}{path} sent a reply that cannot be read: {error}") from error
 
 
 def status_error(url: str, status_code: int, content: bytes) -> EngineError:
-    """The error to raise for an error status, with the server's own message where it sent one."""
+    """Return the error for an error status, with the server's own message if it sent one."""
     kind = EngineUnavailable if status_code in UNAVAILABLE_STATUSES else EngineError
     return kind(f"{url} answered {status_code}: {_message(content)}", status_code=status_code)
 
 
 def unreachable(url: str, cause: BaseException) -> EngineUnavailable:
-    """The error to raise when nobody answers at ``url``."""
+    """Return the error for a server at ``url`` that does not answer."""
     why = str(cause.__cause__ or cause) or type(cause).__name__
     return EngineUnavailable(f"no engine answers at {url}: {why}", hint="start the engine, or check the address")
 

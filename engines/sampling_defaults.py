@@ -1,4 +1,4 @@
-"""What an engine takes for the sampling parameters that a call leaves out, as far as its server tells."""
+"""Find out an engine's defaults for sampling parameters that a call omits, as far as the server reports them."""
 
 import asyncio
 import os
@@ -17,17 +17,17 @@ from forebay.engines.router_workers import WorkerAdmin
 
 ASK_TIMEOUT_S = 3.0
 CHECKED_VERSION = (0, 5, 23)
-"""SGLang before it may have had a version of transformers that takes ``top_k`` 50 where a model says nothing."""
+"""Earlier SGLang may use a version of transformers that defaults to ``top_k`` 50 if the model does not set it."""
 GENERATION_CONFIG = "generation_config.json"
 ALWAYS_HELD = frozenset({"glm47", "inkling", "kimi_k3"})
-"""Tool parsers of SGLang that hold every call of a tool to a grammar, also one that the model need not make."""
+"""SGLang tool parsers that constrain every tool call to a grammar, even an optional one."""
 
 
 async def engine_defaults(http: httpx.AsyncClient, url: str) -> EngineDefaults | None:
-    """The defaults of the SGLang server at ``url``; None if it did not answer, and should be asked again.
+    """Return the defaults of the SGLang server at ``url``; None if it did not answer and should be asked again.
 
-    A chat takes its defaults from the model's folder, unless the server was started with ``--sampling-defaults
-    openai``: they are known if that folder can be read here as well. ``/generate`` takes them from
+    Defaults of chats come from the model's folder, unless the server was started with ``--sampling-defaults openai``.
+    They are known only if the folder is readable here. Defaults of ``/generate`` come from
     ``--preferred-sampling-params``.
     """
     try:
@@ -47,7 +47,7 @@ async def engine_defaults(http: httpx.AsyncClient, url: str) -> EngineDefaults |
 
 
 def _tool_grammar(parser: object) -> Any:
-    # Without a parser SGLang makes a grammar of tools only where a call of one is required.
+    # Without a parser SGLang uses a grammar for tools only if a tool call is required.
     if not parser:
         return "never"
     return "always" if str(parser) in ALWAYS_HELD else "strict"
@@ -57,8 +57,8 @@ def _of_chats(info: Mapping[str, Any]) -> Mapping[str, Any]:
     if info["sampling_defaults"] == "openai":
         return {}
     folder = Path(str(info.get("model_path") or ""))
-    # Without a folder of that name it is one of another machine, or a name at a hub. ``Path.is_file`` would raise where
-    # the folder may not be looked into, such as one of root's.
+    # A missing folder belongs to another machine, or is a name on a model hub. `Path.is_file` would raise for a folder
+    # without read permission.
     if info["sampling_defaults"] != "model" or not os.path.isfile(folder / "config.json"):
         return UNKNOWN_DEFAULTS.chat
     try:

@@ -1,15 +1,15 @@
 """An engine whose answers come from a Python function, behind a real HTTP server. For tests, ours and users'.
 
-A request comes in at the face (``fake_sglang``), which hands each of its prompts to ``ScriptedBackend`` as a call.
-For each choice of a call that makes a ``ScriptedCall`` and asks the script, as soon as no pause forbids it. The reply
-is spelled in tokens and said over its time, all at once unless it has a speed; what was said since the last time goes
-back to the face as a piece, which it writes as a chunk or keeps for the whole body. An abort, a pause or new weights
-fall into the middle of it, as they would in a model.
+A request arrives at the HTTP interface (``fake_sglang``), which submits each of its prompts to ``ScriptedBackend``.
+The back end makes a ``ScriptedCall`` for each choice and asks the script, unless generation is paused. The reply is
+encoded in tokens and emitted over its duration, or at once if it has no speed. New tokens go back as pieces, which the
+HTTP interface streams as chunks or collects for the whole body. An abort, a pause or a weight update interrupts a reply
+in the middle, as with a real model.
 
-- ``ScriptedEngine`` (here): the server; what it was asked, waits for it, and a thread of its own.
-- ``answers``: the choices in flight, and what aborts, pauses and updates do to them.
-- ``script``: what a script is asked, what it answers, and how that is read out of a text again.
-- ``play``: saying one reply.
+- ``ScriptedEngine`` (here): the server; its received calls, waits for them, and a thread of its own.
+- ``answers``: the choices in flight, and the effects of aborts, pauses and updates on them.
+- ``script``: calls and replies of a script, and the parsers that read replies back from text.
+- ``play``: emits one reply.
 - ``tokens``: the vocabulary, the chat template, and logprobs.
 """
 
@@ -32,28 +32,28 @@ from forebay.web.serving import entered_in_thread, serve_app
 __all__ = ["Reply", "Script", "ScriptedCall", "ScriptedEngine", "ThreadedEngine"]
 
 WAIT_LIMIT_S = 30.0
-"""For what takes milliseconds on an idle machine, and much longer on one with other work."""
+"""Generous: these waits take milliseconds on an idle machine, and much longer on a busy one."""
 
 
 class ScriptedEngine:
-    """A server on a free port (or ``port``) of ``host`` that speaks SGLang's wire and answers what ``script`` says.
+    """A server on a free port (or ``port``) of ``host`` that speaks SGLang's HTTP API and answers from ``script``.
 
-    ``script(call)`` is asked once for every choice of a chat and returns a text or a ``Reply``; it may be a coroutine
-    function. Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
+    ``script(call)`` is called once for every choice of a chat and returns a text or a ``Reply``; it may be a coroutine
+    function. Enter with ``async with``, or with ``with engine.in_thread()`` without an event loop::
 
         async with ScriptedEngine(lambda call: "4") as engine:
             ...  # engine.url, engine.calls, engine.aborts
 
-    Leaving stops every call that runs. Can be entered again, on the same port. Entering raises ``InvalidInput`` that
-    tells why it cannot listen on ``port``.
+    Leaving stops every running call. The engine can be entered again, on the same port. Entering raises
+    ``InvalidInput`` with the reason if the engine cannot listen on ``port``.
 
-    Pages in a browser are refused. It may be called by IP address, by this machine's own names and by those of
-    ``allowed_hosts`` (``.name`` stands for all that end so); with ``insecure`` by any. Raises ``InvalidInput`` for what
-    is no name.
+    Web pages in browsers are rejected. Clients may use an IP address, this machine's own names, or those in
+    ``allowed_hosts`` (``.name`` matches all names with this ending); ``insecure`` allows any name. Raises
+    ``InvalidInput`` for an invalid name.
 
-    Without parsers (``has_parsers``) its streams leave out, as SGLang's then do, the logprobs of tokens without a text,
-    the end token for one. Without metrics (``has_metrics``) its replies do not tell how long a call stood in the queue,
-    was read and was generated. ``max_running`` calls are worked on at once, and the others stand in a queue.
+    Without parsers (``has_parsers``), streams omit logprobs of tokens without text, such as the end token, as SGLang's
+    do. Without metrics (``has_metrics``), replies have no times for queue, prefill and decode. At most ``max_running``
+    calls run at once; the others wait in a queue.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ScriptedEngine:
         limits: ConnectionLimits = DEFAULT_LIMITS,
     ) -> None:
         self.available = True
-        """Set it to false to answer 503 to everything."""
+        """Set to False to return 503 for everything."""
         self._backend = ScriptedBackend(
             script, model, has_parsers=has_parsers, has_metrics=has_metrics, max_running=max_running
         )
@@ -93,7 +93,7 @@ class ScriptedEngine:
         self._port = await self._stack.enter_async_context(
             serve_app(app, host=self._host, port=self._port, limits=self._limits)
         )
-        # Called before the server shuts down: it waits for its connections, and those wait for their answers.
+        # Called before the server shuts down, because the server waits for its connections to be answered.
         self._stack.callback(self._backend.stop_all)
         return self
 
@@ -109,33 +109,33 @@ class ScriptedEngine:
 
     @property
     def calls(self) -> list[ScriptedCall]:
-        """Every choice asked for so far, in order of arrival."""
+        """Every choice requested so far, in order of arrival."""
         return self._backend.calls
 
     @property
     def aborts(self) -> list[str]:
-        """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
+        """The ``rid`` prefix of every abort received; "" for an abort of all calls."""
         return self._backend.aborts
 
     @property
     def in_flight(self) -> int:
-        """The choices being worked on now."""
+        """Number of choices in progress."""
         return self._backend.in_flight
 
     @property
     def max_in_flight(self) -> int:
-        """The most choices that were ever worked on at once."""
+        """Highest number of choices in progress at once."""
         return self._backend.max_in_flight
 
     @property
     def started_with(self) -> dict[str, Any]:
-        """What ``/server_info`` tells beside the model; may be added to. By default it is ``sampling_defaults``
-        ``openai``: a chat that leaves out a sampling parameter gets OpenAI's."""
+        """Fields of ``/server_info`` besides the model; may be added to. The default is ``sampling_defaults``
+        ``openai``: a chat that omits a sampling parameter gets OpenAI's default."""
         return self._backend.started_with
 
     @property
     def weight_version(self) -> str:
-        """What the weights are called now; ``default`` at the start."""
+        """Current name of the weights; ``default`` at the start."""
         return self._backend.weights.version
 
     @property
@@ -149,22 +149,22 @@ class ScriptedEngine:
         return self._backend.weight_updates
 
     async def wait_calls(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
-        """Return once ``count`` choices have been asked for. Raises ``TimeoutError``."""
+        """Return once ``count`` choices have been requested. Raises ``TimeoutError``."""
         await self._backend.wait_until(lambda: len(self.calls) >= count, timeout_s)
 
     async def wait_in_flight(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
-        """Return once exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
+        """Return once exactly ``count`` choices are in progress. Raises ``TimeoutError``."""
         await self._backend.wait_until(lambda: self.in_flight == count, timeout_s)
 
     @contextmanager
     def in_thread(self) -> Iterator["ThreadedEngine"]:
-        """Serve from a thread of its own, for code without an event loop. Raises what entering it raises, here."""
+        """Serve from a new thread, for code without an event loop. Raises what entering the engine raises."""
         with entered_in_thread(self, "scripted-engine") as loop:
             yield ThreadedEngine(self, loop)
 
 
 class ThreadedEngine:
-    """A scripted engine that runs in a thread: ``url``, what it recorded, and waits that block."""
+    """A scripted engine that runs in a thread: ``url``, its records, and blocking waits."""
 
     def __init__(self, engine: ScriptedEngine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
@@ -173,23 +173,23 @@ class ThreadedEngine:
 
     @property
     def calls(self) -> list[ScriptedCall]:
-        """Every choice asked for so far, in order of arrival."""
+        """Every choice requested so far, in order of arrival."""
         return list(self.engine.calls)
 
     @property
     def aborts(self) -> list[str]:
-        """The ``rid`` prefix of every abort received; the empty text for one that meant all."""
+        """The ``rid`` prefix of every abort received; "" for an abort of all calls."""
         return list(self.engine.aborts)
 
     @property
     def in_flight(self) -> int:
-        """The choices being worked on now."""
+        """Number of choices in progress."""
         return self.engine.in_flight
 
     def wait_calls(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
-        """Block until ``count`` choices have been asked for. Raises ``TimeoutError``."""
+        """Block until ``count`` choices have been requested. Raises ``TimeoutError``."""
         asyncio.run_coroutine_threadsafe(self.engine.wait_calls(count, timeout_s=timeout_s), self._loop).result()
 
     def wait_in_flight(self, count: int, *, timeout_s: float = WAIT_LIMIT_S) -> None:
-        """Block until exactly ``count`` choices are being worked on. Raises ``TimeoutError``."""
+        """Block until exactly ``count`` choices are in progress. Raises ``TimeoutError``."""
         asyncio.run_coroutine_threadsafe(self.engine.wait_in_flight(count, timeout_s=timeout_s), self._loop).result()

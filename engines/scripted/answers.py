@@ -1,4 +1,4 @@
-"""The choices that a scripted engine works on: the script is asked, and its answers are said, aborted and paused."""
+"""The choices that a scripted engine works on: asks the script, and emits, aborts and pauses its answers."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptedBackend:
-    """Every choice asked for so far, those being worked on, and the weights: the face's back end."""
+    """Back end of the HTTP interface: all requested choices, those in progress, and the weights."""
 
     context_length = 2**20
     vocabulary_size = VOCABULARY_SIZE
@@ -52,127 +52,127 @@ class ScriptedBackend:
         self._tasks: dict[PromptCall, list[tuple[ScriptedCall, asyncio.Task[None]]]] = {}
         self._running: set[ScriptedCall] = set()
         self._queued: set[ScriptedCall] = set()
-        """Of those that run, the ones that wait: for others to end, or as long as their reply's ``queue_s`` says."""
+        """Running choices that wait: for a free slot, or for the ``queue_s`` of their reply."""
         self._changed = Signal()
         self._is_stopping = False
 
     def open(self) -> None:
-        """Get ready to serve, with the weights of the beginning."""
+        """Prepare for serving, with the initial weights."""
         self.weights = ScriptedWeights()
         self._is_stopping = False
 
     def stop_all(self) -> None:
-        """Abort every call that runs, also those that a pause holds."""
+        """Abort every running call, including paused ones."""
         self._is_stopping = True
-        # Those that a pause holds cannot be aborted yet: they begin, and see that all is stopping.
+        # Calls blocked by a pause are not running yet: once resumed, they start and see `_is_stopping`.
         self.weights.resume()
         _abort(self._running)
 
     @property
     def in_flight(self) -> int:
-        """The choices being worked on now."""
+        """Number of choices in progress."""
         return len(self._running)
 
     @property
     def weight_version(self) -> str:
-        """What the weights are called now."""
+        """Current name of the weights."""
         return self.weights.version
 
     async def wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
-        """Return once ``holds()`` is true; looked at whenever a call begins or ends. Raises ``TimeoutError``."""
+        """Return once ``holds()`` is true, checked whenever a call begins or ends. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout_s):
             while not holds():
                 await self._changed.wait()
 
     def refuse_unserved(self, body: ChatBody | GenerateBody) -> None:
-        """Refuse nothing: a script may be asked for anything."""
+        """Accept everything: a script can be asked for anything."""
 
     async def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return encode(text)
 
     async def encode_chat(
         self, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
     ) -> Sequence[int]:
-        """The tokens of a chat's prompt. Raises ``InvalidInput``."""
+        """Return the tokens of a chat's prompt. Raises ``InvalidInput``."""
         try:
             return encode_chat(messages, tools, is_continued=is_continued)
-        except (LookupError, TypeError, AttributeError) as error:  # as a real chat template fails
+        except (LookupError, TypeError, AttributeError) as error:  # a real chat template fails in the same way
             raise InvalidInput(f"these messages cannot be rendered: {error!r}", field="messages") from None
 
     async def decode(self, tokens: Sequence[int], *, with_marks: bool) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return decode(tokens, with_marks=with_marks)
 
     def token_text(self, token: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return decode([token])
 
     def submit(self, call: PromptCall) -> None:
-        """Begin to answer the choices of a call."""
+        """Start answering the choices of a call."""
         choices = [_scripted_call(call, index) for index in call.indices]
         for choice in choices:
             if choice.is_asked:
                 choice.number = len(self.calls)
                 self.calls.append(choice)
         self._tasks[call] = [(choice, asyncio.create_task(self._answer(call, choice))) for choice in choices]
-        # Only now: whoever waits for this call finds it in flight when it wakes.
+        # Notify last: a waiter for this call must find it in flight.
         self._changed.notify()
 
     def cancel(self, call: PromptCall) -> None:
-        """Stop what runs of a call."""
+        """Cancel the running choices of a call."""
         for choice, task in self._tasks.pop(call, ()):
-            # The face cancels every call at its end; one that has ended keeps its reason.
+            # Every call is cancelled at its end; a finished choice keeps its finish reason.
             task.cancel()
             choice.finished = choice.finished or "disconnected"
 
     def abort(self, rid_prefix: str) -> None:
-        """End the calls whose id begins so; the empty text means all."""
+        """Abort calls whose id begins with the prefix; "" matches all."""
         self.aborts.append(rid_prefix)
         _abort(choice for choice in self._running if (choice.rid or "").startswith(rid_prefix))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; ``abort`` ends what runs and returns when it is gone."""
+        """Pause generation; ``abort`` also ends running calls and returns once they are gone."""
         self.weights.pause(mode)
         if mode == "abort":
             self.abort("")
             await self.wait_until(lambda: not self._running, None)
 
     async def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume after a pause."""
         self.weights.resume()
 
     async def update_weights(self, body: WeightsBody) -> None:
-        """Take new weights: while paused at once, else as SGLang does when nothing runs any more."""
+        """Set new weights: at once while paused, otherwise, as in SGLang, once no call is running."""
         if self.weights.mode is None:
             await self.wait_until(lambda: not self._running, None)
         self.weights.version = body.weight_version or self.weights.version
         self.weight_updates.append(body.given)
 
     async def name_weights(self, version: str) -> None:
-        """Call the weights something else."""
+        """Rename the weights."""
         self.weights.version = version
 
     async def flush_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no cache."""
 
     def model_info(self) -> JSONObject:
-        """The model, the folder of its weights, and its parsers."""
+        """Return the model, the folder of its weights, and its parsers."""
         path = self.weight_updates[-1]["model_path"] if self.weight_updates else self.name
         parsers = {"reasoning_parser": REASONING_PARSER, "tool_call_parser": TOOL_CALL_PARSER}
         return {"model_path": path} | (parsers if self.tells_textless_logprobs else dict.fromkeys(parsers))
 
     def server_info(self) -> JSONObject:
-        """What it is said to have been started with."""
+        """Return the start options to report."""
         return self.started_with
 
     def load(self) -> JSONObject:
-        """The choices being worked on, and those that stand in a queue."""
+        """Return the number of choices in progress and in the queue."""
         num_queued = len(self._queued)
         return {"num_running_reqs": self.in_flight - num_queued, "num_waiting_reqs": num_queued}
 
     async def _answer(self, call: PromptCall, choice: ScriptedCall) -> None:
-        # Like SGLang, which admits nothing while it is paused: such a call is in no load, and aborts miss it.
+        # Like SGLang, admit nothing while paused: such a call counts in no load, and aborts miss it.
         await self.weights.opened()
         if self._is_stopping:
             choice.aborted.set()
@@ -185,18 +185,18 @@ class ScriptedBackend:
             await self._say(call, choice)
             if choice.reply.error_status is not None:
                 failure = EngineError(choice.reply.text, status_code=choice.reply.error_status)
-        except Exception as error:  # noqa: BLE001 - a reply that cannot be said: its client would wait for ever
+        except Exception as error:  # noqa: BLE001 - otherwise the client of a failed reply would wait forever
             failure = error
         finally:
             self._running.discard(choice)
             self._changed.notify()
-        # Last, so that a client that has its reply finds the choice out of the load.
+        # Last, so that a client with a complete reply no longer finds the choice in the load.
         choice.finished = "error" if failure else choice.finished
         choice.milestones = replace(choice.milestones, ended_s=time.monotonic())
         call.pieces.put_nowait(failure or choice.next_piece())
 
     async def _place(self, choice: ScriptedCall) -> None:
-        """Return when fewer than ``max_running`` are worked on; first come, first served."""
+        """Return once fewer than ``max_running`` choices run; first come, first served."""
         if not self._is_full():
             return
         self._queued.add(choice)
@@ -214,7 +214,7 @@ class ScriptedBackend:
 
     async def _say(self, call: PromptCall, choice: ScriptedCall) -> None:
         version = choice.asked_version = self.weights.version
-        # What the script takes to answer is time in which the engine works on the call.
+        # The script's own time counts as time in which the engine works on the call.
         choice.milestones = replace(choice.milestones, begun_s=time.monotonic())
         if call.logprob_start is not None:
             asked = call.prompt_ids[call.logprob_start :]
@@ -223,7 +223,7 @@ class ScriptedBackend:
         stopped = asyncio.create_task(choice.aborted.wait())
         try:
             await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            # Aborted before the script has answered: nothing was said.
+            # Aborted before the script answered: the reply is empty.
             choice.reply = asking.result() if asking.done() else Reply()
         finally:
             asking.cancel()
@@ -235,7 +235,7 @@ class ScriptedBackend:
         await play(choice, self.weights, lambda: call.pieces.put_nowait(choice.next_piece()))
 
     async def _prepare(self, choice: ScriptedCall) -> None:
-        """Let the time pass that the reply gives to the queue and to the prompt; an abort ends it."""
+        """Wait for the reply's queue and prefill times; an abort ends the wait."""
         reply, reached = choice.reply, choice.milestones
         if reply.queue_s:
             self._queued.add(choice)
@@ -257,7 +257,7 @@ class ScriptedBackend:
             answer = self._script(choice)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except Exception as error:  # the script is the user's: its error is the answer
+        except Exception as error:  # the script is user code: its error becomes the answer
             logger.warning("the script raised on call %d", choice.number, exc_info=True)
             return Reply(text=f"the script raised {error!r}", error_status=500)
         return Reply(text=answer) if isinstance(answer, str) else answer

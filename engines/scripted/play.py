@@ -1,4 +1,4 @@
-"""How a scripted reply is said: token by token over its time, with pauses, aborts and new weights in the middle."""
+"""Emit a scripted reply token by token over its duration, subject to pauses, aborts and weight updates."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from forebay.engines.scripted.tokens import TURN_START
 
 TICK_S = 0.005
 ROUNDING = 1e-6
-"""Of a token: a sleep that ends at its very moment has lasted long enough."""
+"""Rounding tolerance, in tokens: a sleep that ends exactly when a token is due was long enough."""
 SPACE = ord(" ")
 
 
 class ScriptedWeights:
-    """The weights that a scripted engine says it has, and whether it is paused."""
+    """The simulated weight version of a scripted engine, and whether it is paused."""
 
     def __init__(self) -> None:
         self.version = FIRST_VERSION
@@ -25,23 +25,23 @@ class ScriptedWeights:
         self._paused = asyncio.Event()
 
     def pause(self, mode: str) -> None:
-        """Stop saying tokens."""
+        """Stop emitting tokens."""
         self.mode = mode
         self._open.clear()
         self._paused.set()
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume emitting tokens."""
         self.mode = None
         self._paused.clear()
         self._open.set()
 
     async def opened(self) -> None:
-        """Return while generation is not paused."""
+        """Return once generation is not paused."""
         await self._open.wait()
 
     async def may_go_on(self, call: ScriptedCall) -> None:
-        """Return when ``call`` may say more or end. An aborted one ends at once, but not while paused in place."""
+        """Return once ``call`` may continue or end. An aborted call ends at once, except while paused in place."""
         if self.mode == "retract":
             call.num_retractions += 1
         while self.mode is not None:
@@ -51,12 +51,12 @@ class ScriptedWeights:
                 return
 
     async def interrupted(self, call: ScriptedCall, timeout_s: float | None) -> None:
-        """Return after the time, or as soon as the call is aborted or generation is paused."""
+        """Return after ``timeout_s`` seconds, or when the call is aborted or generation is paused."""
         await first_of([call.aborted, self._paused], timeout_s)
 
 
 async def first_of(events: Sequence[asyncio.Event], timeout_s: float | None = None) -> None:
-    """Return when one of the events is set, or after ``timeout_s`` seconds."""
+    """Return once one of the events is set, or after ``timeout_s`` seconds."""
     tasks = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ async def first_of(events: Sequence[asyncio.Event], timeout_s: float | None = No
 
 
 async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[], None]) -> None:
-    """Say the reply of ``call``, with ``notify`` after each step of it; ends with ``call.finished`` set."""
+    """Emit the reply of ``call``, calling ``notify`` after each step; sets ``call.finished`` at the end."""
     whole = call.reply.tokens()
     plan = whole[: call.limit]
     now = asyncio.get_running_loop().time
@@ -79,7 +79,7 @@ async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[]
             return
         due_s = now() if is_paused else due_s
         start = len(call.sampled_ids)
-        # One that hangs comes by here again: it ends by an abort only.
+        # A hanging reply stays in the loop: only an abort ends it.
         if start == len(plan) and not call.reply.hang:
             break
         num_said, due_s = await _say_some(call, plan, weights, due_s)
@@ -91,9 +91,9 @@ async def play(call: ScriptedCall, weights: ScriptedWeights, notify: Callable[[]
 
 
 async def _say_some(call: ScriptedCall, plan: list[int], weights: ScriptedWeights, due_s: float) -> tuple[int, float]:
-    """Wait for the next tokens to be said; how many there are, and when the last of them was due.
+    """Wait until more tokens are due. Returns how many to emit, and when the last of them was due.
 
-    ``due_s`` is when the token before them was. Sleeps that last too long do not add up: what is late is said at once.
+    ``due_s`` is when the token before them was due. Oversleeping does not accumulate: late tokens are emitted at once.
     """
     start = len(call.sampled_ids)
     if start == len(plan):
@@ -101,13 +101,13 @@ async def _say_some(call: ScriptedCall, plan: list[int], weights: ScriptedWeight
         return 0, due_s
     interval_s = _interval_s(call.reply, len(plan))
     if not interval_s:
-        # A stream without a speed comes word by word, in as many chunks as a real one.
+        # A stream without a speed is sent word by word, in as many chunks as a real one.
         return (_word(plan, start) if call.body.get("stream") else len(plan) - start), due_s
-    # Several tokens a tick where it is fast: a sleep is seldom much shorter than this.
+    # Emit several tokens per tick at high speeds, because sleeps are rarely much shorter than a tick.
     num_next = min(len(plan) - start, max(1, round(TICK_S / interval_s)))
     loop = asyncio.get_running_loop()
     await weights.interrupted(call, max(0.0, due_s + num_next * interval_s - loop.time()))
-    # Interrupted: only what was due by now is said.
+    # If interrupted, emit only the tokens due by now.
     num_due = int((loop.time() - due_s) / interval_s + ROUNDING)
     num_said = max(0, min(num_due, len(plan) - start))
     return num_said, due_s + num_said * interval_s
@@ -118,6 +118,6 @@ def _interval_s(reply: Reply, num_tokens: int) -> float:
 
 
 def _word(plan: list[int], start: int) -> int:
-    """How many tokens there are up to the next space or mark."""
+    """Number of tokens up to the next space or special token."""
     ends = (at for at in range(start + 1, len(plan)) if plan[at] == SPACE or plan[at] >= TURN_START)
     return next(ends, len(plan)) - start

@@ -1,4 +1,4 @@
-"""What a script is asked, what it answers, and how reasoning and calls of tools are read out of a text again."""
+"""Calls and replies of a script, and the parsers that read reasoning and tool calls back from text."""
 
 import asyncio
 import json
@@ -11,12 +11,12 @@ from forebay.engines.fake_sglang.calls import UNBEGUN, Milestones, Piece, TokenC
 from forebay.engines.scripted.tokens import TURN_END, TURN_START, call_text, encode, logprob
 
 LIMITS = ("max_new_tokens", "max_completion_tokens", "max_tokens")
-"""What the most tokens to say are called, in ``/generate`` and in a chat."""
+"""Names of the token limit in ``/generate`` and in a chat."""
 
 THINK, THOUGHT = "<think>\n", "\n</think>\n\n"
 REASONING_PARSER = "qwen3"
 TOOL_CALL_PARSER = "qwen25"
-"""SGLang's names for the forms in which the scripted engine thinks and calls."""
+"""SGLang's parser names for the scripted engine's reasoning and tool call formats."""
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>\n?", re.DOTALL)
 
@@ -25,14 +25,14 @@ _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>\n?", re.DOTALL)
 class Reply:
     """One answer of a script.
 
-    ``tokens_per_s`` says how fast it is said, or ``delay_s`` how many seconds it takes in all; without them it is there
-    at once. An abort, a pause or new weights in that time fall into the middle of it. ``hang`` says ``text`` and then
-    never ends. An ``error_status`` is answered with ``text`` as the message. ``reasoning`` is sampled as
-    ``<think>\\n…\\n</think>\\n\\n`` before the text and kept apart from it. ``finish_reason`` ``length`` leaves out the
+    ``tokens_per_s`` sets its speed, or ``delay_s`` its total duration in seconds; without them it is complete at once.
+    An abort, a pause or a weight update in that time interrupts it. ``hang`` emits ``text`` and then never ends.
+    An ``error_status`` returns an error with ``text`` as its message. ``reasoning`` is sampled as
+    ``<think>\\n…\\n</think>\\n\\n`` before the text and returned separately. ``finish_reason`` ``length`` omits the
     end token.
 
-    Before it is said, the call waits ``queue_s`` seconds in the queue, and its prompt, of which ``cached_tokens`` are
-    said to have been in the cache, is read for ``prefill_s``. Replies tell the times as they were measured.
+    Before the reply, the call spends ``queue_s`` seconds in the queue and ``prefill_s`` on its prompt, of which
+    ``cached_tokens`` are reported as cached. Replies report the measured times.
     """
 
     text: str = ""
@@ -49,16 +49,16 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        """``finish_reason`` as given, else ``tool_calls`` or ``stop``."""
+        """``finish_reason`` if set, otherwise ``tool_calls`` or ``stop``."""
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
     @property
     def thought(self) -> str:
-        """The reasoning as it is sampled."""
+        """The reasoning in the sampled format."""
         return THINK + self.reasoning + THOUGHT if self.reasoning else ""
 
     def tokens(self) -> list[int]:
-        """Everything that is sampled, with the end token where one is."""
+        """Return all sampled tokens, including the end token if there is one."""
         said = [self.text] if self.text else []
         said += [call_text(call, is_canonical=False) for call in self.tool_calls]
         ends = self.reason in {"stop", "tool_calls"} and not self.hang
@@ -67,22 +67,22 @@ class Reply:
 
 @dataclass(slots=True, eq=False)
 class ScriptedCall:
-    """One choice that a script is asked for: ``number`` counts them from 0, ``choice`` those of one request."""
+    """One choice requested from a script: ``number`` counts calls from 0, ``choice`` counts within one request."""
 
     choice: int
     body: dict[str, Any]
     prompt_ids: list[int] = field(default_factory=list, repr=False)
     number: int = -1
-    """Its place in the engine's ``calls``: no two have the same, those that arrive together included."""
+    """Unique position in the engine's ``calls``."""
     said: str = ""
-    """What the prompt has the assistant say already: a script that continues it answers with the rest."""
+    """The beginning of the assistant's message in the prompt: a script that continues it returns the rest."""
     is_chat: bool = True
     is_asked: bool = True
-    """Whether the script is asked: a prompt of ``/generate`` that is no open chat is answered with nothing."""
+    """Whether the script is asked: a ``/generate`` prompt that is not an open chat gets an empty answer."""
     asked_version: str = ""
-    """The weight version when it came to be worked on."""
+    """Weight version when the engine started on the call."""
     finished: str | None = None
-    """How it ended: a finish reason, ``error`` or ``disconnected``; ``None`` while it runs."""
+    """Outcome: a finish reason, ``error`` or ``disconnected``; ``None`` while the call runs."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     reply: Reply = field(default_factory=Reply, repr=False)
     sampled_ids: list[int] = field(default_factory=list, repr=False)
@@ -90,47 +90,47 @@ class ScriptedCall:
     """The weight version of each of ``sampled_ids``."""
     num_retractions: int = 0
     traceparent: str | None = None
-    """The W3C header with which it came."""
+    """The W3C header of the request."""
     milestones: Milestones = UNBEGUN
-    """When it was begun, read and ended."""
+    """When it was started, read and finished."""
     _sent: tuple[str, str, int] = ("", "", 0)
-    """The reasoning, the text and the number of tokens in the pieces so far."""
+    """Reasoning, text and number of tokens in the pieces so far."""
 
     @property
     def rid(self) -> str | None:
-        """The request id that the client gave."""
+        """The client's request id."""
         return self.body.get("rid")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages of the chat; of ``/generate``, those that its prompt spells."""
+        """The messages of the chat; for ``/generate``, those decoded from its prompt."""
         return list(self.body["messages"])
 
     @property
     def prompt(self) -> str:
-        """The content of the last message."""
+        """Content of the last message."""
         return str(self.messages[-1].get("content") or "")
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """Where the sampling parameters stand: in the body of a chat, below it in ``/generate``."""
+        """The sampling parameters: the body of a chat, or ``sampling_params`` of ``/generate``."""
         params: Mapping[str, Any] = self.body.get("sampling_params") or self.body
         return params
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that were asked for."""
+        """Maximum number of tokens requested."""
         limit = next((self.params[name] for name in LIMITS if self.params.get(name) is not None), None)
         return None if limit is None else int(limit)
 
     def next_piece(self) -> Piece:
-        """What was said since the piece before."""
+        """Return the output since the previous piece."""
         reasoning, text, start = self._sent
         self._sent = now = (*self._shown(), len(self.sampled_ids))
         tokens, versions = self.sampled_ids[start:], self.versions[start:]
-        # Each token with the one before it, which its logprob depends on.
+        # Each token is paired with the one before it, because its logprob depends on both.
         before = [self.prompt_ids[-1], *self.sampled_ids][start:]
-        # Half a call of a tool is no call: what an abort or the limit has cut has none.
+        # An incomplete tool call does not count: a reply cut by an abort or by the limit has no tool calls.
         is_whole = self.is_chat and self.finished is not None and self.sampled_ids == self.reply.tokens()
         return Piece(
             self.choice,
@@ -146,12 +146,12 @@ class ScriptedCall:
         )
 
     def _shown(self) -> tuple[str, str]:
-        """The reasoning and the text so far, without a character that is not whole yet."""
+        """Return the reasoning and the text so far, without an incomplete character at the end."""
         said = bytes(token for token in self.sampled_ids if token < TURN_START)
-        if not self.is_chat:  # what `/generate` gives is not parsed
+        if not self.is_chat:  # `/generate` does not parse its output
             return "", said.decode(errors="ignore" if self.finished is None else "replace")
         thought, text = self.reply.thought.encode(), self.reply.text.encode()
-        # Cut by bytes, so that it holds for any number of tokens; half a character at the end is left out.
+        # Cut by bytes, which works for any number of tokens; an incomplete character at the end is omitted.
         reasoning = said[len(THINK) : len(thought) - len(THOUGHT)] if thought else b""
         answer = said[len(thought) : len(thought) + len(text)]
         return reasoning.decode(errors="ignore"), answer.decode(errors="ignore")
@@ -162,7 +162,7 @@ Script = Callable[[ScriptedCall], Answer | Awaitable[Answer]]
 
 
 def parse_function_call(body: dict[str, Any]) -> dict[str, Any]:
-    """``POST /parse_function_call``: the text without its calls, and the calls. What is no call stays text."""
+    """``POST /parse_function_call``: split text into plain text and tool calls. Invalid calls remain text."""
     text = str(body.get("text") or "")
     found = [(match.group(0), call) for match in _CALL.finditer(text) if (call := _call(match.group(1))) is not None]
     for spelled, _ in found:
@@ -175,7 +175,7 @@ def parse_function_call(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def separate_reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """``POST /separate_reasoning``: what was thought, and what was said."""
+    """``POST /separate_reasoning``: split text into reasoning and answer."""
     text = str(body.get("text") or "")
     thought, mark, said = text.partition(THOUGHT.rstrip())
     if not thought.startswith(THINK):
@@ -192,4 +192,4 @@ def _call(spelled: str) -> dict[str, Any] | None:
 
 
 PARSERS = {"/parse_function_call": parse_function_call, "/separate_reasoning": separate_reasoning}
-"""By the path that each answers."""
+"""By route."""

@@ -1,9 +1,9 @@
-"""The scripted engine's vocabulary and chat template: a token is a byte of UTF-8, or one of two marks.
+"""The scripted engine's vocabulary and chat template: a token is a byte of UTF-8, or one of two special tokens.
 
-A chat reads ``<|im_start|>ROLE\\nCONTENT<|im_end|>\\n`` for each message and ends in ``<|im_start|>assistant\\n``.
-Tools stand in a system message at the beginning, calls of tools in the assistant's content as
-``<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>``. As real templates do, it drops the reasoning of earlier
-turns and writes arguments anew, so that a reply whose arguments are spelled otherwise drifts.
+A chat is ``<|im_start|>ROLE\\nCONTENT<|im_end|>\\n`` per message and ends in ``<|im_start|>assistant\\n``. Tools are in
+a system message at the beginning. Tool calls are in the assistant's content as
+``<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>``. Like real templates, it drops the reasoning of earlier
+turns and re-encodes arguments, so replies whose arguments are formatted differently drift.
 """
 
 import json
@@ -22,27 +22,27 @@ ASSISTANT = "<|im_start|>assistant\n"
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of a text; the two marks are one token each."""
-    # With a group in the pattern the marks themselves are among the parts.
+    """Return the tokens of a text; the two special tokens are one token each."""
+    # The group in the pattern keeps the special tokens among the parts.
     parts = re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text)
     return [token for part in parts for token in ([MARKS[part]] if part in MARKS else part.encode())]
 
 
 def decode(tokens: Iterable[int], *, with_marks: bool = False) -> str:
-    """The text of tokens. Bytes that are no text become replacement characters."""
+    """Return the text of tokens. Invalid bytes become replacement characters."""
     data = b"".join(bytes([token]) if token < TURN_START else _mark(token, with_marks) for token in tokens)
     return data.decode(errors="replace")
 
 
 def logprob(before: int, token: int, version: str) -> float:
-    """The logprob of ``token`` after ``before`` under the weights ``version``: made up, but always the same."""
+    """Return a made-up but deterministic logprob of ``token`` after ``before`` under the weights ``version``."""
     return -((31 * before + 17 * token + zlib.crc32(version.encode())) % 96 + 1) / 32
 
 
 def encode_chat(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, is_continued: bool = False
 ) -> list[int]:
-    """The prompt of a chat, open for the assistant, or after the assistant's last message where that is continued."""
+    """Render a chat's prompt, ending with an open assistant turn, or with the continued assistant message."""
     closed = messages[:-1] if is_continued else messages
     turns = (f"<|im_start|>{message.get('role')}\n{_content(message)}<|im_end|>\n" for message in closed)
     text = (_tools(tools) if tools else "") + "".join(turns) + ASSISTANT
@@ -50,7 +50,7 @@ def encode_chat(
 
 
 def open_chat(prompt_ids: Sequence[int]) -> tuple[list[dict[str, Any]], str] | None:
-    """The messages of a prompt and what the assistant has begun to say; ``None`` for one that waits for nobody."""
+    """Decode a prompt into messages and the begun answer; ``None`` if it has no open assistant turn."""
     turns = decode(prompt_ids, with_marks=True).split("<|im_start|>")[1:]
     if not turns or not turns[-1].startswith("assistant\n") or "<|im_end|>" in turns[-1]:
         return None
@@ -59,7 +59,7 @@ def open_chat(prompt_ids: Sequence[int]) -> tuple[list[dict[str, Any]], str] | N
 
 
 def call_text(call: Mapping[str, Any], *, is_canonical: bool) -> str:
-    """A call of a tool as the model writes it; canonical with its arguments written anew."""
+    """Render a tool call as the model writes it; canonical: with re-encoded arguments."""
     function = call["function"]
     arguments = function.get("arguments") or "{}"
     spelled = _rewritten(arguments) if is_canonical else arguments
@@ -90,7 +90,7 @@ def _rewritten(arguments: object) -> str:
     if not isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False)
     try:
-        # Parsed and dumped, as real templates do: `{"a":1}` comes out as `{"a": 1}`, and the turn drifts.
+        # Parsed and dumped like real templates: `{"a":1}` becomes `{"a": 1}`, and the turn drifts.
         return json.dumps(json.loads(arguments), ensure_ascii=False)
     except json.JSONDecodeError:
         return json.dumps(arguments, ensure_ascii=False)

@@ -135,5 +135,5 @@ async def test_reach_is_kept_for_those_that_answered_and_asked_again_for_the_oth
 
 def test_what_is_no_reply_is_an_engine_error() -> None:
     for content in (b"no JSON", b"{}", b"[]", b'{"text": "x"}'):
-        with pytest.raises(EngineError, match="answered no completion"):
+        with pytest.raises(EngineError, match="cannot be read as completion"):
             as_chat(content, {"messages": MESSAGES}, [1], TEMPLATE)
