@@ -29,7 +29,7 @@ def read_object(content: bytes, what: str) -> dict[str, Any]:
 
 
 def unreadable(content: object, what: str, error: BaseException) -> EngineError:
-    """Return the error for ``content`` that is not a valid ``what``; its status is 200, since the reply was no error."""
+    """Return the error for ``content`` that is not a valid ``what``. Its status is 200, which the reply had."""
     shown = content[:SHOWN_BYTES] if isinstance(content, bytes) else content
     text = f"the engine's reply cannot be read as {what} ({error}): {shown!r:.{SHOWN_BYTES + 60}}"
     return EngineError(text, status_code=200)

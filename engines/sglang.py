@@ -1,4 +1,4 @@
-"""SGLang: one server, or a router with the workers behind it, which may not all be reachable from here."""
+"""Client of SGLang: one server, or a router with workers that may not all be reachable from here."""
 
 import asyncio
 import time
@@ -24,20 +24,20 @@ from forebay.engines.router_workers import (
 )
 
 WORKERS_TTL_S = 5.0
-"""How long a router's list of workers is used before it is asked again."""
+"""Seconds for which a router's list of workers is reused."""
 WORKER_PROBE_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 30.0
 OF_A_PROXY = UNAVAILABLE_STATUSES | {504}
-"""What a proxy answers for an address that it cannot reach."""
+"""Statuses of a proxy for an address that it cannot reach."""
 
 
 class SGLangEngine(Engine):
-    """The SGLang server at ``base_url``, or the router there.
+    """Client of the SGLang server or router at ``base_url``.
 
-    A router is recognised by its list of workers. It drops the fields of a chat that it does not know, ``rid`` among
-    them, so chats belong to its ``workers``; the router says which there are and which are healthy. Where it lists none
-    that a chat can be sent to (gRPC, prefill and decode apart), chats go through it. With a ``template`` (see
-    ``load_template``) they also do where none of the workers can be reached from here.
+    A router is recognised by its list of workers. It drops chat fields that it does not know, such as ``rid``, so chats
+    are sent directly to its healthy ``workers``. They go through the router if it lists no worker that takes chats
+    (gRPC, separate prefill and decode). With a ``template`` (see ``load_template``) they also do so if no worker is
+    reachable from here.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SGLangEngine(Engine):
         self._reach: Reach
         self._for_chats: list[WorkerAdmin] = []
         self._for_admin: list[WorkerAdmin] = []
-        """Also those that the router finds unhealthy: they may be generating all the same."""
+        """Includes workers that the router reports as unhealthy: they may still be generating."""
         self._is_router = False
         self._listed_s = 0.0
         self._listing = asyncio.Lock()
@@ -73,7 +73,7 @@ class SGLangEngine(Engine):
         self._for_chats, self._for_admin = [], []
 
     async def model_info(self) -> ModelInfo:
-        """That of the first worker that answers."""
+        """Return the model of the first worker that answers."""
         await self._list()
         *others, last = self._for_chats
         for admin in others:
@@ -94,17 +94,17 @@ class SGLangEngine(Engine):
         return await stop_everywhere(await self._admins_within(timeout_s), None, timeout_s)
 
     async def abandon(self, rid: str) -> None:
-        """Say once to every server that can be reached that nobody waits for ``rid``, which it may not know."""
+        """Abort ``rid`` once at every reachable server, because its client is gone; servers may not know it."""
         admins = await self._admins_within(ABORT_TIMEOUT_S)
         await asyncio.gather(*(admin.abandon(rid) for admin in admins))
 
     @property
     def is_through_router(self) -> bool:
-        """Whether chats go through a router, not to its workers; as known since ``workers`` was last asked."""
+        """Whether chats go through a router instead of to its workers, as of the last call of ``workers``."""
         return self._is_router and [admin.url for admin in self._for_chats] == [self.url]
 
     async def workers(self) -> list[str]:
-        """The addresses that chats are sent to: this server's own, or those of the router's workers."""
+        """Return the addresses that chats are sent to: this server's own, or those of the router's workers."""
         await self._list()
         return [admin.url for admin in self._for_chats]
 
@@ -120,7 +120,7 @@ class SGLangEngine(Engine):
         return await admin.model_info() or ModelInfo(model=self._model or await admin.first_model())
 
     async def _admins_within(self, timeout_s: float) -> list[WorkerAdmin]:
-        """The servers to stop calls at; none if they cannot be found out in time."""
+        """Return the servers to stop calls at; none if they cannot be determined in time."""
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._list()
@@ -128,10 +128,10 @@ class SGLangEngine(Engine):
         return []
 
     async def _list(self, *, is_fresh: bool = False) -> None:
-        """Read a router's list of workers if it is older than 5 s, or in any case if it must be fresh."""
+        """Read a router's list of workers if it is older than 5 s or ``is_fresh`` is set."""
         if is_fresh or self._must_list():
             async with self._listing:
-                # Asked again: whoever had the lock before may have read the list meanwhile.
+                # Checked again: the previous holder of the lock may have read the list.
                 if is_fresh or self._must_list():
                     await self._list_workers()
 
@@ -141,7 +141,7 @@ class SGLangEngine(Engine):
         return self._is_router and time.monotonic() - self._listed_s > WORKERS_TTL_S
 
     async def _list_workers(self) -> None:
-        # Set first: while one call reads the list again, the others go on with the last one.
+        # Set first: while one call reads the list again, the others use the previous list.
         self._listed_s = time.monotonic()
         try:
             listed = await WorkerAdmin(self._opened, self.url).workers()
@@ -155,12 +155,12 @@ class SGLangEngine(Engine):
         self._for_admin = self._admins_of(worker.url for worker in workers)
 
     def _admins_of(self, urls: Iterable[str]) -> list[WorkerAdmin]:
-        # Once each: every data-parallel rank of a worker is listed.
+        # Without duplicates: every data-parallel rank of a worker is listed.
         return [WorkerAdmin(self._opened, url) for url in dict.fromkeys(urls) or [self.url]]
 
     async def _reachable(self, listed: list[ListedWorker]) -> list[ListedWorker]:
         workers = [worker for worker in listed if worker.speaks_http]
-        # Without a template nothing could be done about those that are not but to wait for them.
+        # Without a template, the only choice is to wait for unreachable workers.
         if self.template is None:
             return workers
         reached = await self._reach.among({worker.url for worker in workers})
@@ -180,10 +180,10 @@ class _Answer:
 
 
 class Reach:
-    """Knows which addresses answer here: a router may list those of a network of its own.
+    """Tracks which addresses are reachable from here: a router may list addresses of its own network.
 
-    One that has answered once counts as reachable from then on: if it no longer answers, it is down. One that did not
-    is asked again after 30 s.
+    An address that answered once counts as reachable from then on: if it stops answering, it is down. An unreachable
+    address is tried again after 30 s.
     """
 
     def __init__(self, http: httpx.AsyncClient, clock: Clock | None = None) -> None:
@@ -192,7 +192,7 @@ class Reach:
         self._answers: dict[str, _Answer] = {}
 
     async def among(self, urls: Iterable[str]) -> set[str]:
-        """Those of ``urls`` that can be reached; takes up to 2 s."""
+        """Return the reachable ones of ``urls``; takes up to 2 s."""
         listed = list(urls)
         await asyncio.gather(*(self._ask(url) for url in listed if self._is_due(url)))
         return {url for url in listed if self._answers[url].is_reached}
@@ -206,7 +206,7 @@ class Reach:
             reply = await self._http.get(f"{url}/model_info", timeout=WORKER_PROBE_TIMEOUT_S)
             is_reached = reply.status_code not in OF_A_PROXY
         except httpx.ReadTimeout:
-            is_reached = True  # somebody is there, and busy
+            is_reached = True  # the server is there, but busy
         except httpx.TransportError:
             is_reached = False
         self._answers[url] = _Answer(is_reached, self._clock.monotonic())

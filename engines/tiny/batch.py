@@ -1,6 +1,6 @@
-"""Rows that are decoded together: one key-value cache, padded on the left, joined and left between two steps.
+"""Rows decoded together: one key-value cache, padded on the left; rows join and leave it between two steps.
 
-The next token of each is drawn independently of the rows beside it.
+The next token of each row is sampled independently of the other rows.
 """
 
 import random
@@ -15,14 +15,14 @@ from forebay.engines.tiny.model import LoadedModel
 RowT = TypeVar("RowT")
 
 PromptKey = tuple[str | None, tuple[int, ...]]
-"""A namespace (SGLang's ``extra_key``), and a prompt in it."""
+"""A namespace (SGLang's ``extra_key``) and a prompt in it."""
 Pairs = list[tuple[Any, Any]]
-"""Per layer the keys and the values, each ``[rows, heads, length, head size]``."""
+"""Keys and values of each layer, each ``[rows, heads, length, head size]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt that was read: its cache (one row), and the logits of the token after it, ``[vocabulary]``."""
+    """A prompt that was read: its cache (one row), and the logits of the next token, ``[vocabulary]``."""
 
     pairs: Pairs
     num_tokens: int
@@ -30,7 +30,7 @@ class Prefill:
 
 
 class PrefillCache:
-    """The prompts read last, up to ``max_tokens`` tokens of them. The newest is kept whatever its length."""
+    """The prompts read last, up to ``max_tokens`` tokens in total. The newest is always kept."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -38,14 +38,14 @@ class PrefillCache:
         self._num_tokens = 0
 
     def get(self, key: PromptKey) -> Prefill | None:
-        """The prompt's prefill, if it is there."""
+        """Return the prompt's prefill if it is cached."""
         return self._kept.get(key)
 
     def put(self, key: PromptKey, prefill: Prefill) -> Prefill:
-        """Keep a prefill, and let the oldest go; gives it back."""
+        """Add and return a prefill, evicting the oldest ones."""
         self._kept[key] = prefill
         self._num_tokens += prefill.num_tokens
-        # A dict gives its keys in the order in which they came: the first is the oldest.
+        # Dicts keep insertion order, so the first entry is the oldest.
         while self._num_tokens > self._max_tokens and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
@@ -53,13 +53,13 @@ class PrefillCache:
         return prefill
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all prefills."""
         self._kept.clear()
         self._num_tokens = 0
 
 
 class RunningBatch(Generic[RowT]):
-    """The rows in flight. A row's numbers depend on its own tokens only, up to float32 rounding."""
+    """The rows in flight. A row's results depend only on its own tokens, up to float32 rounding."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._torch = require("torch")
@@ -71,29 +71,29 @@ class RunningBatch(Generic[RowT]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the cache, padding excluded."""
+        """Number of tokens in the cache, excluding padding."""
         return sum(self._lengths)
 
     def prefill(self, prompt_ids: Sequence[int]) -> Prefill:
-        """Read one prompt, alone: its numbers are then the same whatever is in flight."""
+        """Read one prompt alone, so that its results do not depend on the rows in flight."""
         return self._read(prompt_ids, 1)[0]
 
     def scored_prefill(self, prompt_ids: Sequence[int], start: int) -> tuple[Prefill, tuple[float, ...]]:
-        """Read one prompt; also gives the logprobs of its tokens after ``start``, at temperature 1."""
+        """Read one prompt; also returns the logprobs of its tokens after ``start``, at temperature 1."""
         prefill, logits = self._read(prompt_ids, len(prompt_ids) - start)
         logprobs = self._torch.log_softmax(logits[:-1].float(), dim=-1)
         tokens = self._torch.tensor(list(prompt_ids[start + 1 :]), dtype=self._torch.long)
         return prefill, tuple(logprobs.gather(1, tokens[:, None]).squeeze(1).tolist())
 
     def _read(self, prompt_ids: Sequence[int], num_logits: int) -> tuple[Prefill, Any]:
-        # A cache of its own: a padded row beside it would change the numbers in the last bits.
+        # A separate cache: batching it with a padded row would change the last bits of the results.
         cache = self._cache_type()
         ids = self._torch.tensor([list(prompt_ids)])
         logits = self._network(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=num_logits).logits
         return Prefill(_pairs_of(cache), len(prompt_ids), logits[0, -1]), logits[0]
 
     def join(self, added: Sequence[tuple[RowT, Prefill]]) -> None:
-        """Add rows that go on after their prompts, at the price of one copy of the cache. Rows may share a prefill."""
+        """Add rows that continue after their prompts; copies the cache once. Rows may share a prefill."""
         if not added:
             return
         parts = [self._pairs] if self.rows else []
@@ -104,7 +104,7 @@ class RunningBatch(Generic[RowT]):
         self._pairs = [self._stack(layer, length) for layer in zip(*parts, strict=True)]
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Drop every row but these, and the padding that only the dropped ones needed."""
+        """Drop all rows except ``kept``, and the padding that only the dropped rows needed."""
         self.rows = [self.rows[row] for row in kept]
         self._lengths = [self._lengths[row] for row in kept]
         if not kept:
@@ -115,14 +115,14 @@ class RunningBatch(Generic[RowT]):
         self._pairs = [(keys[index, :, -length:], values[index, :, -length:]) for keys, values in self._pairs]
 
     def step(self, token_ids: Sequence[int]) -> Any:
-        """Feed each row its newest token; gives the logits of the next ones, ``[rows, vocabulary]``."""
+        """Feed each row its newest token; returns the logits of the next ones, ``[rows, vocabulary]``."""
         torch = self._torch
         lengths = torch.tensor(self._lengths)
         cache = self._cache_type(self._pairs)
         logits = self._network(
             input_ids=torch.tensor(list(token_ids))[:, None],
             attention_mask=self._mask(lengths),
-            # A row's own count of tokens, not its column: padding on the left would shift the positions.
+            # The row's own token count, not its column, because left padding would shift the positions.
             position_ids=lengths[:, None],
             past_key_values=cache,
             use_cache=True,
@@ -133,7 +133,7 @@ class RunningBatch(Generic[RowT]):
         return logits[:, -1]
 
     def _mask(self, lengths: Any) -> Any:
-        """1 where a row has a token, the one being fed included: ``[rows, longest + 1]``."""
+        """Return 1 where a row has a token, including the one being fed: ``[rows, longest + 1]``."""
         width = int(lengths.max()) + 1
         return (self._torch.arange(width)[None, :] >= width - 1 - lengths[:, None]).long()
 
@@ -153,12 +153,12 @@ def _pairs_of(cache: Any) -> Pairs:
 def pick_tokens(
     logits: Any, params: Sequence[SamplingParams], dice: Sequence[random.Random], num_top: Sequence[int]
 ) -> list[TokenChoice]:
-    """Draw one token per row from ``logits`` ``[rows, vocabulary]``.
+    """Sample one token per row from ``logits`` ``[rows, vocabulary]``.
 
-    A logprob is that of the distribution at the row's temperature before top-p and top-k, as SGLang reports it.
+    Logprobs are those at the row's temperature before top-p and top-k, as SGLang reports them.
     """
     torch = require("torch")
-    # Greedy rows have temperature 0: they are scaled by 1, and their token is the likeliest anyway.
+    # Greedy rows may have temperature 0: they are scaled by 1, which does not change their most probable token.
     scales = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32)
     logprobs = torch.log_softmax(logits.float() / scales[:, None], dim=-1)
     tokens = _draw(logprobs, params, dice)
@@ -168,9 +168,9 @@ def pick_tokens(
 
 
 def _draw(logprobs: Any, params: Sequence[SamplingParams], dice: Sequence[random.Random]) -> Any:
-    """Invert each row's distribution function in the order of the vocabulary, in float64.
+    """Sample by inverting each row's distribution function in vocabulary order, in float64.
 
-    That order is the same with and without filters, so the token depends on the row alone.
+    Filters do not change that order, so the token depends on the row alone.
     """
     torch = require("torch")
     probabilities = logprobs.double().exp()
@@ -178,7 +178,7 @@ def _draw(logprobs: Any, params: Sequence[SamplingParams], dice: Sequence[random
         if param.is_filtered:
             probabilities[row] = _filter(probabilities[row], param)
     heights = probabilities.cumsum(dim=-1)
-    # Scaled by the sum: with filters, and by rounding, the heights end below 1.
+    # Scaled by the sum, because filters and rounding make the heights end below 1.
     points = torch.tensor([die.random() for die in dice], dtype=torch.float64) * heights[:, -1]
     drawn = torch.searchsorted(heights, points[:, None], right=True).squeeze(1).clamp(max=logprobs.shape[1] - 1)
     greedy = torch.tensor([p.is_greedy for p in params])
@@ -186,14 +186,14 @@ def _draw(logprobs: Any, params: Sequence[SamplingParams], dice: Sequence[random
 
 
 def _filter(probabilities: Any, params: SamplingParams) -> Any:
-    """Zero what top-k, then top-p of the rest, excludes; the most probable token always stays."""
+    """Zero the tokens that top-k, then top-p of the rest, excludes; the most probable token always stays."""
     torch = require("torch")
     values, order = probabilities.sort(descending=True, stable=True)
     if params.top_k > 0:
         values[params.top_k :] = 0
     values = values / values.sum()
     before = values.cumsum(dim=-1) - values
-    # The most probable one stays, whatever rounding has made of the sum before it.
+    # Starts at 1, because rounding of the sums must not exclude the most probable token.
     values[1:][before[1:] >= params.top_p] = 0
     return torch.zeros_like(probabilities).scatter(0, order, values)
 

@@ -1,4 +1,4 @@
-"""The embedded engine as the face asks it: its generation thread, its tokenizer, and what it says of itself."""
+"""Back end of the embedded engine: its generation thread, its tokenizer, and the information it reports."""
 
 import asyncio
 import json
@@ -29,23 +29,23 @@ UNSUPPORTED: dict[str, Collection[object]] = {
     "repetition_penalty": (None, 1),
     "min_p": (None, 0),
 }
-"""Fields that would change the answer and are not served, with the values that ask for nothing."""
+"""Fields that would change the answer and are not supported, with the values that have no effect."""
 
 UNSUPPORTED_PARAMS = UNSUPPORTED | {"skip_special_tokens": (True,), "spaces_between_special_tokens": (True,)}
-"""The same for the sampling parameters of ``/generate``."""
+"""Unsupported sampling parameters of ``/generate``, with the values that have no effect."""
 
 T = TypeVar("T")
 
 
 class TextPart(BaseModel):
-    """A part of a message's content; only text is served."""
+    """A part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One message; fields beside these reach the chat template."""
+    """One message; other fields are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -53,7 +53,7 @@ class Message(BaseModel):
     content: str | list[TextPart] | None = None
 
     def rendered(self) -> JSONObject:
-        """The message as a chat template takes it, its content one string."""
+        """Return the message in the chat template's format, with its content as one string."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         message = {**self.model_dump(exclude_none=True), "content": text}
@@ -69,7 +69,7 @@ class ChatMessages(BaseModel):
 
 
 class TinyEngine:
-    """One model being served: the face's back end. Entered with ``async with`` on the loop that serves."""
+    """Back end for one served model. Enter it with ``async with`` on the loop that serves."""
 
     def __init__(self, model: LoadedModel, *, name: str = DEFAULT_NAME, threads: int = 1, max_rows: int = 64) -> None:
         self.name = name
@@ -95,16 +95,16 @@ class TinyEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are being answered."""
+        """Whether the engine answers calls."""
         return self.thread.is_alive
 
     @property
     def weight_version(self) -> str:
-        """What the trainer calls the weights of now."""
+        """Trainer's name for the current weights."""
         return self.thread.weights.version
 
     def refuse_unserved(self, body: ChatBody | GenerateBody) -> None:
-        """Raise ``InvalidInput`` where a body asks for what SGLang serves and this engine does not."""
+        """Raise ``InvalidInput`` for a feature that SGLang supports and this engine does not."""
         if isinstance(body, ChatBody):
             _refuse(body.given, UNSUPPORTED)
             if body.continue_final_message and body.messages[-1].get("role") != "assistant":
@@ -114,42 +114,42 @@ class TinyEngine:
         for at in range(len(body.prompts)):
             extra = body.params_of(at).model_extra or {}
             _refuse(extra, UNSUPPORTED_PARAMS)
-            # SGLang refuses a name that it does not know; of those that it knows, few are served here.
+            # SGLang rejects unknown parameters; of the known ones, only a few are supported here.
             for name in extra.keys() - UNSUPPORTED_PARAMS.keys():
                 raise InvalidInput(f"sampling_params.{name} is not supported by the embedded engine", field=name)
         if body.stream and len(body.prompts) > 1:
             raise InvalidInput("the embedded engine streams one prompt at a time", field="stream")
 
     async def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return await self._encoded(lambda: list(self._model.tokenizer.encode(text)))
 
     async def encode_chat(
         self, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
     ) -> Sequence[int]:
-        """The tokens of a chat's prompt; ``InvalidInput`` where the template does not take its messages."""
+        """Return the tokens of a chat's prompt. Raises ``InvalidInput`` if the template rejects the messages."""
         return await self._encoded(
             lambda: _chat_tokens(self._model.tokenizer, messages, tools, is_continued=is_continued)
         )
 
     async def decode(self, tokens: Sequence[int], *, with_marks: bool) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return await self._encoded(lambda: self._text(tokens, skips_marks=not with_marks))
 
     def token_text(self, token: int) -> str:
-        """The text of one token, marks of the template included."""
+        """Return the text of one token, including special tokens."""
         return self._text([token], skips_marks=False)
 
     async def update_weights(self, body: WeightsBody) -> None:
-        """Take the weights in the folder of ``body`` between two steps, whatever is in flight.
+        """Load the weights in the folder of ``body`` between two steps, even with calls in flight.
 
-        SGLang 0.5.23 does this only while it is paused, and else waits until nothing is in flight.
+        SGLang 0.5.23 does so only while paused, and otherwise waits until no call is in flight.
         """
         path, version = Path(body.model_path), body.weight_version
         await self.thread.update_weights(path, version, flushes_cache=body.flush_cache)
 
     def model_info(self) -> JSONObject:
-        """What ``/model_info`` tells of the model, with the names of SGLang 0.5.23."""
+        """Return the model's fields of ``/model_info``, with the names of SGLang 0.5.23."""
         config = self._model.network.config
         return {
             "model_path": str(self.thread.weights.path),
@@ -164,11 +164,11 @@ class TinyEngine:
         }
 
     def server_info(self) -> JSONObject:
-        """Nothing beside that."""
+        """Return no further fields."""
         return {}
 
     def load(self) -> JSONObject:
-        """How busy the thread is, with the names of SGLang 0.5.23."""
+        """Return the load of the thread, with the names of SGLang 0.5.23."""
         load = self.thread.load
         return {
             "timestamp": datetime.now(UTC).timestamp(),
@@ -201,7 +201,7 @@ class TinyEngine:
 def _chat_tokens(
     tokenizer: Any, messages: Sequence[JSONObject], tools: Sequence[JSONObject], *, is_continued: bool
 ) -> list[int]:
-    """The tokens of a chat's prompt. A message to be continued is the open end of it, as in SGLang."""
+    """Render and encode a chat's prompt. A continued message is its open end, as in SGLang."""
     try:
         rendered = [message.rendered() for message in ChatMessages.model_validate({"messages": messages}).messages]
     except ValidationError as error:
@@ -212,7 +212,7 @@ def _chat_tokens(
             rendered, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
     except (require("jinja2").TemplateError, TypeError, RecursionError) as error:
-        raise InvalidInput(f"the model's chat template refuses these messages: {error}", field="messages") from error
+        raise InvalidInput(f"the model's chat template rejects these messages: {error}", field="messages") from error
     return list(tokenizer.encode(prompt + partial, add_special_tokens=False))
 
 
@@ -223,7 +223,7 @@ def _refuse(given: Mapping[str, Any], unsupported: Mapping[str, Collection[objec
 
 
 def _with_arguments(call: Any) -> Any:
-    """A call of a tool with its arguments decoded, as chat templates take them."""
+    """Return a tool call with its arguments decoded, as chat templates expect them."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -9,7 +9,7 @@ from forebay.core.errors import MissingExtra
 
 
 def require(package: str) -> Any:
-    """The imported package; ``MissingExtra`` with the install line where it is absent."""
+    """Return the imported package. Raises ``MissingExtra`` with the install command if it is missing."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -20,7 +20,7 @@ def require(package: str) -> Any:
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """Within the block, an operation of the calling thread uses at most this many cores."""
+    """Limit torch operations of the calling thread to ``threads`` cores within the block."""
     torch = require("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

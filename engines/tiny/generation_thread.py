@@ -1,4 +1,4 @@
-"""The generation thread: admits calls at step boundaries, decodes all rows together, and hands pieces to the loop."""
+"""The generation thread: admits calls between steps, decodes all rows together, and sends pieces to the loop."""
 
 import asyncio
 import logging
@@ -24,19 +24,19 @@ from forebay.engines.tiny.rows import ChoiceRow
 logger = logging.getLogger(__name__)
 
 MAX_KEPT_TOKENS = 16_384
-"""Tokens of prompts whose caches are kept: the samples of a group ask with one prompt, one call each."""
+"""Maximum prompt tokens with a kept cache: the samples of a group use the same prompt, each in its own call."""
 
 STOP_TIMEOUT_S = 10.0
 
 WINDOW_S = 1.0
-"""The throughput is that of the last whole window."""
+"""Seconds of the window in which throughput is measured; the last complete window is reported."""
 
 Outbox = list[tuple[PromptCall, "Piece | Exception"]]
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentWeights:
-    """The weights that tokens come from: the folder that they were read from, and what the trainer calls them."""
+    """The current weights: the folder they were loaded from, and the trainer's name for them."""
 
     path: Path
     version: str = FIRST_VERSION
@@ -44,36 +44,36 @@ class CurrentWeights:
 
 @dataclass(slots=True)
 class Load:
-    """How busy the thread is, and totals since the start. The event loop reads each number on its own."""
+    """The load of the thread, and totals since its start. The event loop reads each number separately."""
 
     max_rows: int
     max_tokens: int
     num_running: int = 0
     num_waiting: int = 0
     num_tokens: int = 0
-    """In the cache."""
+    """Tokens in the cache."""
     tokens_per_s: float = 0.0
     num_prefilled: int = 0
     num_reused: int = 0
-    """Tokens of prompts that were not read again."""
+    """Prompt tokens that were reused from the cache."""
     prefill_s: float = 0.0
     window_start_s: float = 0.0
     num_in_window: int = 0
 
     def generated(self, num_tokens: int) -> None:
-        """Count tokens that were generated."""
+        """Count generated tokens."""
         self.num_in_window += num_tokens
         elapsed_s = time.monotonic() - self.window_start_s
         if elapsed_s >= WINDOW_S:
             self.begin_window(self.num_in_window / elapsed_s)
 
     def begin_window(self, tokens_per_s: float) -> None:
-        """Count anew; ``tokens_per_s`` is the throughput until the window's end."""
+        """Start a new window; ``tokens_per_s`` is the throughput to report until it ends."""
         self.tokens_per_s, self.window_start_s, self.num_in_window = tokens_per_s, time.monotonic(), 0
 
 
 class GenerationThread:
-    """Generates for all calls on one thread of its own. Its methods belong to the event loop that started it."""
+    """Generates for all calls on its own thread. Call its methods on the event loop that started it."""
 
     def __init__(self, model: LoadedModel, *, threads: int = 1, max_rows: int = 64) -> None:
         self.load = Load(max_rows, max_rows * model.context_length)
@@ -90,7 +90,7 @@ class GenerationThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are being answered."""
+        """Whether the thread answers calls."""
         return self._thread.is_alive() and not self._stopping
 
     def start(self) -> None:
@@ -99,20 +99,20 @@ class GenerationThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every call with what it has (finish reason ``abort``) and leave the thread."""
+        """End every call with its tokens so far (finish reason ``abort``) and stop the thread."""
         self._inbox.put(self._stop)
         await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def submit(self, call: PromptCall) -> None:
-        """Queue a call; its pieces follow. ``EngineUnavailable`` once stopped."""
+        """Queue a call; its pieces follow. Raises ``EngineUnavailable`` once stopped."""
         if not self.is_alive:
             raise EngineUnavailable("the engine is stopping", status_code=503)
         self._inbox.put(partial(self._backlog.add, call))
 
     def abort(self, rid_prefix: str) -> None:
-        """End the calls whose ``rid`` begins so, queued ones included, within a step; they keep their partial text.
+        """End calls by a prefix of their ``rid`` within a step, including queued ones; they keep their partial text.
 
-        Like SGLang: one that stands in a pause in place ends after it, and one that came during a pause is missed.
+        As in SGLang, calls paused in place end after the pause, and calls that arrived during a pause are missed.
         """
         self._inbox.put(partial(self._abort, lambda call: call.rid.startswith(rid_prefix)))
 
@@ -121,36 +121,36 @@ class GenerationThread:
         self._inbox.put(partial(self._abort, lambda _: True))
 
     def cancel(self, call: PromptCall) -> None:
-        """End this call within a step: nobody reads it any more."""
+        """End this call within a step, because its client is gone."""
         self._inbox.put(partial(self._cancel, call))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Generate nothing more; returns between two steps. Calls that come now wait, outside every load.
+        """Pause generation; returns between two steps. Calls that arrive meanwhile wait and count in no load.
 
-        ``abort`` ends the calls in flight. ``retract`` takes them out and drops their cache, to be read again under the
-        weights of then. ``in_place`` leaves them with the cache that they have.
+        ``abort`` ends the calls in flight. ``retract`` removes them from the batch and drops their cache, which is
+        recomputed with the weights in use at the resume. ``in_place`` keeps them with their cache.
         """
         await self._between_steps(partial(self._pause, mode))
 
     async def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume after a pause."""
         await self._between_steps(self._resume)
 
     async def forget_prompts(self) -> None:
-        """Drop the caches that are kept of prompts."""
+        """Clear the prompt cache."""
         await self._between_steps(self._prefills.clear)
 
     async def update_weights(self, path: Path, version: str | None, *, flushes_cache: bool = True) -> None:
-        """Between two steps, take the weights in the folder ``path``; without a version they keep the one before.
+        """Load the weights in the folder ``path`` between two steps; without a version they keep the previous name.
 
-        Calls in flight go on with them after the tokens that they have. As in SGLang, prompts that were read under the
-        old weights stay in their namespaces unless the update ``flushes_cache``. ``InvalidInput`` where the folder does
-        not fit, ``EngineUnavailable`` once stopped.
+        Calls in flight continue with them after their tokens so far. As in SGLang, cached prompts of the old weights
+        stay in their namespaces unless the update ``flushes_cache``. Raises ``InvalidInput`` if the folder does not
+        fit, ``EngineUnavailable`` once stopped.
         """
         await self._between_steps(partial(self._update, path, version, flushes_cache))
 
     async def name_weights(self, version: str) -> None:
-        """Call the weights ``version`` from the next token on."""
+        """Rename the weights to ``version`` from the next token on."""
         await self._between_steps(partial(self._name, version))
 
     async def _between_steps(self, act: Callable[[], None]) -> None:
@@ -160,7 +160,7 @@ class GenerationThread:
         self._inbox.put(partial(self._act, act, done))
         await done
 
-    # What follows runs on the thread.
+    # The methods below run on the thread.
 
     def _run(self) -> None:
         torch = require("torch")
@@ -170,10 +170,10 @@ class GenerationThread:
                 self._turn()
 
     def _take_messages(self) -> None:
-        # Else an engine that has nothing to do would tell the throughput of its last window for ever.
+        # Otherwise an idle engine would report the throughput of its last window forever.
         if not self._batch.rows and not self._backlog:
             self.load.begin_window(0.0)
-        # Nothing to generate: sleep until a message comes, which is all that can change that.
+        # Nothing to generate: sleep until a message arrives, since only a message can change that.
         if not self._can_advance:
             self._inbox.get()()
         while True:
@@ -191,7 +191,7 @@ class GenerationThread:
         try:
             if self._can_advance:
                 self._advance()
-        except Exception as error:  # whatever a step died of (out of memory, a wrong model), its calls must be answered
+        except Exception as error:  # whatever a step failed of (out of memory, a wrong model), answer its calls
             logger.exception("a generation step failed")
             self._fail_all(error)
         self._count_load()
@@ -201,7 +201,7 @@ class GenerationThread:
         self.load.num_tokens = self._batch.num_tokens
 
     def _advance(self) -> None:
-        # Rows that run go before newcomers are read: `_pick` needs the logits of both in the order of the rows.
+        # Decode running rows before reading new ones: `_pick` needs the logits of both in the order of the rows.
         decoded = self._batch.step([row.last_token for row in self._batch.rows]) if self._batch.rows else None
         added = self._admit()
         rows = self._batch.rows
@@ -222,7 +222,7 @@ class GenerationThread:
             row.accept(token, self._model.eos_token_ids, self.weights.version)
 
     def _admit(self) -> list[tuple[ChoiceRow, Prefill]]:
-        """Join what fits now: rows taken out by a pause, then calls, whose choices enter together."""
+        """Join what fits now: retracted rows, then calls, whose choices enter together."""
         calls = self._backlog.fitting(self.load.max_rows - len(self._batch.rows))
         added = [(row, self._batch.prefill(row.token_ids)) for row in self._backlog.retracted]
         unsampled: Outbox = []
@@ -236,14 +236,14 @@ class GenerationThread:
                 begun = Milestones(begun_s, cached_tokens=num_cached)
                 added += [(ChoiceRow(call, index, self._model.tokenizer, begun), prefill) for index in call.indices]
         self._batch.join(added)
-        # Only now, so that a step that fails finds every call either waiting or in the batch.
+        # Only now, so that after a failed step every call is either waiting or in the batch.
         self._backlog.admitted(len(calls))
         self._send(unsampled)
         return added
 
     def _prefill(self, call: PromptCall) -> tuple[Prefill, int]:
-        """The prompt as read, and how many of its tokens had been read before."""
-        # A prompt that is to be scored is read again: the logits of its own tokens are not kept.
+        """Return the prompt's prefill, and how many of its tokens were cached."""
+        # A prompt to be scored is read again, because the logits of its own tokens are not kept.
         key = (call.extra_key, call.prompt_ids)
         kept = self._prefills.get(key)
         if kept is not None and call.logprob_start is None:
@@ -262,15 +262,15 @@ class GenerationThread:
         error: Exception | None = None
         try:
             act()
-        except Exception as failed:  # noqa: BLE001 - handed to the caller; the thread has others to answer
+        except Exception as failed:  # noqa: BLE001 - raised in the caller; the thread must serve other calls
             error = failed
-        # Before the answer: who has paused the engine and then asks for its load must see the calls gone.
+        # Before the answer: a caller that pauses the engine and then reads its load must see the calls gone.
         self._count_load()
         self._in_loop(_resolve, done, error)
 
     def _update(self, path: Path, version: str | None, flushes_cache: bool) -> None:
         take_weights(self._model, path)
-        # Rows in flight keep their cache in any case.
+        # Rows in flight always keep their cache.
         if flushes_cache:
             self._prefills.clear()
         self.weights = CurrentWeights(path, version or self.weights.version)
@@ -279,7 +279,7 @@ class GenerationThread:
         self.weights = CurrentWeights(self.weights.path, version)
 
     def _pause(self, mode: PauseMode) -> None:
-        self._send_pieces()  # what was aborted while an earlier pause left it standing
+        self._send_pieces()  # rows that were aborted during an earlier pause in place
         self._backlog.mode = mode
         if mode == "abort":
             self._abort(lambda _: True)
@@ -306,7 +306,7 @@ class GenerationThread:
         for row in [*taken_out, *(row for row in self._batch.rows if matches(row.call))]:
             row.finish("abort")
         self._send([(row.call, piece) for row in taken_out if (piece := row.take_piece()) is not None])
-        # As SGLang does: rows that stand in place are answered when generation goes on.
+        # As in SGLang, rows paused in place are answered once generation resumes.
         if self._backlog.mode != "in_place":
             self._send_pieces()
 
@@ -315,13 +315,13 @@ class GenerationThread:
         self._send([piece for call in calls for piece in _ended(call, "abort", ended)])
 
     def _cancel(self, call: PromptCall) -> None:
-        # Nobody reads this one, so it goes at once, which an abort by id would not do to a call that a pause holds.
+        # The client is gone, so the call ends at once, even if a pause set it aside, where an abort by id misses it.
         self._end_queued(self._backlog.drop_set_aside(lambda other: other is call))
         self._abort(lambda other: other is call)
 
     def _stop(self) -> None:
         self._stopping = True
-        # Out of any pause first: what it has set aside must be answered, too.
+        # Leave any pause first: calls that it set aside must also be answered.
         self._backlog.resume()
         self._abort(lambda _: True)
 
@@ -336,13 +336,13 @@ class GenerationThread:
             self._in_loop(_deliver, outbox)
 
     def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
-        # A loop that has closed has nobody left to answer.
+        # A closed loop has no callers left to answer.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _ended(call: PromptCall, reason: str, milestones: Milestones) -> Outbox:
-    """The pieces of a call that ends without a token."""
+    """Return the pieces of a call that ends without a token."""
     return [(call, Piece(index, finish_reason=reason, milestones=milestones)) for index in call.indices]
 
 
@@ -352,7 +352,7 @@ def _deliver(outbox: Outbox) -> None:
 
 
 def _resolve(done: "asyncio.Future[None]", error: Exception | None) -> None:
-    if done.done():  # the caller has gone
+    if done.done():  # the caller was cancelled
         return
     if error is None:
         done.set_result(None)

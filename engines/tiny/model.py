@@ -1,4 +1,4 @@
-"""The model folder: made on the spot and cached, or the user's own, and loaded for generation."""
+"""Loads the model folder: the user's own, or the built-in one, which is made on first use and cached."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model in float32 on the CPU, with its tokenizer. Lengths are counted in tokens."""
+    """A causal language model in float32 on the CPU, with its tokenizer. Lengths are in tokens."""
 
     path: Path
     network: Any
@@ -37,15 +37,15 @@ class LoadedModel:
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """Where the model of this recipe is cached: below ``$XDG_CACHE_HOME``, else ``~/.cache``."""
+    """Cache folder of the recipe's model: below ``$XDG_CACHE_HOME``, otherwise ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "forebay" / f"tiny-{recipe.key()}"
 
 
 def ensure_model(folder: Path | None = None, recipe: Recipe | None = None, *, threads: int = 1) -> Path:
-    """The folder of a warmed-up model: the cached one, or one made now (about 10 s on one core).
+    """Return the folder of a warmed-up model: the cached one, or one made now (about 10 s on one core).
 
-    Several processes may ask at once: each that finds nothing makes its own, and the first to finish is kept.
+    Safe for several processes at once: each may make its own, and the first to finish is kept.
     """
     recipe = recipe or Recipe()
     folder = folder or default_folder(recipe)
@@ -55,17 +55,17 @@ def ensure_model(folder: Path | None = None, recipe: Recipe | None = None, *, th
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Load a Hugging Face folder; ``InvalidInput`` where it holds no causal language model with a chat template."""
+    """Load a Hugging Face folder. Raises ``InvalidInput`` unless it has a causal model with a chat template."""
     if not _is_model_folder(path):
         raise InvalidInput(
             f"{path} is not a model folder: it has no config.json",
             field="model_path",
-            hint="give the folder of a Hugging Face causal language model, or none to use the built-in one",
+            hint="give the folder of a Hugging Face causal language model, or omit it to use the built-in model",
         )
     transformers, torch = require("transformers"), require("torch")
     require("jinja2")
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    # The first encoding may change the tokenizer's own settings, which must not happen while another thread uses it.
+    # The first encoding may change the tokenizer's own settings, which is unsafe while another thread uses it.
     tokenizer.encode("")
     if not tokenizer.chat_template:
         raise InvalidInput(f"the tokenizer in {path} has no chat template", field="model_path")
@@ -88,9 +88,9 @@ def _is_model_folder(path: Path) -> bool:
 
 
 def take_weights(model: LoadedModel, path: Path) -> None:
-    """Put the weights of the folder ``path`` in the place of the model's own.
+    """Replace the model's weights with those in the folder ``path``.
 
-    ``InvalidInput`` where it holds no model of the same shape; nothing has changed then.
+    Raises ``InvalidInput``, changing nothing, unless the folder holds a model of the same shape.
     """
     if not _is_model_folder(path):
         raise InvalidInput(f"{path} is not a model folder: it has no config.json", field="model_path")
@@ -99,15 +99,15 @@ def take_weights(model: LoadedModel, path: Path) -> None:
         network, info = kind.from_pretrained(
             path, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
-    except Exception as error:  # a cut or foreign file raises whatever its reader raises
+    except Exception as error:  # a truncated file or another format may raise anything
         raise InvalidInput(f"the weights in {path} cannot be read: {error}", field="model_path") from error
-    # What a file lacks is made up by the reader, at random and with no more than a warning.
+    # The reader fills missing weights with random values and only warns.
     if info["missing_keys"]:
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
-        raise InvalidInput(f"the weights in {path} are not complete: {lacking} are missing", field="model_path")
+        raise InvalidInput(f"the weights in {path} are incomplete: {lacking} are missing", field="model_path")
     state = network.state_dict()
     if _shapes(state) != _shapes(model.network.state_dict()):
-        raise InvalidInput(f"the weights in {path} are of a model of another shape", field="model_path")
+        raise InvalidInput(f"the weights in {path} belong to a model of another shape", field="model_path")
     model.network.load_state_dict(state)
 
 
@@ -123,7 +123,7 @@ def _eos_token_ids(network: Any, tokenizer: Any) -> frozenset[int]:
 
 def _make(folder: Path, recipe: Recipe, threads: int) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, since a rename works within one file system only.
+    # In the same parent folder, because a rename works only within one file system.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         with torch_threads(threads):
@@ -137,7 +137,7 @@ def _publish(draft: Path, folder: Path) -> None:
     try:
         draft.rename(folder)
     except OSError:
-        # A full folder is never replaced by a rename: another process was first, and its model is as good as ours.
+        # A rename never replaces a non-empty folder: another process finished first, with an equivalent model.
         if not (folder / "config.json").is_file():
             raise
 
@@ -149,13 +149,13 @@ def _save_warmed_up(folder: Path, recipe: Recipe) -> None:
         torch.manual_seed(recipe.seed)
         network = build_network(recipe, tokenizer)
         accuracy = warm_up(network, tokenizer, recipe)
-    logger.info("the embedded model answers %.0f %% of the additions rightly", 100 * accuracy)
+    logger.info("the embedded model answers %.0f %% of the additions correctly", 100 * accuracy)
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def build_tokenizer(recipe: Recipe) -> Any:
-    """A byte-level tokenizer: every text has an encoding, words of the prompt are one token, digits stay apart."""
+    """Build a byte-level tokenizer: it encodes any text; words of the prompt are one token, digits stay separate."""
     tokenizers, transformers = require("tokenizers"), require("transformers")
     parts = tokenizers.pre_tokenizers
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -176,7 +176,7 @@ def build_tokenizer(recipe: Recipe) -> Any:
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """A Qwen2-shaped network with random weights, in float32."""
+    """Build a Qwen2-shaped network with random weights, in float32."""
     transformers, torch = require("transformers"), require("torch")
     config = transformers.Qwen2Config(
         vocab_size=len(tokenizer),

@@ -1,6 +1,6 @@
-"""What the embedded model is made of: its shape, the prompt that it is warmed up on, and the warm-up.
+"""The embedded model's shape, its training prompt, and its warm-up.
 
-That is supervised, on single-digit addition, so that some sampled answers are right and rewards vary.
+The warm-up is supervised, on single-digit addition, so that some sampled answers are right and rewards vary.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from typing import Any
 from forebay.engines.tiny.extra import require
 
 FORMAT = 1
-"""Raised when the same recipe would give another folder, so that no cached one is taken for it."""
+"""Increment when the same recipe would yield another folder, so that old cached folders are not reused."""
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 
-# Every character of it is in the key of the cached folder: a change has each machine make its model anew.
+# The whole template is part of the cache key: after a change, each machine makes its model again.
 CHAT_TEMPLATE = (
     "{% if tools %}"
     "{{ '<|im_start|>system\\n# Tools\\n' }}"
@@ -39,15 +39,15 @@ CHAT_TEMPLATE = (
 )
 
 IGNORED = -100
-"""The label of a position that is not learned, as torch's cross entropy has it."""
+"""The label of a position that is not learned; the default of torch's cross entropy."""
 
 CHECK_EVERY = 5
-"""Optimiser steps between two looks at the accuracy."""
+"""Optimiser steps between accuracy checks."""
 
 GRADIENT_NORM = 1.0
 
 MOMENTA = (0.9, 0.98)
-"""Of AdamW; the second is short because the whole warm-up takes less than a hundred steps."""
+"""AdamW's betas; the second is low because the whole warm-up takes less than a hundred steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Recipe:
     max_steps: int = 300
 
     def key(self) -> str:
-        """A short name that changes with the recipe, its format and its prompt."""
+        """A short hash of the recipe, its format and its prompt."""
         parts = [FORMAT, CHAT_TEMPLATE, question(3, 5), answer(8), asdict(self)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -84,7 +84,7 @@ def question(left: int, right: int) -> str:
 
 
 def answer(total: int) -> str:
-    """The assistant message that is right for a sum."""
+    """The correct assistant message for a sum."""
     return f"\\boxed{{{total}}}"
 
 
@@ -97,7 +97,7 @@ class Lesson:
 
 
 def warm_up(network: Any, tokenizer: Any, recipe: Recipe) -> float:
-    """Train until a sampled answer is right with ``recipe.target_accuracy``; gives the accuracy reached."""
+    """Train until a sampled answer is right with ``recipe.target_accuracy``; returns the accuracy reached."""
     torch = require("torch")
     lesson = build_lesson(tokenizer)
     optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.learning_rate, betas=MOMENTA)
@@ -114,7 +114,7 @@ def warm_up(network: Any, tokenizer: Any, recipe: Recipe) -> float:
 
 
 def answer_probabilities(network: Any, lesson: Lesson) -> Any:
-    """For each addition, how probable its exact right answer is at temperature 1: ``[100]``."""
+    """Return the probability of each addition's exact answer at temperature 1: ``[100]``."""
     torch = require("torch")
     network.eval()
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def answer_probabilities(network: Any, lesson: Lesson) -> Any:
 
 
 def build_lesson(tokenizer: Any) -> Lesson:
-    """Encode the additions of two digits as the chat that the engine will be asked, padded on the right."""
+    """Encode all single-digit additions as chats, in the format of requests to the engine, padded on the right."""
     torch = require("torch")
     pairs = [_encode(tokenizer, left, right) for left, right in product(range(10), repeat=2)]
     length = max(len(tokens) for tokens, _ in pairs)

@@ -1,4 +1,4 @@
-"""One choice being generated: its tokens, its text as whole characters, and what its client has not got yet."""
+"""One choice being generated: its tokens, its text in whole characters, and the part not sent yet."""
 
 import random
 import time
@@ -8,19 +8,19 @@ from typing import Any
 from forebay.engines.fake_sglang.calls import UNBEGUN, Milestones, Piece, PromptCall, TokenChoice
 
 MAX_PENDING_TOKENS = 16
-"""After so many tokens without a whole character at the end, the bytes are no text and are shown as they are."""
+"""After this many tokens without a complete character, the bytes are not valid text and are shown undecoded."""
 
 REPLACEMENT = "\ufffd"
 
 
 class ChoiceRow:
-    """A choice as a row of the batch. ``index`` is its place in the request."""
+    """A choice as a row of the batch. ``index`` is its position in the request."""
 
     def __init__(self, call: PromptCall, index: int, tokenizer: Any, milestones: Milestones = UNBEGUN) -> None:
         self.call = call
         self.index = index
         self._milestones = milestones
-        # Counted within the call: a prompt of a list draws what it would draw alone.
+        # Counted within the call, so that a prompt in a list samples the same tokens as it would alone.
         self.dice = new_dice(call.params.seed, index - call.first_index)
         self.finish_reason: str | None = None
         self.num_retractions = 0
@@ -32,16 +32,16 @@ class ChoiceRow:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The prompt and everything sampled."""
+        """The prompt and all sampled tokens."""
         return (*self.call.prompt_ids, *self._sampled)
 
     @property
     def last_token(self) -> int:
-        """The token that the batch has not read yet."""
+        """The newest token, which the batch has not read yet."""
         return self._sampled[-1]
 
     def accept(self, token: TokenChoice, eos_token_ids: frozenset[int], version: str) -> None:
-        """Take the next token, which the weights ``version`` gave, and finish where it ends the choice."""
+        """Add the next token, sampled by the weights ``version``; finish the choice if the token ends it."""
         params = self.call.params
         if not self._sampled:
             self._milestones = replace(self._milestones, prefilled_s=time.monotonic())
@@ -59,7 +59,7 @@ class ChoiceRow:
             self.finish("length")
 
     def finish(self, reason: str, matched: str | int | None = None) -> None:
-        """End the choice; a later reason changes nothing."""
+        """End the choice; later calls have no effect."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self._milestones = replace(self._milestones, ended_s=time.monotonic())
@@ -67,7 +67,7 @@ class ChoiceRow:
             self._text.close()
 
     def take_piece(self) -> Piece | None:
-        """What is new, if there is something to send: a call that does not stream gets one piece, at its end."""
+        """Return the new output to send, if any: a call that does not stream gets one piece, at its end."""
         finished = self.finish_reason is not None
         if not finished and not self.call.stream:
             return None
@@ -89,12 +89,12 @@ class ChoiceRow:
 
 
 def new_dice(seed: int | None, index: int) -> random.Random:
-    """The random numbers of choice ``index`` of a call: the same for the same seed, different for each choice."""
+    """Random numbers of choice ``index`` of a call: equal for equal seeds, different for each choice."""
     return random.Random() if seed is None else random.Random(f"{seed}/{index}")
 
 
 class TextStream:
-    """The growing text of one choice. ``stopped_by`` is the stop string that ended it."""
+    """The growing text of one choice. ``stopped_by`` is the stop string that ended it, or None."""
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
@@ -112,22 +112,22 @@ class TextStream:
         self._advance(len(self._ids) - self._read >= MAX_PENDING_TOKENS)
 
     def close(self) -> None:
-        """Nothing more comes: an incomplete character at the end is shown as a replacement character."""
+        """End the text; an incomplete character at the end becomes a replacement character."""
         self._advance(True)
 
     def take(self, *, final: bool) -> str:
-        """What was not yet taken. Until ``final``, what may be the beginning of a stop string is held back."""
+        """Return the new text. Until ``final``, text that may begin a stop string is kept back."""
         end = len(self.text) - (0 if final else self._held_back())
         piece, self._shown = self.text[self._shown : end], max(self._shown, end)
         return piece
 
     def _advance(self, even_if_incomplete: bool) -> None:
-        # Decoding starts at the text before, since some tokenizers drop a space at the beginning of what they decode.
+        # Decode together with the previous text, because some tokenizers drop a leading space.
         if self.stopped_by is not None or self._read == len(self._ids):
             return
         before = self._decode(self._ids[self._context : self._read])
         after = self._decode(self._ids[self._context :])
-        # A character of several tokens decodes to this until its last token has come.
+        # A character of several tokens decodes to a replacement character until its last token arrives.
         if after.endswith(REPLACEMENT) and not even_if_incomplete:
             return
         self._context, self._read = self._read, len(self._ids)
@@ -136,14 +136,14 @@ class TextStream:
     def _append(self, piece: str) -> None:
         start = len(self.text)
         self.text += piece
-        # Of several stop strings the one that begins first counts, whichever was found first.
+        # Of several stop strings, the one that begins first wins.
         hits = [(at, stop) for stop in self._stop if (at := self._find(stop, start)) >= 0]
         if hits:
             at, self.stopped_by = min(hits)
             self.text = self.text[:at]
 
     def _find(self, stop: str, start: int) -> int:
-        # A stop string may begin in the text before and end in this piece.
+        # A stop string may begin in the previous text and end in this piece.
         return self.text.find(stop, max(0, start - len(stop) + 1))
 
     def _held_back(self) -> int:

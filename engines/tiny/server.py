@@ -1,4 +1,4 @@
-"""Serving the embedded engine over HTTP until a signal says stop."""
+"""Serve the embedded engine over HTTP until a signal stops it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ OnReady = Callable[[str], None]
 
 
 def announce(url: str) -> None:
-    """Write the one line that tells a parent process where the engine is: ``{"event": "ready", "url": …}``."""
+    """Write the line that gives a parent process the engine's address: ``{"event": "ready", "url": …}``."""
     sys.stdout.write(json.dumps({"event": "ready", "url": url}) + "\n")
     sys.stdout.flush()
 
@@ -40,15 +40,14 @@ def serve(
 ) -> None:
     """Serve a model folder, or the built-in model, until SIGTERM or SIGINT.
 
-    ``port`` 0 takes a free one; ``on_ready`` gets the URL once it answers. ``threads`` are the cores that torch may
-    use, ``max_rows`` the choices generated at once. ``allowed_hosts`` are names by which the engine may be called
-    besides this machine's own; with ``insecure`` every name will do. Raises ``MissingExtra`` without the extra
-    ``local``, ``InvalidInput`` for a folder that holds no model, for an address that cannot be had and for what is no
-    name.
+    ``port`` 0 picks a free port; ``on_ready`` gets the URL once the engine answers. ``threads`` is the number of cores
+    that torch may use, ``max_rows`` the number of choices generated at once. ``allowed_hosts`` are host names to accept
+    besides this machine's own; ``insecure`` accepts every name. Raises ``MissingExtra`` without the extra ``local``,
+    ``InvalidInput`` for a folder without a model, an unavailable address or an invalid name.
     """
     names = host_patterns(allowed_hosts)
-    # The address is bound before the model is made: a port that is taken is found out at once. Until something listens
-    # on it, connections are refused, not left waiting.
+    # Bound before the model is made, so that a port in use is reported at once. Until the server listens, connections
+    # are refused instead of left waiting.
     with closing(bind(host, port)) as bound, _exit_on_sigterm(), suppress(KeyboardInterrupt):
         require("transformers").utils.logging.disable_progress_bar()
         model = load_model(model_path or ensure_model(threads=threads))
@@ -62,7 +61,7 @@ def serve(
                 async with serve_app(app, host=host, port=bound.getsockname()[1], limits=limits):
                     on_ready(url_of(bound))
                     await stopping.wait()
-                    # Before the server waits for its connections: they would only end when their answers do.
+                    # Before the server waits for its connections, which end only when their calls do.
                     engine.thread.abort_all()
 
         asyncio.run(run())
@@ -70,7 +69,7 @@ def serve(
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that a half-made model folder goes."""
+    """Unwind the stack on SIGTERM, so that a half-made model folder is removed."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         yield
