@@ -1,11 +1,11 @@
-"""Pausing the engines of a run while its weights change: every worker is asked, directly.
+"""Pause the engines of a run while its weights change; every worker is called directly.
 
-Checked against SGLang 0.5.23, where a pause means one of three things for the calls in flight:
+Checked against SGLang 0.5.23, which has three pause modes for the calls in flight:
 
 ========  ====================================================================================================
-abort     they end with what they have (finish reason ``abort``); whoever asked goes on from there
-retract   they go on after the pause; their cache is thrown away and computed anew, under the new weights
-in_place  they go on after the pause with the cache of the old weights: their logprobs belong to no one policy
+abort     they end with their tokens so far (finish reason ``abort``), and the caller continues from there
+retract   they resume after the pause; their cache is dropped and recomputed with the new weights
+in_place  they resume after the pause with the cache of the old weights: their logprobs match no single policy
 ========  ====================================================================================================
 """
 
@@ -28,10 +28,10 @@ Step = Callable[[WorkerAdmin], Awaitable[None]]
 
 
 async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[WorkerAdmin]:
-    """The servers to ask: those at ``urls`` (without ``/v1``), or behind a router there each of its workers, once.
+    """Return the servers to call: those at ``urls`` (without ``/v1``); for a router, each of its workers once.
 
-    Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one is no SGLang server,
-    ``WeightUpdateFailed`` if one refuses to say what it is.
+    Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one is not an SGLang server,
+    ``WeightUpdateFailed`` if one rejects the request.
     """
     try:
         async with asyncio.timeout(ADMIN_TIMEOUT_S):
@@ -43,15 +43,15 @@ async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[Worke
     except EngineError as error:
         raise WeightUpdateFailed("looking for the workers", ", ".join(urls), str(error)) from error
     except TimeoutError:
-        raise EngineUnavailable(f"not all engines of {', '.join(urls)} answered in {ADMIN_TIMEOUT_S:g} s") from None
+        raise EngineUnavailable(f"not all engines at {', '.join(urls)} answered within {ADMIN_TIMEOUT_S:g} s") from None
     return list(admins.values())
 
 
 async def pause(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
-    """Let all workers stand still. Raises ``WeightUpdateFailed``, after which some may be paused."""
+    """Pause all workers. Raises ``WeightUpdateFailed``, after which some may be paused."""
 
     async def stand(admin: WorkerAdmin) -> None:
-        # SGLang answers a pause that aborts when it is idle, not before.
+        # SGLang answers an aborting pause only once it is idle.
         async with asyncio.timeout(timeout_s):
             await admin.pause(mode)
 
@@ -59,26 +59,26 @@ async def pause(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float
 
 
 async def wait_idle(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
-    """Return when no paused worker computes anything.
+    """Return once no paused worker computes anything.
 
-    With ``abort`` the calls are gone then, and otherwise kept: SGLang goes on counting them as its load. Raises
+    With ``abort`` the calls have ended. In the other modes they are kept, and SGLang still counts them as load. Raises
     ``WeightUpdateFailed``.
     """
     await _at_all(admins, "waiting for calls to end", lambda admin: _idle(admin, mode, timeout_s))
 
 
 async def flush(admins: Sequence[WorkerAdmin], mode: PauseMode) -> None:
-    """Let all idle workers forget what was computed under their weights, but for what calls paused ``in_place`` need.
+    """Clear the cache of all idle workers, except in mode ``in_place``, whose paused calls need it.
 
-    ``update`` sees to that itself. Raises ``WeightUpdateFailed``.
+    ``update`` does so itself. Raises ``WeightUpdateFailed``.
     """
-    # Calls that were paused in place go on with the cache that they have.
+    # Calls paused in place resume with their cache.
     if mode != "in_place":
         await _at_all(admins, "flushing the cache", lambda admin: admin.flush_cache())
 
 
 async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, mode: PauseMode) -> str:
-    """Load the weights in the folder ``model_path`` at all paused workers; what these call them then.
+    """Load the weights in the folder ``model_path`` at all paused workers. Returns their new name.
 
     Raises ``WeightUpdateFailed``.
     """
@@ -88,28 +88,28 @@ async def update(admins: Sequence[WorkerAdmin], model_path: str, version: int, m
 
 
 async def name_weights(admins: Sequence[WorkerAdmin], version: int, mode: PauseMode) -> str:
-    """Name the weights that all workers were given; what these call them then. Raises ``WeightUpdateFailed``."""
+    """Name the weights that all workers were given. Returns the name. Raises ``WeightUpdateFailed``."""
     name = await _name_for(admins, version, mode)
     await _at_all(admins, "naming the weights", lambda admin: admin.set_weight_version(name))
     return name
 
 
 async def _name_for(admins: Sequence[WorkerAdmin], version: int, mode: PauseMode) -> str:
-    """The version; over a cache that is kept, another name than that of the weights that have filled it."""
+    """Return a name for the version that differs, over a kept cache, from the names of the weights that filled it."""
     present: list[str | None] = []
 
     async def ask(admin: WorkerAdmin) -> None:
         info = await admin.model_info()
         present.append(info.weight_version if info is not None else None)
 
-    # A call that goes on under other weights of the same name would look as if nothing had changed.
+    # Under the same name, a call that resumes with other weights would look unchanged.
     if mode == "in_place":
         await _at_all(admins, "asking for its weights", ask)
     return name_apart(version, present)
 
 
 async def resume(admins: Sequence[WorkerAdmin], timeout_s: float) -> list[str]:
-    """Let all workers go on, asking those that do not answer again and again. Returns those that never did."""
+    """Resume all workers, retrying those that do not answer. Returns the workers that never did."""
     have_resumed = await asyncio.gather(*(_resume(admin, timeout_s) for admin in admins))
     return [admin.url for admin, has_resumed in zip(admins, have_resumed, strict=True) if not has_resumed]
 
@@ -123,7 +123,7 @@ async def _behind(http: httpx.AsyncClient, url: str) -> list[WorkerAdmin]:
 async def _check_is_sglang(admin: WorkerAdmin) -> None:
     if await admin.model_info() is None:
         hint = "announce the weight version without a mode, and update this engine yourself"
-        raise InvalidInput(f"{admin.url} is no SGLang server and cannot be paused", hint=hint, field="mode")
+        raise InvalidInput(f"{admin.url} is not an SGLang server and cannot be paused", hint=hint, field="mode")
 
 
 async def _idle(admin: WorkerAdmin, mode: PauseMode, timeout_s: float) -> None:
@@ -136,7 +136,7 @@ async def _idle(admin: WorkerAdmin, mode: PauseMode, timeout_s: float) -> None:
 
 async def _abort_until_idle(admin: WorkerAdmin) -> None:
     num_idle = 0
-    while num_idle < 2:  # idle once may be a call that is on its way to the scheduler
+    while num_idle < 2:  # one idle report is not enough: a call may be on its way to the scheduler
         load = await admin.load()
         if load is None:
             return
@@ -162,13 +162,13 @@ async def _has_resumed(admin: WorkerAdmin) -> bool:
     except (EngineUnavailable, TimeoutError):
         return False
     except EngineError as error:
-        # It refuses, and will the next time too: it does not know how to, so it does not stand either.
+        # A 4xx is final: the server does not support resuming, so it is not paused either.
         return error.status_code is not None and error.status_code < 500
     return True
 
 
 async def _at_all(admins: Sequence[WorkerAdmin], what: str, step: Step) -> None:
-    """Do ``step`` at all workers at once, to the end at each; the first failure is raised, with its worker."""
+    """Run ``step`` at all workers at once and wait for all; raises the first failure with its worker."""
     results = await asyncio.gather(*map(step, admins), return_exceptions=True)
     failed = [(admin.url, result) for admin, result in zip(admins, results, strict=True) if result is not None]
     for url, error in failed:

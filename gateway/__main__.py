@@ -1,4 +1,4 @@
-"""``python -m forebay.gateway SOCKET_FD``, started as a child: the gateway as a process of its own."""
+"""``python -m forebay.gateway SOCKET_FD``, started as a child process: the gateway as its own process."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from forebay.telemetry.log import set_up_logging
 from forebay.web.http_protocol import http_protocol
 
 GRACE_S = 2
-"""Seconds for calls in flight once the server ends."""
+"""Seconds that calls in flight have to finish when the server ends."""
 
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ended by the server, it ended well: uvicorn would raise the signal once more."""
+        """Exit normally on the server's SIGTERM; uvicorn would raise the signal again."""
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:
@@ -35,11 +35,11 @@ class _Server(uvicorn.Server):
 
 def main(arguments: list[str]) -> None:
     """Serve on the inherited socket until SIGTERM, or until the server is gone."""
-    close_to_others()  # the keys of all runs are in our memory
+    close_to_others()  # this process holds the keys of all runs in memory
     spec = ParentLink[GatewaySpec](arguments, GatewaySpec).receive()
     os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
     set_up_logging(spec.log_level)
-    # Its lines go to the server's log: "application startup complete" would be taken for the server's own.
+    # Hidden, because the server's log would show "application startup complete" as if the server had logged it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listening = socket.socket(fileno=int(arguments[0]))
     config = uvicorn.Config(
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
         http=http_protocol(spec.connections),
         ws="none",
         lifespan="on",
-        # An agent gets the headers of its engine's reply, and those only.
+        # An agent gets only the headers of its engine's reply.
         server_header=False,
         date_header=False,
         proxy_headers=False,

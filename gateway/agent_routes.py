@@ -1,4 +1,4 @@
-"""The routes of agents: what they call instead of an engine."""
+"""The routes that agents call instead of an engine."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -33,29 +33,29 @@ from forebay.web.connection_limits import RequestStalled
 from forebay.web.replies import encode
 
 TRACEPARENT = "traceparent"
-"""The header of W3C Trace Context, by which an agent says of which span of its own a call is part."""
+"""W3C Trace Context header, by which an agent links a call to one of its own spans."""
 WRITE_HEADERS = ("content-type", "retry-after")
-"""Of the server's reply to a sample; the others belong to its connection."""
+"""Headers to copy from the server's reply to a sample; its other headers belong to its connection."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 BASE = "/gateway/{rollout_id}"
 RESPONSES = f"{BASE}/v1/responses"
 ANTHROPIC = f"{BASE}/anthropic"
 VERSIONS = ("/v1", "")
-"""Some clients of Anthropic's API leave the version out."""
+"""Some clients of Anthropic's API omit the version."""
 
 Found = tuple[GatewayRun, Session]
 Handler = Callable[[Request, Found, Dialect], Awaitable[ASGIApp]]
 
 
 class AgentRoutes:
-    """Below ``/gateway/{rollout_id}/``, each with the rollout's own key; errors in the words of the protocol."""
+    """Routes below ``/gateway/{rollout_id}/``, called with the rollout's key; errors are in the protocol's format."""
 
     def __init__(self, registry: RunRegistry, bodies: BodyBudget) -> None:
         self._registry = registry
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all routes."""
         return [
             self._route("POST", f"{BASE}/v1/chat/completions", self._chat, ChatDialect),
             self._route("GET", f"{BASE}/v1/models", self._models, ChatDialect),
@@ -85,7 +85,7 @@ class AgentRoutes:
         return Route(path, self._endpoint(handler, kind), methods=[method])
 
     def _endpoint(self, handler: Handler, kind: type[Dialect]) -> Callable[[Request], Awaitable[Any]]:
-        """An endpoint of Starlette, which asks of what it returns that it is an ASGI application."""
+        """Wrap a handler as a Starlette endpoint that returns an ASGI application."""
 
         async def answer(request: Request) -> ASGIApp:
             try:
@@ -111,7 +111,7 @@ class AgentRoutes:
     async def _chat(self, request: Request, found: Found, dialect: Dialect) -> ASGIApp:
         content = await self._body(request)
         body = await off_loop(read_chat, content)
-        if body is None:  # no JSON object: the engine says so in its own words
+        if body is None:  # not a JSON object: the engine reports the error itself
             return PassedOn(_call(request, found), dialect, "POST", CHATS, content)
         return Exchange(_call(request, found), dialect, body)
 
@@ -136,9 +136,9 @@ class AgentRoutes:
         return PassedOn(_call(request, found), dialect, "GET", _models_path(request), read=from_models)
 
     async def _stored(self, request: Request, _: Found, dialect: Dialect) -> ASGIApp:
-        """An answer that is kept, for GET, DELETE and for the POST that cancels it."""
+        """Serve a stored answer for GET, DELETE and the POST that cancels it."""
         store, response_id = dialect.memory.store, request.path_params["response_id"]
-        # Nothing runs in the background, so that there is nothing to cancel: the answer is as it was.
+        # Nothing runs in the background, so cancelling returns the answer unchanged.
         answer = store.delete(response_id) if request.method == "DELETE" else store.get(response_id)
         return json_reply(HTTPStatus.OK, answer)
 
@@ -155,18 +155,18 @@ class AgentRoutes:
         return PassedOn(_call(request, found), dialect, "POST", "/tokenize", content, from_tokenize)
 
     async def _write(self, request: Request, found: Found, _: Dialect) -> ASGIApp:
-        """A sample of a generator that is captured; the server's reply to it."""
+        """Forward a sample of a captured generator to the server, and return the server's reply."""
         run, session = found
-        if not isinstance(session, CapturedSession):  # the agent of a rollout writes nothing: its generator does
+        if not isinstance(session, CapturedSession):  # only generators write samples, not the agents of rollouts
             raise NoSuchRoute(request.method, request.url.path)
         reply = await run.write(await self._body(request), request.headers.get(WRITER_HEADER, ""))
         headers = [(name.encode(), reply.headers[name].encode()) for name in WRITE_HEADERS if name in reply.headers]
         return raw_reply(reply.status, reply.body, headers)
 
     async def _body(self, request: Request, num_forms: int = 1) -> bytes:
-        """Raises ``GatewayRefusal``, ``ClientGone``. A large body pays for what is decoded of it until it is answered.
+        """Read the body. Raises ``GatewayRefusal``, ``ClientGone``.
 
-        ``num_forms``: a translation holds the call in three.
+        A large body reserves its decoded size until the reply. A translation holds three decoded copies (``num_forms``).
         """
         try:
             body = await self._bodies.read(request.scope, request.receive)
@@ -180,15 +180,15 @@ class AgentRoutes:
             raise Busy(error.message) from None
         except RequestStalled as error:
             raise Stalled(error.message, hint=error.hint) from None
-        # At once: a call may take many minutes, and its body is small beside what is recorded of it.
+        # Freed at once: a call may take many minutes, and its body is small compared with the record.
         body.free()
         return body.data
 
     async def _pay(self, body: RequestBody, num_bytes: int) -> None:
         room = self._bodies.num_bytes
         if body.num_bytes + num_bytes > room:
-            hint = "send fewer messages, or raise max_bodies_bytes of the server"
-            raise TooLarge(f"decoded, the body takes about {num_bytes} bytes of memory, of {room}", hint=hint)
+            hint = "send fewer messages, or raise the server's max_bodies_bytes"
+            raise TooLarge(f"the decoded body needs about {num_bytes} bytes of memory (limit {room})", hint=hint)
         await body.unfold(num_bytes)
         body.finish()
 
@@ -208,7 +208,7 @@ def _models_path(request: Request) -> str:
     model = request.path_params.get("model")
     if model is None:
         return "/v1/models"
-    if {".", ".."} & set(model.split("/")):  # it would lead to the engine's other routes
+    if {".", ".."} & set(model.split("/")):  # would reach other routes of the engine
         raise NoSuchRoute(request.method, request.url.path)
     return f"/v1/models/{quote(model)}"
 

@@ -1,4 +1,4 @@
-"""The gateway's routes: those of the server, those of the runs, and those of the agents."""
+"""The gateway's application: routes of the server, of runs and of agents."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_gateway(spec: GatewaySpec) -> Starlette:
-    """The gateway as an ASGI application; its lifespan ends all runs."""
+    """Return the gateway as an ASGI application; its lifespan ends all runs."""
     watch = StallWatch()
     registry = RunRegistry(spec.control_key, watch)
     bodies = BodyBudget(spec.max_body_bytes, spec.max_bodies_bytes, spec.body_room_wait_s)
@@ -45,13 +45,13 @@ def create_gateway(spec: GatewaySpec) -> Starlette:
 
 
 async def _take_over(registry: RunRegistry, run_id: str, registration: dict[str, Any]) -> None:
-    """A run of the gateway before this one. One that fails must not take the others with it."""
+    """Register a run of the previous gateway. A failure must not affect the other runs."""
     try:
         await registry.register(run_id, RegisterRun.model_validate(registration))
-    except Exception:  # whatever it is: each gateway that the server starts would crash at it
-        logger.exception("run %s cannot use the gateway any more", run_id)
+    except Exception:  # any error: otherwise each gateway that the server starts would crash
+        logger.exception("run %s can no longer use the gateway", run_id)
     else:
-        registry.runs[run_id].report_waiting(False)  # a gateway that crashed may have said the contrary
+        registry.runs[run_id].report_waiting(False)  # the gateway that crashed may have reported True
 
 
 async def _forebay_error(_: Request, error: Exception) -> Response:

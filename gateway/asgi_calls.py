@@ -1,7 +1,7 @@
-"""One request of an agent and its reply, in whatever protocol.
+"""One request of an agent and its reply, in any protocol.
 
-``Exchange`` makes a chat, ``PassedOn`` any other request to the engine; both are ASGI applications that a route
-returns, and that end the engine's work when the agent goes away.
+``Exchange`` makes a chat, ``PassedOn`` any other request to the engine. Both are ASGI applications that a route
+returns, and that end the engine's work when the agent disconnects.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -23,16 +23,16 @@ from forebay.gateway.refusals import EngineLost, GatewayRefusal
 from forebay.gateway.streaming import ChatCall
 from forebay.web.replies import JSON_HEADER, ClientGone, Header, encode, until_gone
 
-TOO_DEEP = "the engine's answer is nested too deep"
+TOO_DEEP = "the engine's answer is nested too deeply"
 
 _decode_any = msgspec.json.Decoder().decode
 
 
 class Exchange:
-    """A chat that is made while the agent is there to hear its answer."""
+    """A chat that runs while the agent is connected."""
 
     def __init__(self, call: ChatCall, dialect: Dialect, body: Json) -> None:
-        """``body`` is that of the chat completion."""
+        """``body`` is the body of the chat completion."""
         self._call = call
         self._dialect = dialect
         self._body = body
@@ -44,7 +44,7 @@ class Exchange:
                     await self._stream(send)
                     return
                 content = encode(self._dialect.reply(await self._call.whole(self._body)))
-                # Sent in here: who does not read the reply is watched too.
+                # Sent inside the block, so that an agent that does not read the reply is also watched.
                 await raw_reply(HTTPStatus.OK, content, self._headers(JSON_HEADER))(scope, receive, send)
         except ClientGone:
             return
@@ -59,14 +59,14 @@ class Exchange:
             await refusal_reply(type(self._dialect), refusal, self._call.id_header)(scope, receive, send)
         except RecursionError:
             await refusal_reply(type(self._dialect), EngineLost(TOO_DEEP), self._call.id_header)(scope, receive, send)
-        except ProtocolRefused as refused:  # by the translation of what the engine answered
+        except ProtocolRefused as refused:  # from the translation of the engine's answer
             await json_reply(*self._dialect.refusal(refused), self._call.id_header)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        """Raises only what is raised before the first chunk."""
+        """Stream the reply. Raises only errors from before the first chunk."""
         stream = self._dialect.stream()
         async with aclosing(self._call.stream(self._body)) as groups:
-            # The status can be told apart only until the first byte has gone: it waits for the first chunk.
+            # Errors can set the status only before the first byte, so wait for the first chunk.
             first: list[Json] = await anext(groups, [])
             headers = self._headers((b"content-type", STREAM_TYPE))
             await send({"type": "http.response.start", "status": HTTPStatus.OK.value, "headers": headers})
@@ -81,7 +81,7 @@ class Exchange:
         await send({"type": "http.response.body", "body": last + self._dialect.after_stream})
 
     async def _send_chunks(self, stream: AnswerStream, chunks: list[Json], send: Send) -> None:
-        # In a translation a chunk may stand for no event.
+        # A translated chunk may yield no event.
         if data := b"".join(self._event_bytes(stream.feed(chunk)) for chunk in chunks):
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -89,8 +89,8 @@ class Exchange:
         return b"".join(map(self._dialect.event_bytes, events))
 
     def _headers(self, kind: Header) -> Headers:
-        """The engine's own, but for its content type where the protocol is another one."""
-        # By name, so that the content type is replaced and not doubled; of several cookies the last one is left.
+        """The engine's headers, except for the content type if the protocol differs."""
+        # A dict, so that the content type is replaced, not duplicated; of several cookies only the last remains.
         headers = dict(self._call.headers)
         headers.setdefault(*kind)
         if not self._dialect.is_engines_own:
@@ -99,15 +99,15 @@ class Exchange:
 
 
 def _refusal_of(error: Exception) -> GatewayRefusal:
-    """What ends a stream that has begun."""
+    """Return the error that ends a stream that has begun."""
     if isinstance(error, GatewayRefusal):
         return error
-    # Refused by the engine is the rest of an answer that was aborted.
+    # What the engine refused is the continuation of an aborted answer.
     return EngineLost(error.message if isinstance(error, EngineRefused) else TOO_DEEP)
 
 
 class PassedOn:
-    """A request to the engine that is no chat, and its reply: as it is, or as ``read`` has it."""
+    """A request to the engine other than a chat, with its reply unchanged or converted by ``read``."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class PassedOn:
         await response(scope, receive, send)
 
     def _response(self, reply: EngineReply) -> Response:
-        """Raises ``EngineLost``, which is noted in the record."""
+        """Raises ``EngineLost``, which is also noted in the record."""
         if self._read is None:
             return raw_reply(reply.status, reply.content, [*reply.headers, self._call.id_header])
         if reply.status != HTTPStatus.OK:
@@ -143,30 +143,30 @@ class PassedOn:
         try:
             return json_reply(reply.status, self._read(_decode_any(reply.content)), self._call.id_header)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
-            lost = EngineLost(f"the engine answers what cannot be read: {reply.content[:200]!r}")
+            lost = EngineLost(f"the engine sent a reply that cannot be read: {reply.content[:200]!r}")
             self._call.session.note_failure("engine", lost.status, lost.message)
             raise lost from None
 
 
 def raw_reply(status: int, content: bytes, headers: Headers) -> Response:
-    """A reply with exactly these headers, and its length."""
+    """Return a reply with exactly these headers and its length."""
     response = Response(content, status)
-    response.raw_headers += headers  # as bytes: an engine may send one name twice, or a value that is no latin-1
+    response.raw_headers += headers  # as bytes: an engine may repeat a name, or send a value that is not latin-1
     return response
 
 
 def json_reply(status: int, body: object, *headers: Header) -> Response:
-    """``body`` as JSON."""
+    """Return ``body`` as JSON."""
     return raw_reply(status, encode(body), [JSON_HEADER, *headers])
 
 
 def refusal_reply(kind: type[Dialect], refusal: GatewayRefusal, *headers: Header) -> Response:
-    """The gateway's own error, in the words of the protocol."""
+    """Return the gateway's own error in the protocol's format."""
     return json_reply(*kind.error(refusal.status, refusal.body()), *headers)
 
 
 def translated_error(dialect: Dialect, reply: EngineReply, *headers: Header) -> Response:
-    """The engine's error, in the words of the protocol."""
+    """Return the engine's error in the protocol's format."""
     try:
         body = _decode_any(reply.content)
     except UNREADABLE:
@@ -176,7 +176,7 @@ def translated_error(dialect: Dialect, reply: EngineReply, *headers: Header) -> 
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Ends what is inside with ``ClientGone`` when the client goes away. Its body must have been read."""
+    """End the block with ``ClientGone`` when the client disconnects. The request's body must have been read."""
     try:
         async with timeout_when(until_gone(receive)) as limit:
             yield

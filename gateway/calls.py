@@ -1,6 +1,6 @@
-"""One call of an agent: sent to an engine, again if that breaks, gone on with if it is aborted, and recorded.
+"""One call of an agent: sent to an engine, retried if that fails, continued if it is aborted, and recorded.
 
-Agents never see an abort: what an engine aborts, for a weight update say, is continued from its token ids.
+Agents never see an abort: what an engine aborts, for example for a weight update, is continued from its token ids.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ from forebay.telemetry.tracing.spans import SpanHandle
 
 CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3
-"""So often may a connection break under a call: one that kills its engine must not go from engine to engine."""
+"""Broken connections after which a call fails, so that a call that crashes engines does not reach all of them."""
 BEYOND_STATUSES = 600
 ID_HEADER = b"x-forebay-rollout-id"
-"""The one header that an engine's own reply has not."""
+"""The only header that the gateway adds to an engine's reply."""
 
 Json = dict[str, Any]
 
@@ -50,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EngineRefused(Exception):
-    """The engine answered with something else than what was asked for; the agent is to get it as it is."""
+    """The engine's reply is not the requested one; the agent gets it unchanged."""
 
     def __init__(self, reply: EngineReply) -> None:
         super().__init__(reply.status)
@@ -58,68 +58,68 @@ class EngineRefused(Exception):
 
     @property
     def kind(self) -> str:
-        """Whose failure it is: the ``agent``'s if the engine refused what it was asked for, else the ``engine``'s."""
+        """``agent`` if the engine rejected the request as invalid, otherwise ``engine``."""
         is_refused = HTTPStatus.BAD_REQUEST <= self.reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
         return "agent" if is_refused else "engine"
 
     @property
     def message(self) -> str:
-        """The beginning of what the engine said."""
+        """The beginning of the engine's reply."""
         return self.reply.content[:1_000].decode(errors="replace")
 
 
 def check_status(status: int) -> None:
-    """Raise ``EngineLost`` for what neither answers a request nor refuses it: a redirect, 204, a status of no RFC."""
+    """Raise ``EngineLost`` for a status that is neither 200 nor an error: a redirect, 204, an undefined status."""
     if status != HTTPStatus.OK and not HTTPStatus.BAD_REQUEST <= status < BEYOND_STATUSES:
-        raise EngineLost(f"the engine answers with status {status}, which is no answer")
+        raise EngineLost(f"the engine answered with status {status}, which is neither success nor an error")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request that an engine is answering, with a 200."""
+    """A request that an engine answers with a 200."""
 
     reply: IncomingReply
     target: Target
     rid: str
     began_s: float
     weight_version: str | None
-    """The weights before the request; only asked for streams, which do not say theirs."""
+    """Weight version before the request; fetched only for streams, which do not report it."""
     extra_key: str | None
-    """Under which the engine has cached it."""
+    """Cache key that the engine used."""
     key: CacheKey
-    """Ours, with which that begins."""
+    """Our part of ``extra_key``, at its beginning."""
     defaults: EngineDefaults
-    """The engine's, for sampling parameters that it leaves out."""
+    """The engine's defaults for omitted sampling parameters."""
     span: CallSpan
-    """Ended once it is known what the engine has answered."""
+    """Ended once the engine's reply is known."""
     cut_at: int | None
-    """After so many tokens the rollout's cap ends it."""
+    """Number of tokens after which the rollout's cap ends the reply."""
 
 
 class EngineCall:
-    """One call of a session. Use it once: with ``whole`` or ``other``. ``traceparent`` is the header that it has."""
+    """One call of a session. Use it once: with ``whole`` or ``other``. ``traceparent`` is the agent's header."""
 
     def __init__(self, run: GatewayRun, session: Session, traceparent: str | None = None) -> None:
         self.session = session
         self.turns = session.turns
         self.headers: Headers = []
-        """Of the engine's reply, once it has answered."""
+        """Headers of the engine's reply, once it has answered."""
         self.is_left = False
-        """The agent is gone."""
+        """Whether the agent is gone."""
         self.choices: Sequence[Turn] = ()
-        """What the agent is answered, once that is known."""
+        """The choices returned to the agent, once known."""
         self.id_header = (ID_HEADER, session.session_id.encode())
         self._parent = session.trace.parent(traceparent)
         self._spans: list[CallSpan] = []
-        """Of its requests to engines."""
+        """Spans of its requests to engines."""
         self._up: Up = self._parent.up
-        """The span around what is recorded: of a chat, its turn."""
+        """Parent of the recorded spans; for a chat, the span of its turn."""
         self._run = run
         self._num_broken = 0
         self._pause: Backoff | None = None
 
     async def whole(self, body: Json) -> Json:
-        """The reply to a chat. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
+        """Make a chat and return its reply. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
         recording = CallRecording(body, self.session.prepared(body))
         async with self._counted():
             reply, request = await self._ask(recording)
@@ -133,7 +133,7 @@ class EngineCall:
             return recording.stripped(reply) or {}
 
     async def other(self, method: str, path: str, content: bytes = b"") -> EngineReply:
-        """The engine's reply to something that is no chat. Raises ``EngineLost``, ``Over``."""
+        """Make a request other than a chat and return the engine's reply. Raises ``EngineLost``, ``Over``."""
         trace = self.session.trace
         async with self._counted(is_turn=False):
             while True:
@@ -158,7 +158,7 @@ class EngineCall:
 
     @contextmanager
     def _traced(self, *, is_turn: bool) -> Iterator[None]:
-        """Around the call: records how long it takes, as one of the rollout's turns if it ``is_turn``."""
+        """Record the duration of the call, as one of the rollout's turns if ``is_turn``."""
         trace = self.session.trace
         turn = self._up = trace.begin_turn(self._parent) if is_turn else self._parent.up
         failure: BaseException | None = None
@@ -168,7 +168,7 @@ class EngineCall:
             failure = error
             raise
         finally:
-            for span in self._spans:  # an answer that nobody came to read
+            for span in self._spans:  # spans of replies that were never read
                 span.end()
             if isinstance(turn, SpanHandle):
                 trace.end_turn(turn, self.choices, failure)
@@ -176,7 +176,7 @@ class EngineCall:
 
     @asynccontextmanager
     async def _counted(self, *, is_turn: bool = True) -> AsyncIterator[asyncio.Timeout]:
-        """Around the call: it is one of its session's, which may end it."""
+        """Count the call as one of its session, which may end it."""
         self.session.num_calls += 1
         try:
             with self._traced(is_turn=is_turn):
@@ -192,7 +192,7 @@ class EngineCall:
                 raise
             raise lost from error
         except Over as over:
-            # No failure of anybody's: a rollout that was closed, or an agent that did not wait for its stream's end.
+            # Not a failure: the rollout was closed, or the agent did not wait for the end of its stream.
             if over.is_late and not self.is_left:
                 self.session.note_failure("engine", over.status, over.message)
             raise
@@ -200,7 +200,7 @@ class EngineCall:
     # --- asking engines
 
     async def _ask(self, recording: CallRecording) -> tuple[Json, EngineRequest]:
-        """A whole reply, from whichever engine gives it."""
+        """Return a whole reply, from any engine that answers."""
         while True:
             try:
                 async with self._sent(recording) as request:
@@ -211,7 +211,7 @@ class EngineCall:
                 await self._wait_before_retry(error)
 
     async def _wait_before_retry(self, error: EngineUnavailable, *, is_begun: bool = False) -> None:
-        """Raises ``EngineLost`` if there is no other try, as for an answer that ``is_begun``."""
+        """Wait before a retry. Raises ``EngineLost`` if none is left, or if the answer ``is_begun``."""
         self._num_broken += isinstance(error, EngineBroken)
         if is_begun or self._num_broken >= MAX_BROKEN:
             raise EngineLost(error.message) from error
@@ -221,21 +221,21 @@ class EngineCall:
 
     @asynccontextmanager
     async def _sent(self, recording: CallRecording) -> AsyncIterator[EngineRequest]:
-        """Ask the session's engine. Raises ``EngineUnavailable``, and ``EngineRefused`` for any status but 200."""
+        """Ask the session's engine. Raises ``EngineUnavailable``; ``EngineRefused`` for any status but 200."""
         run, session = self._run, self.session
         with session.trace.engine_wait(self._up):
             member = await session.choose_engine()
             target, rid, defaults = member.server, session.next_rid(), member.defaults
             announced = run.pool.weight_version
             is_version_asked = recording.is_stream and target.is_sglang
-            # Before the request goes out: one that is asked for while tokens come may be that of the next weights.
+            # Fetched before the request is sent: the version may change while tokens arrive.
             version = await run.versions.before(target.url, announced) if is_version_asked else None
             keys = run.pool.cache_keys
             if target.is_sglang:
                 await keys.prepare(target.url)
             key = keys.of(target.url)
             body = recording.engine_body(rid, key, is_sglang=target.is_sglang)
-        # At the last moment: other calls may have sampled meanwhile.
+        # Checked last, because other calls may have sampled in the meantime.
         if session.cap.is_spent:
             self._break_off()
         body = {**body, **session.cap.limits(body)}
@@ -253,9 +253,9 @@ class EngineCall:
     async def _reply(
         self, member: Member, rid: str, path: str, body: Json
     ) -> AsyncIterator[tuple[IncomingReply, CallSpan]]:
-        """An engine's reply to one request, whatever its status, and the request's span. Raises ``EngineUnavailable``.
+        """Send one request; yields the reply, whatever its status, and its span. Raises ``EngineUnavailable``.
 
-        However this is left before the reply has come whole, the engine is to stop.
+        If this block is left before the reply is complete, the call is aborted at the engine.
         """
         run, url, is_over = self._run, member.server.url, False
         trace = self.session.trace
@@ -279,28 +279,28 @@ class EngineCall:
             raise
         finally:
             if not is_over:
-                # SGLang sees that a connection was closed only when it next writes to it, seconds later.
+                # SGLang notices a closed connection only at its next write, seconds later.
                 run.abandon(url, rid)
 
     async def _refusal(self, target: Target, recording: CallRecording, reply: EngineReply, span: CallSpan) -> Exception:
-        """What to raise for an error status."""
+        """Return the error to raise for an error status."""
         if reply.status in UNAVAILABLE_STATUSES:
             return status_error(target.url, reply.status, reply.content)
         refused = EngineRefused(reply)
         if not target.is_sglang or refused.kind == "engine":
             return refused
-        # SGLang repeats in its message what it refuses, the fields that were added here among it: it is asked again
-        # in the agent's own words, for a message that the agent understands.
+        # SGLang quotes the rejected fields, including those added here. Resend the agent's original body to get a
+        # message that the agent understands.
         url, content = target.url + CHATS, _encode(recording.body)
         plain = await self._run.engine_http.ask("POST", url, content, span.traceparent)
         return refused if plain.status == HTTPStatus.OK else EngineRefused(plain)
 
-    # --- going on after an abort
+    # --- continuing after an abort
 
     async def _finished(self, recording: CallRecording, turns: Sequence[Turn]) -> tuple[list[Turn], Logprobs]:
-        """The turns with those that the engine aborted come to their end, and what their later parts say of tokens.
+        """Complete the turns that the engine aborted; also returns the logprobs of their later parts.
 
-        Raises ``EngineLost`` if the engine aborts again and again.
+        Raises ``EngineLost`` if the engine keeps aborting.
         """
         body = {name: value for name, value in recording.body.items() if name not in ("stream", "stream_options")}
         rests = [Rest(body, turn) for turn in turns if self._is_to_go_on(turn)]
@@ -324,7 +324,7 @@ class EngineCall:
         return Part(reply, turns)
 
     def _check_cap(self, turns: Sequence[Turn], request: EngineRequest) -> None:
-        """Count what was sampled. Raises ``Over`` if the cap, and not the agent, has ended a choice."""
+        """Count sampled tokens. Raises ``Over`` if the cap, not the agent's limit, ended a choice."""
         self.session.cap.num_sampled += sum(map(num_sampled, turns))
         if was_cut(turns, request.cut_at):
             self._break_off()

@@ -1,4 +1,4 @@
-"""The routes by which the server registers runs, and runs open and close rollouts."""
+"""Routes with which the server registers runs, and runs open and close rollouts."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,7 +17,7 @@ MAX_DIGITS = 16
 
 
 class ControlRoutes:
-    """Their errors have the body that those of the server's native routes have."""
+    """The control routes. Their errors have the same body as the server's native routes."""
 
     def __init__(self, spec: GatewaySpec, registry: RunRegistry, bodies: BodyBudget) -> None:
         self._spec = spec
@@ -25,7 +25,7 @@ class ControlRoutes:
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all routes."""
         return [
             Route("/gateway/healthz", self.health),
             Route("/gateway/runs/{run_id}", self.register, methods=["PUT"]),
@@ -37,23 +37,23 @@ class ControlRoutes:
         ]
 
     async def health(self, _: Request) -> Response:
-        """The gateway answers."""
+        """Report that the gateway answers."""
         return JSONResponse({"status": "ok"})
 
     async def register(self, request: Request) -> Response:
-        """Make a run known, or change what is known of it."""
+        """Register a run, or update its registration."""
         self._registry.check_server(key_of(request))
         await self._registry.register(request.path_params["run_id"], await self._body(RegisterRun, request))
         return JSONResponse({"run_id": request.path_params["run_id"]})
 
     async def forget(self, request: Request) -> Response:
-        """End all calls of a run, and refuse its keys."""
+        """End all calls of a run and revoke its keys."""
         self._registry.check_server(key_of(request))
         await self._registry.forget(request.path_params["run_id"])
         return JSONResponse({"run_id": request.path_params["run_id"]})
 
     async def open(self, request: Request) -> Response:
-        """Open a rollout: where its agent is to call, and with which key."""
+        """Open a rollout and return its base URLs and its key."""
         run = self._run_of(request)
         rollout = self._registry.open(run, await self._body(OpenRollout, request))
         base = f"{self._spec.url}/gateway/{rollout.rollout_id}"
@@ -61,20 +61,20 @@ class ControlRoutes:
         return JSONResponse({"rollout_id": rollout.rollout_id, **urls, "key": rollout.key}, status_code=201)
 
     async def show(self, request: Request) -> Response:
-        """The record so far."""
+        """Return the record so far."""
         rollout = self._registry.rollout(self._run_of(request), request.path_params["rollout_id"])
         return JSONResponse(await rollout.record())
 
     async def broken(self, request: Request) -> Response:
-        """The rollouts of the run that came to their caps after the ``after``-th; waits some seconds for one."""
+        """Return the rollouts capped after the first ``after`` ones; waits up to ``BROKEN_WAIT_S`` seconds for one."""
         after, capped = request.query_params.get("after", "0"), self._run_of(request).capped
         if not (after.isascii() and after.isdecimal() and len(after) < MAX_DIGITS):
-            raise InvalidInput("after must be a number", field="after")
+            raise InvalidInput(f"after must be a whole number (got {after[:MAX_DIGITS]!r})", field="after")
         names = await capped.after(int(after), BROKEN_WAIT_S)
         return JSONResponse({"rollouts": names, "last": capped.num})
 
     async def close(self, request: Request) -> Response:
-        """Abort what is in flight, revoke the key, and answer the record; asked again, the same."""
+        """Abort calls in flight, revoke the key, and return the record; repeated calls return the same record."""
         record = await self._registry.close(self._run_of(request), request.path_params["rollout_id"])
         return Response(record, media_type="application/json")
 

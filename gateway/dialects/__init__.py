@@ -1,12 +1,12 @@
-"""The protocols that agents speak: OpenAI's chat completions as they are, two others translated to them and back.
+"""The protocols of agents: OpenAI's chat completions unchanged, and two others translated to and from them.
 
-A call comes in as a JSON body. ``dialect.py`` has a class for each protocol, which ``agent_routes.py`` chooses by the
-path: ``to_chat`` gives the chat to ask for, ``reply`` or ``stream`` the answer in the agent's protocol, ``error`` an
-error in its words. ``CrossCallState`` is what the calls of one rollout know of each other.
+``dialect.py`` has a class for each protocol, which ``agent_routes.py`` chooses by path. Its ``to_chat`` returns the
+chat to request, ``reply`` or ``stream`` the answer in the agent's protocol, ``error`` an error in its format.
+``CrossCallState`` holds state that the calls of one rollout share.
 
-``anthropic/`` and ``responses/`` are the two translations, pure functions between bodies. What both need:
-``history.py`` (the engine's own fields, the model's own words in a history that comes back), ``chunks.py`` (reading a
-chat's chunks), ``unknown.py`` (what a request has beyond a chat), ``errors.py`` (the words of both for errors).
+``anthropic/`` and ``responses/`` are the two translations, pure functions between bodies. Shared modules:
+``history.py`` (engine-specific fields, and the model's original text in a returned history), ``chunks.py`` (reading
+chat chunks), ``unknown.py`` (request features without an equivalent in a chat), ``errors.py`` (error formats).
 
-No library is used for it: those that translate know no token ids, and write the arguments of tool calls anew.
+No library is used, because translation libraries drop token ids and re-encode the arguments of tool calls.
 """

@@ -1,4 +1,4 @@
-"""Chat replies as Messages replies: the content blocks, why the answer ended, the counts."""
+"""Translate chat replies to Messages replies: content blocks, stop reason, token counts."""
 
 import base64
 import uuid
@@ -17,11 +17,11 @@ STOP_REASONS = {
     "content_filter": "refusal",
 }
 SIGNATURE = base64.b64encode(b"forebay").decode()
-"""Of each block of reasoning. It proves nothing: many clients drop a block whose signature is empty."""
+"""Signature of every thinking block. It proves nothing, but many clients drop a block with an empty signature."""
 
 
 def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo) -> Fields:
-    """The message for a chat reply to the request ``body``. Raises ``ProtocolRefused`` for a broken off answer."""
+    """Translate the chat reply to the request ``body``. Raises ``ProtocolRefused`` for an unfinished answer."""
     choice = reply["choices"][0]
     stop = stop_fields(choice.get("finish_reason") or "", choice.get("matched_stop"), body.get("stop_sequences"))
     answer = assistant_message(choice["message"])
@@ -31,12 +31,12 @@ def from_chat(reply: Mapping[str, Any], body: Mapping[str, Any], memo: ReplyMemo
 
 
 def from_tokenize(reply: Mapping[str, Any]) -> Fields:
-    """The reply of ``/v1/messages/count_tokens``."""
+    """Return the reply of ``/v1/messages/count_tokens``."""
     return {"input_tokens": reply["count"]}
 
 
 def from_models(reply: Mapping[str, Any]) -> Fields:
-    """The reply of ``/v1/models``, and of ``/v1/models/{model}``, for that of an engine, which lists as OpenAI does."""
+    """Translate an engine's list of models, or one model, to the reply of ``/v1/models`` or ``/v1/models/{model}``."""
     if "data" not in reply:
         return _model(reply)
     models = [_model(card) for card in reply["data"]]
@@ -50,7 +50,7 @@ def _model(card: Mapping[str, Any]) -> Fields:
 
 
 def message(model: str, content: list[Fields], stop: Fields, usage: Fields) -> Fields:
-    """A message; ``stop`` are its two fields on why it ended."""
+    """Build a message; ``stop`` holds its two fields on why it ended."""
     return {
         "id": f"msg_{uuid.uuid4().hex}",
         "type": "message",
@@ -68,41 +68,41 @@ def _blocks(reply: Mapping[str, Any]) -> list[Fields]:
         content.append(text_block(reply["content"]))
     for call in reply.get("tool_calls", []):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        # Arguments that are no JSON object, cut short say, become an empty one: this protocol has no other way.
+        # Arguments that are not a JSON object, such as truncated ones, become an empty object, as the protocol demands.
         content.append(tool_use_block(call["id"], name, arguments_object(arguments) or {}))
-    return content or [text_block("")]  # clients count on a first block
+    return content or [text_block("")]  # clients expect at least one block
 
 
 def text_block(text: str) -> Fields:
-    """A block of text."""
+    """Return a text block."""
     return {"type": "text", "text": text}
 
 
 def thinking_block(thinking: str, signature: str = SIGNATURE) -> Fields:
-    """A block of reasoning."""
+    """Return a thinking block."""
     return {"type": "thinking", "thinking": thinking, "signature": signature}
 
 
 def tool_use_block(call_id: str, name: str, given: Fields) -> Fields:
-    """A block of a tool call."""
+    """Return a tool use block."""
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
 def stop_fields(finish_reason: str, matched_stop: object, stop_sequences: Sequence[str] | None) -> Fields:
-    """Why a message ended. Raises ``ProtocolRefused`` where the engine broke it off: half an answer is none."""
+    """Return why a message ended. Raises ``ProtocolRefused`` if the engine did not finish the answer."""
     if finish_reason not in STOP_REASONS:
-        raise ProtocolRefused(f"the engine broke the answer off: {finish_reason or 'no finish reason'}", 502)
+        raise ProtocolRefused(f"the engine did not finish the answer: {finish_reason or 'no finish reason'}", 502)
     if finish_reason == "stop" and matched_stop in (stop_sequences or []):
         return {"stop_reason": "stop_sequence", "stop_sequence": matched_stop}
     return {"stop_reason": STOP_REASONS[finish_reason], "stop_sequence": None}
 
 
 def usage_fields(usage: Mapping[str, Any]) -> Fields:
-    """Counts of tokens."""
+    """Return token counts."""
     prompt = count_of(usage, "prompt_tokens")
     cached = min(count_of(usage, "prompt_tokens_details", "cached_tokens"), prompt)
     return {
-        # Anthropic counts without what came from the cache, OpenAI with it.
+        # Anthropic's input count excludes cached tokens, OpenAI's includes them.
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
@@ -111,5 +111,5 @@ def usage_fields(usage: Mapping[str, Any]) -> Fields:
 
 
 def edits_field(body: Mapping[str, Any]) -> Fields:
-    """To a request that asks for a cleared context: nothing was cleared."""
+    """Answer a request for context edits: none was applied."""
     return {"context_management": {"applied_edits": []}} if body.get("context_management") else {}

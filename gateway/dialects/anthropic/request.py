@@ -1,6 +1,6 @@
-"""A Messages request, checked: its content blocks and its tools. What these models do not know is noted.
+"""Validate a Messages request: its content blocks and its tools. Unknown features are noted.
 
-Refused is what cannot be understood, such as a text for a number, and a ``thread``, whose beginning lies elsewhere.
+Rejects what cannot be interpreted, such as a text for a number, and a ``thread``, whose beginning is not in the body.
 """
 
 from collections.abc import Mapping
@@ -16,39 +16,39 @@ TOOL_KINDS = (None, "custom")
 CHOICES = ("auto", "any", "tool", "none")
 
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""Tells the official client's tool runner to ask again with the whole conversation."""
+"""Makes the official client's tool runner retry with the whole conversation."""
 
 
 class MessagesModel(LenientModel):
-    """Anything of a request. ``cache_control`` has no meaning here."""
+    """Base of all parts of a request. ``cache_control`` has no effect."""
 
     cache_control: object = None
 
 
 class TextBlock(MessagesModel):
-    """Text."""
+    """A text block."""
 
     type: Literal["text"]
     text: str
     citations: object = None
-    # Anthropic's client adds this to a text that it has parsed, and sends it back in the next history.
+    # Anthropic's client adds this to a text it parsed, and returns it in the next history.
     parsed_output: object = None
 
 
 class ImageBlock(MessagesModel):
-    """An image: base64 or the address of one."""
+    """An image: base64 data or a URL."""
 
     type: Literal["image"]
     source: dict[str, Any]
 
 
 def _read_input(given: object) -> object:
-    # Of a streamed call that max_tokens cut off, clients send back the text they received. Engines refuse such text.
+    # After a streamed call that max_tokens cut off, clients return the received text, which engines reject.
     return (arguments_object(given) or {}) if isinstance(given, str) else given
 
 
 class ToolUseBlock(MessagesModel):
-    """A call by the model. An ``input`` that is not the text of a JSON object counts as an empty one."""
+    """A tool call by the model. An ``input`` text that is not a JSON object counts as an empty object."""
 
     type: Literal["tool_use"]
     id: str
@@ -58,7 +58,7 @@ class ToolUseBlock(MessagesModel):
 
 
 class SearchResultBlock(MessagesModel):
-    """A passage that a search found."""
+    """A passage found by a search."""
 
     type: Literal["search_result"]
     source: str
@@ -68,14 +68,14 @@ class SearchResultBlock(MessagesModel):
 
 
 class ToolReferenceBlock(MessagesModel):
-    """SGLang's own: names a tool whose definition was deferred."""
+    """SGLang's extension: names a tool whose definition was deferred."""
 
     type: Literal["tool_reference"]
     tool_name: str
 
 
 def _tag(value: object) -> str:
-    """The tag of a block: its type, as far as that is known."""
+    """Discriminator of a block: its type if known."""
     return kind if (kind := kind_of(value)) in BLOCKS else "~unknown"
 
 
@@ -91,7 +91,7 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(MessagesModel):
-    """What a call gave. ``is_error`` reaches no chat template."""
+    """The result of a tool call. ``is_error`` is not passed to the chat template."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -100,7 +100,7 @@ class ToolResultBlock(MessagesModel):
 
 
 class ThinkingBlock(MessagesModel):
-    """The model's reasoning. Nobody checks the signature."""
+    """The model's reasoning. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -121,7 +121,7 @@ Content = TextOr[list[Block]]
 
 
 class MessagesTool(MessagesModel):
-    """A tool of the client. ``eager_input_streaming`` and ``input_examples`` reach no engine."""
+    """A tool of the client. ``eager_input_streaming`` and ``input_examples`` are not sent to the engine."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -155,7 +155,7 @@ class ToolChoice(MessagesModel):
 
 
 class Thinking(MessagesModel):
-    """Whether the model is to reason first. The budget cannot be enforced and is not: any will do."""
+    """Whether the model is to reason first. The budget is ignored, because it cannot be enforced."""
 
     type: str
     budget_tokens: object = None
@@ -163,14 +163,14 @@ class Thinking(MessagesModel):
 
 
 class OutputFormat(MessagesModel):
-    """The JSON schema that the answer follows."""
+    """The JSON schema of the answer."""
 
     type: str
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
 class OutputConfig(MessagesModel):
-    """Effort and format of the answer. A task budget is a hint that reaches no engine."""
+    """Effort and format of the answer. A task budget is a hint that is not sent to the engine."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -178,7 +178,7 @@ class OutputConfig(MessagesModel):
 
 
 class MessagesPrompt(MessagesModel):
-    """What a count of tokens and an answer have in common."""
+    """Fields shared by requests for an answer and for a token count."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[InputMessage]
@@ -208,7 +208,7 @@ PromptT = TypeVar("PromptT", bound=MessagesPrompt)
 
 
 def parsed(kind: type[PromptT], body: Fields, unknown: UnknownFieldLog) -> tuple[PromptT, Fields]:
-    """A request for an answer, or for a count, and the fields that are for the engine. Raises ``ProtocolRefused``."""
+    """Parse a request for an answer or a count; also returns the engine's own fields. Raises ``ProtocolRefused``."""
     own, engine_fields = split_engine_fields(body)
     if own.pop("thread", None) is not None:
         raise ProtocolRefused("thread: send the whole conversation, without this field", details=NO_THREADS)
@@ -227,7 +227,7 @@ def _names(tools: list[Any]) -> list[Any]:
 
 
 def _leave_out(own: Fields, unknown: UnknownFieldLog) -> None:
-    """Take out of the fields what a chat has nothing for."""
+    """Remove tools and tool choices that have no equivalent in a chat."""
     given = own.get("tools")
     own["tools"] = unknown.known_tools(given if given is not None else [], TOOL_KINDS)
     choice = own.get("tool_choice")

@@ -1,4 +1,4 @@
-"""A streamed chat as the events of a streamed Messages reply."""
+"""Translate a streamed chat to the events of a streamed Messages reply."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +18,11 @@ from forebay.gateway.dialects.errors import ProtocolRefused, messages_error
 from forebay.gateway.dialects.history import Fields, ReplyMemo
 
 CONTENTS = ("reasoning_content", "content", "tool_calls")
-"""Of a delta."""
+"""Content fields of a delta."""
 
 
 class MessagesStream(TranslatedStream):
-    """``body`` is the Messages request."""
+    """Translates one stream; ``body`` is the Messages request."""
 
     def __init__(self, body: Mapping[str, Any], memo: ReplyMemo) -> None:
         super().__init__(memo)
@@ -50,11 +50,11 @@ class MessagesStream(TranslatedStream):
 
     def fail(self, status: int, body: object) -> list[Fields]:
         self.is_over = True
-        # What was begun is ended first: clients that collect the blocks count on it.
+        # Open blocks are closed first: clients that collect blocks rely on it.
         return [*self._start(), *self._close(), messages_error(status, body)[1]]
 
     def _opening(self, delta: Mapping[str, Any]) -> list[Fields]:
-        # The first chunk of an engine may have a role only, and no counts yet; the beginning has those of the prompt.
+        # An engine's first chunk may have only a role and no counts, but the start event needs the prompt's count.
         is_begun = self._draft.finish_reason or any(delta.get(name) for name in CONTENTS)
         return self._start() if is_begun else []
 
@@ -62,7 +62,7 @@ class MessagesStream(TranslatedStream):
         if self._started:
             return []
         self._started = True
-        # Nothing was sampled yet, whatever the first chunk with counts says; the last event has the number.
+        # Always 0 at the start, whatever the first chunk with counts says; the last event has the number.
         usage = {**usage_fields(self._draft.usage), "output_tokens": 0}
         stop = {"stop_reason": None, "stop_sequence": None}
         model = self._draft.model or str(self._body["model"])

@@ -154,7 +154,7 @@ def ended(begun: Fields, finish_reason: str | None, usage: Mapping[str, Any]) ->
     """A response with what its end decides."""
     status = status_of(finish_reason)
     reason = INCOMPLETE.get(finish_reason or "")
-    failure = f"the engine broke the answer off: {finish_reason or 'no finish reason'}"
+    failure = f"the engine did not finish the answer: {finish_reason or 'no finish reason'}"
     return {
         **begun,
         "status": status,

@@ -184,5 +184,5 @@ async def test_an_answer_that_the_engine_broke_off_is_an_error(front: Front, str
     import anthropic
 
     front(Reply(text="half an", finish_reason="abort"))
-    with pytest.raises(anthropic.APIStatusError, match="broke the answer off: abort"):
+    with pytest.raises(anthropic.APIStatusError, match="did not finish the answer: abort"):
         await say(front, stream=stream, messages=[HELLO])
